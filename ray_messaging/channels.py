@@ -1,0 +1,174 @@
+"""Build and parse channels and Redis keys; no other module writes either down.
+
+A channel is the address that users and foreign Redis clients see:
+
+    exps:{exp_id}:agents:{agent_id}:{subtopic}      an agent's
+    exps:{exp_id}:user-payback                      the user's
+    anything else without control characters        a plain channel
+
+Inside, a channel is an `Address`: the agent's id (None on plain channels) and a topic. A topic is the subtopic of an
+agent's channel, or `:` and the whole name of a plain one; as no subtopic holds a colon, the two never meet.
+"""
+
+import re
+from typing import NamedTuple
+
+from ray_messaging.errors import InvalidAddress
+
+AgentId = int | str
+
+AGENT_CHAT = "agent-chat"
+USER_CHAT = "user-chat"
+USER_SURVEY = "user-survey"
+USER_PAYBACK = "user-payback"
+
+NAME_LENGTH = 200
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+# What a str id or a subtopic must not hold: the separator, Redis's glob characters, and control characters.
+_UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
+_UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
+_GLOB = re.compile(r"[*?\[\]\\]")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class Address(NamedTuple):
+    """Where a message goes: an agent and a subtopic, or a plain channel."""
+
+    agent_id: AgentId | None
+    topic: str
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return `name` if it can name an experiment, a group or a mailbox; raise InvalidAddress otherwise."""
+    if isinstance(name, str) and len(name) <= NAME_LENGTH and _NAME.fullmatch(name):
+        return name
+    raise InvalidAddress(
+        f"{kind} {name!r} cannot be used: write 1 to {NAME_LENGTH} of the characters A-Z a-z 0-9 . _ -", value=name
+    )
+
+
+def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= NAME_LENGTH or unfit.search(text):
+        raise InvalidAddress(
+            f"{kind} {text!r} cannot be used: it must be 1 to {NAME_LENGTH} bytes of UTF-8 without control characters"
+            + (" and without : * ? [ ] \\" if unfit is _UNFIT else ""),
+            value=text,
+        )
+
+
+def check_id(agent_id: object) -> AgentId:
+    """Return an id in its one form: an int64, or a str that spells no integer; raise InvalidAddress otherwise.
+
+    numpy integers become int; a str that spells an integer is that integer, as no channel can tell them apart.
+    """
+    if isinstance(agent_id, str):
+        if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
+            return int(agent_id)
+        _check_text("agent id", agent_id, _UNFIT)
+        return agent_id
+    if not isinstance(agent_id, bool) and hasattr(agent_id, "__index__"):
+        number = agent_id.__index__()
+        if INT64_MIN <= number <= INT64_MAX:
+            return int(number)
+        raise InvalidAddress(f"agent id {agent_id!r} does not fit 64 bits: use a smaller int, or a str", value=agent_id)
+    raise InvalidAddress(
+        f"agent id {agent_id!r} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
+    )
+
+
+def check_subtopic(subtopic: object) -> str:
+    """Return `subtopic` if it can stand in a channel; raise InvalidAddress otherwise."""
+    if not isinstance(subtopic, str):
+        raise InvalidAddress(f"subtopic {subtopic!r} must be a str", value=subtopic)
+    _check_text("subtopic", subtopic, _UNFIT)
+    return subtopic
+
+
+def agent_channel(exp_id: str, agent_id: object, subtopic: str) -> str:
+    """Build an agent's channel."""
+    return f"exps:{exp_id}:agents:{check_id(agent_id)}:{check_subtopic(subtopic)}"
+
+
+def payback_channel(exp_id: str) -> str:
+    """Build the channel on which agents answer the user."""
+    return f"exps:{exp_id}:{USER_PAYBACK}"
+
+
+def is_glob(channel: str) -> bool:
+    """Tell whether a subscription is a Redis pattern rather than one channel."""
+    return _GLOB.search(channel) is not None
+
+
+def parse_channel(exp_id: str, channel: object) -> Address:
+    """Take a channel apart; raise InvalidAddress where it is malformed or of another experiment."""
+    if not isinstance(channel, str):
+        raise InvalidAddress(f"channel {channel!r} must be a str", value=channel)
+    if len(channel) > 3 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
+        raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
+    if is_glob(channel):
+        raise InvalidAddress(
+            f"channel {channel!r} is a pattern: one can subscribe to it, not send to it", value=channel
+        )
+    if not channel.startswith("exps:"):
+        _check_text("channel", channel, _UNFIT_CHANNEL)
+        return Address(None, ":" + channel)
+    _check_experiment(exp_id, channel)
+    rest = channel[len(exp_id) + 6 :]
+    if not rest.startswith("agents:"):
+        return Address(None, ":" + channel)
+    agent_id, _, subtopic = rest[7:].partition(":")
+    return Address(check_id(agent_id), check_subtopic(subtopic))
+
+
+def _check_experiment(exp_id: str, channel: str) -> None:
+    parts = channel.split(":")
+    if parts[1] != exp_id:
+        raise InvalidAddress(
+            f"channel {channel!r} belongs to experiment {parts[1]!r}, this messager to {exp_id!r}: nothing crosses "
+            "experiments, open a messager there",
+            value=channel,
+        )
+    if len(parts) < 3 or (parts[2] == "agents" and len(parts) != 5):
+        raise InvalidAddress(
+            f"channel {channel!r} is malformed: write exps:{exp_id}:agents:<agent id>:<subtopic>", value=channel
+        )
+
+
+def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
+    """Build the channel of an address."""
+    return topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:{agent_id}:{topic}"
+
+
+class Keys:
+    """Build the Redis keys of one experiment; the hash tag keeps them on one primary of a cluster."""
+
+    def __init__(self, exp_id: str) -> None:
+        prefix = f"rm:{{{exp_id}}}:"
+        self.prefix = prefix
+        self.meta = prefix + "meta"
+        self.records = prefix + "records"
+        self.changes = prefix + "changes"
+        self.rules = prefix + "rules"
+        self.dead = prefix + "dead"
+        self.own = prefix + "own"  # Pub/Sub: brackets round what our own script publishes
+
+    def stream(self, mailbox: str) -> str:
+        """Build the key of a mailbox's stream."""
+        return f"{self.prefix}mailbox:{mailbox}"
+
+    def state(self, mailbox: str) -> str:
+        """Build the key of a mailbox's state: reader epoch, cursor, counts, limits."""
+        return f"{self.prefix}state:{mailbox}"
+
+    def lease(self, mailbox: str) -> str:
+        """Build the key that lives as long as a mailbox's messager renews it."""
+        return f"{self.prefix}lease:{mailbox}"
+
+    def sender(self, sender: str) -> str:
+        """Build the key of a sender's epoch and sequence numbers."""
+        return f"{self.prefix}sender:{sender}"

@@ -1,0 +1,1 @@
+"""The Ray side: the embedded server, the actors, and the handles that users hold."""

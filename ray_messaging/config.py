@@ -1,0 +1,75 @@
+"""Settings: where the server is, and the limits of a messager."""
+
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from ray_messaging.errors import ConfigError
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class RedisConfig(BaseModel):
+    """Say where the Redis (or Valkey) server is; the repr never shows the password.
+
+    `timeout` (s) bounds a command; connecting has its own 5 s. A `server` that begins with `/` is a unix socket.
+    """
+
+    server: str
+    port: int = Field(default=6379, ge=0, le=65535)
+    password: str | None = Field(default=None, repr=False)
+    db: int = Field(default=0, ge=0)
+    timeout: float = Field(default=60.0, gt=0)
+    username: str | None = None
+    ssl: bool = False
+    ssl_ca_certs: str | None = None
+
+    @classmethod
+    def from_url(cls, url: str) -> "RedisConfig":
+        """Read redis://, rediss:// or unix:// ([user][:password]@host[:port][/db]); raise ConfigError otherwise."""
+        parts = urlsplit(url)
+        if parts.scheme not in {"redis", "rediss", "unix"}:
+            raise ConfigError(
+                f"cannot read a server's address with scheme {parts.scheme!r}: "
+                "write redis://host:port/db, rediss://host:port/db or unix:///path"
+            )
+        query = dict(pair.partition("=")[::2] for pair in parts.query.split("&") if pair)
+        db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
+        try:
+            return cls(
+                server=unquote(parts.path) if parts.scheme == "unix" else (parts.hostname or "localhost"),
+                port=0 if parts.scheme == "unix" else (parts.port or 6379),
+                password=unquote(parts.password) if parts.password else None,
+                username=unquote(parts.username) if parts.username else None,
+                db=int(db),
+                ssl=parts.scheme == "rediss",
+            )
+        except (ValidationError, ValueError):
+            # The cause would show the password.
+            raise ConfigError(
+                f"cannot read the server's address (scheme {parts.scheme!r}, path {parts.path!r}): "
+                "the port must be 0 to 65535 and the db a number"
+            ) from None
+
+
+class MessagingConfig(BaseModel):
+    """Set the limits of a messager; sizes in messages or bytes, times in seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mailbox_messages: PositiveInt = 1_000_000
+    mailbox_bytes: PositiveInt = 256 * 2**20
+    inbox_messages: PositiveInt = 100_000
+    outbox_messages: PositiveInt = 200_000
+    payload_bytes: PositiveInt = 8 * 2**20
+    frame_rows: PositiveInt = 4096
+    frame_bytes: PositiveInt = 16 * 2**20
+    send_timeout_s: PositiveFloat = 30.0
+    interceptor_timeout_s: PositiveFloat = 30.0
+    lease_s: PositiveFloat = 30.0
+    log_list_messages: int = Field(default=100_000, ge=0)
+    mirror: bool = False
+
+
+OnExisting = Literal["error", "resume", "reset"]

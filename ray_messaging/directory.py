@@ -1,0 +1,211 @@
+"""Who listens where: the records of all mailboxes, and for each message the mailboxes it goes to."""
+
+import fnmatch
+import re
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId, build_channel
+from ray_messaging.errors import FrameError
+from ray_messaging.frames import Batch
+from ray_messaging.ids import INT, STR, Ids
+
+NOBODY = 0  # the route of a channel that no mailbox listens on
+
+
+class Claim(msgspec.Struct, array_like=True):
+    """Some agents and the subtopics on which a mailbox listens for them; ints is int64, little endian."""
+
+    subtopics: tuple[str, ...]
+    ints: bytes
+    strings: tuple[str, ...]
+
+
+class Record(msgspec.Struct, array_like=True):
+    """What one mailbox listens on; append-only, as it is kept in Redis as msgpack."""
+
+    mailbox: str
+    claims: list[Claim]
+    channels: list[str]
+    globs: list[str]
+    exclusive: bool = False
+    frame_rows: int = 4096  # the largest frame this mailbox takes: a quarter of its limits
+    frame_bytes: int = 16 * 2**20
+
+    def agents(self) -> set[AgentId]:
+        """Return the agents it listens for."""
+        found: set[AgentId] = set()
+        for claim in self.claims:
+            found.update(np.frombuffer(claim.ints, "<i8").tolist())
+            found.update(claim.strings)
+        return found
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Record).decode
+
+
+def encode_record(record: Record) -> bytes:
+    """Encode a record for the store."""
+    return _encode(record)
+
+
+def decode_record(data: bytes) -> Record:
+    """Decode a record from the store; raise FrameError."""
+    try:
+        record = _decode(data)
+        for claim in record.claims:
+            np.frombuffer(claim.ints, "<i8")
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
+    return record
+
+
+class _Table:
+    """Map int64 ids to routes: by a dense array where the ids lie close together, else by binary search."""
+
+    def __init__(self, ids: NDArray[np.int64], routes: NDArray[np.int32]) -> None:
+        self.ids, self.routes = ids, routes  # ids ascend
+        self.low = int(self.ids[0])
+        span = int(self.ids[-1]) - self.low + 1
+        self.dense: NDArray[np.int32] | None = None
+        if span <= 8 * len(ids) + 1024:
+            self.dense = np.zeros(span + 1, np.int32)  # the last place answers for all that lie outside
+            self.dense[self.ids - self.low] = self.routes
+
+    def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
+        if self.dense is not None:
+            places = values - self.low
+            outside = len(self.dense) - 1
+            return self.dense[np.where((places >= 0) & (places < outside), places, outside)]
+        places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
+        return np.where(self.ids[places] == values, self.routes[places], NOBODY).astype(np.int32)
+
+
+class Directory:
+    """Answer which mailboxes listen, as of one version of the store's directory.
+
+    A route is an index into `routes`, each a tuple of mailboxes; route 0 is nobody.
+    """
+
+    def __init__(self, exp_id: str) -> None:
+        self.exp_id = exp_id
+        self.version = -1
+        self.records: dict[str, Record] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.routes: list[tuple[str, ...]] = [()]
+        self._route_ids: dict[tuple[str, ...], int] = {(): NOBODY}
+        self._tables: dict[str, _Table | None] = {}
+        self._strings: dict[tuple[str, str], int] = {}
+        self._channels: dict[str, int] = {}
+        self._globs: list[tuple[re.Pattern[str], str]] = []
+
+    def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str]) -> None:
+        """Take over the records that changed; `mailboxes` names all that are there."""
+        self.records.update((record.mailbox, record) for record in changed)
+        there = set(mailboxes)
+        self.records = {name: self.records[name] for name in sorted(self.records) if name in there}
+        self.version = version
+        self._clear()
+        for record in self.records.values():
+            self._globs += [(re.compile(fnmatch.translate(glob)), record.mailbox) for glob in record.globs]
+            for channel in record.channels:
+                self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
+
+    def owner_of(self, agents: set[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
+        """Return an agent that an exclusive mailbox other than `besides` claims, and that mailbox."""
+        for record in self.records.values():
+            if record.exclusive and record.mailbox != besides:
+                taken = agents & record.agents()
+                if taken:
+                    return min(taken, key=str), record.mailbox
+        return None
+
+    def mailboxes(self, route: int) -> tuple[str, ...]:
+        """Return the mailboxes of a route."""
+        return self.routes[route]
+
+    def route(self, batch: Batch) -> NDArray[np.int32]:
+        """Return the route of each message, int32 (n,)."""
+        if self._globs:
+            return self._route_one_by_one(batch)
+        if batch.topic is None:
+            return self._route_topic(batch.topics[0], batch.to_ids)
+        routes = np.zeros(len(batch), np.int32)
+        for number, topic in enumerate(batch.topics):
+            rows = np.flatnonzero(batch.topic == number)
+            if len(rows):
+                routes[rows] = self._route_topic(topic, batch.to_ids.take(rows))
+        return routes
+
+    def _route_topic(self, topic: str, ids: Ids) -> NDArray[np.int32]:
+        if topic[0] == ":":
+            return np.full(len(ids), self._channels.get(topic[1:], NOBODY), np.int32)
+        table = self._table(topic)
+        if table is None:
+            routes = np.zeros(len(ids), np.int32)
+        else:
+            routes = table.look_up(ids.values)
+        if ids.kinds is not None:
+            routes[ids.kinds != INT] = NOBODY
+            names = [self._strings.get((topic, name), NOBODY) for name in ids.strings]
+            rows = np.flatnonzero(ids.kinds == STR)
+            if len(rows):
+                routes[rows] = np.array(names, np.int32)[ids.values[rows]]
+        return routes
+
+    def _table(self, topic: str) -> _Table | None:
+        if topic not in self._tables:
+            self._tables[topic] = self._build_table(topic)
+        return self._tables[topic]
+
+    def _build_table(self, topic: str) -> _Table | None:
+        columns: list[tuple[NDArray[np.int64], str]] = []
+        for record in self.records.values():
+            for claim in record.claims:
+                if topic in claim.subtopics:
+                    columns.append((np.frombuffer(claim.ints, "<i8"), record.mailbox))
+                    for name in claim.strings:
+                        known = self._strings.get((topic, name), NOBODY)
+                        self._strings[topic, name] = self._extend(known, record.mailbox)
+        ids = np.unique(np.concatenate([ids for ids, _ in columns])) if columns else np.zeros(0, np.int64)
+        if not len(ids):
+            return None
+        routes = np.zeros(len(ids), np.int32)
+        for claimed, mailbox in columns:
+            places = np.searchsorted(ids, claimed)
+            found = routes[places]
+            for route in np.unique(found).tolist():
+                routes[places[found == route]] = self._extend(route, mailbox)
+        return _Table(ids, routes)
+
+    def _extend(self, route: int, mailbox: str) -> int:
+        """Return the route that goes to one mailbox more."""
+        if mailbox in self.routes[route]:
+            return route
+        wider = (*self.routes[route], mailbox)
+        if wider not in self._route_ids:
+            self._route_ids[wider] = len(self.routes)
+            self.routes.append(wider)
+        return self._route_ids[wider]
+
+    def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
+        """Route where somebody listens by a pattern: each channel is matched once."""
+        routes = np.zeros(len(batch), np.int32)
+        known: dict[tuple[AgentId | None, str], int] = {}
+        for row, to_id in enumerate(batch.to_ids.tolist()):
+            topic = batch.topic_of(row)
+            if (to_id, topic) not in known:
+                route = int(self._route_topic(topic, Ids.of([to_id]))[0])
+                channel = build_channel(self.exp_id, to_id, topic)
+                for pattern, mailbox in self._globs:
+                    if pattern.match(channel):
+                        route = self._extend(route, mailbox)
+                known[to_id, topic] = route
+            routes[row] = known[to_id, topic]
+        return routes

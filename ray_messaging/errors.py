@@ -1,0 +1,150 @@
+"""The errors of ray_messaging: what went wrong, which value, what to do.
+
+MessagingError
+├── ConfigError                 a setting cannot work; nothing was started
+│   └── ServerRefused           the server refused the password, the user or the db (also a ConnectionFailed)
+├── InvalidAddress              an id, channel, subtopic, group or experiment name that cannot be used
+├── InvalidPayload              a payload that is no JSON object
+├── InvalidColumns              columns of a bulk send that do not fit together
+├── PayloadTooLarge             a payload above the limit
+├── UnknownName                 an experiment, group or agent that does not exist
+├── AlreadyExists               an experiment, group or agent claim that exists already
+├── NotListening                fetching from a messager that does not listen
+├── Closed                      a messager, group or experiment that was closed
+├── Fenced                      somebody newer has taken over this mailbox or this sender's name
+├── FrameError                  bytes that are no valid frame
+├── RuleError                   a rule that cannot be used
+├── TraceError                  a trace file with a broken line
+├── ServerFailed                the embedded server did not start, or died
+└── TransitError                a message's way was cut; carries receipts and message ids
+    ├── ConnectionFailed        the server cannot be reached
+    ├── InterceptorUnavailable  nobody gives verdicts, so nothing may pass
+    ├── MailboxFull             a receiver does not keep up
+    └── OutcomeUnknown          a send that may or may not have happened
+
+Every error carries its facts as attributes, and pickles with them.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray_messaging.receipt import Receipt
+
+
+class MessagingError(Exception):
+    """Be the root of every error this package raises on purpose."""
+
+    def __init__(self, message: str, **facts: Any) -> None:  # noqa: ANN401 - facts are of any type by design
+        super().__init__(message)
+        self.__dict__.update(facts)
+
+
+class ConfigError(MessagingError, ValueError):
+    """A setting cannot work."""
+
+
+class InvalidAddress(MessagingError, ValueError):
+    """An id, channel, subtopic, group or experiment name cannot be used; `value` holds it."""
+
+    value: object
+
+
+class InvalidPayload(MessagingError, TypeError):
+    """A payload is no JSON object."""
+
+
+class PayloadTooLarge(MessagingError, ValueError):
+    """A payload is above the limit; `size` and `limit` in bytes."""
+
+    size: int
+    limit: int
+
+
+class UnknownName(MessagingError, LookupError):
+    """No experiment, group or agent of this name exists; `kind` and `value` say which."""
+
+    kind: str
+    value: object
+
+
+class AlreadyExists(MessagingError, ValueError):
+    """An experiment, a group or an agent's claim exists already; `kind`, `value` and, where known, `owner`."""
+
+    kind: str
+    value: object
+    owner: str | None
+
+
+class NotListening(MessagingError, RuntimeError):
+    """Fetching needs `subscribe_and_start_listening` first."""
+
+
+class Closed(MessagingError, RuntimeError):
+    """The messager, group or experiment was closed."""
+
+
+class Fenced(MessagingError, RuntimeError):
+    """Somebody newer has taken over; `name` holds the mailbox or sender, `epoch` ours."""
+
+    name: str
+    epoch: int
+
+
+class FrameError(MessagingError, ValueError):
+    """Bytes are no valid frame."""
+
+
+class InvalidColumns(MessagingError, ValueError):
+    """Columns of a bulk send do not fit together."""
+
+
+class RuleError(MessagingError, ValueError):
+    """A rule cannot be used; `rule` holds its name."""
+
+    rule: str
+
+
+class TraceError(MessagingError, ValueError):
+    """A trace file has a broken line; `file` and `line` (from 1)."""
+
+    file: str
+    line: int
+
+
+class ServerFailed(MessagingError, RuntimeError):
+    """The embedded server did not start, or died; `log` holds its last lines."""
+
+    log: str
+
+
+class TransitError(MessagingError):
+    """A message's way was cut; `receipts` holds what is known (None where unknown), `message_ids` whose."""
+
+    receipts: "Sequence[Receipt | None] | None" = None
+    message_ids: Sequence[str] = ()
+
+
+class ConnectionFailed(TransitError, ConnectionError):
+    """The server cannot be reached; `host` and `port`."""
+
+    host: str
+    port: int
+
+
+class InterceptorUnavailable(TransitError):
+    """Nobody gave a verdict in time, so nothing passed."""
+
+
+class MailboxFull(TransitError):
+    """A receiver does not keep up; `mailbox` holds its name."""
+
+    mailbox: str
+
+
+class OutcomeUnknown(TransitError):
+    """A send may or may not have happened: the server could not be asked."""
+
+
+class ServerRefused(ConfigError, ConnectionFailed):
+    """The server refused the password, the user name or the db."""

@@ -1,0 +1,261 @@
+"""Turn a batch of messages into bytes and back.
+
+A frame is: b"RM", version u8, spare u8, crc32 u32 of all that follows, header length u32, the header (msgpack array),
+the columns that the header's flags name, one JSON text per line. Little endian throughout. The header only ever grows
+at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before it allocates anything of their size.
+"""
+
+from struct import Struct as Packer
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import FrameError
+from ray_messaging.ids import NONE, STR, Ids
+from ray_messaging.lines import Lines
+
+MAGIC = b"RM"
+VERSION = 1
+FRAME_LIMIT = 256 * 2**20
+_PREFIX = Packer("<2sBxII")
+
+_NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """Say what a frame holds; append-only."""
+
+    sender: str
+    epoch: int
+    first: int
+    rows: int
+    flags: int
+    lines: int  # -1: no payloads (a request for verdicts by ids alone)
+    topics: tuple[str, ...]
+    from_strings: tuple[str, ...]
+    to_strings: tuple[str, ...]
+    step: int | None
+    sent_at: float
+
+
+class Batch:
+    """Hold n messages of one sender as columns.
+
+    Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
+    the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
+    the batch is there for its ids alone, the payload `lines[i]`.
+    """
+
+    __slots__ = (
+        "epoch",
+        "first",
+        "from_ids",
+        "lines",
+        "numbers",
+        "sender",
+        "sent_at",
+        "step",
+        "to_ids",
+        "topic",
+        "topics",
+    )
+
+    def __init__(
+        self,
+        *,
+        sender: str,
+        epoch: int,
+        first: int,
+        from_ids: Ids,
+        to_ids: Ids,
+        topics: tuple[str, ...],
+        topic: NDArray[np.uint16] | None = None,
+        numbers: NDArray[np.uint32] | None = None,
+        step: NDArray[np.int64] | int | None = None,
+        sent_at: NDArray[np.float64] | float = 0.0,
+        lines: Lines | None = None,
+    ) -> None:
+        self.sender = sender
+        self.epoch = epoch
+        self.first = first
+        self.from_ids = from_ids
+        self.to_ids = to_ids
+        self.topics = topics
+        self.topic = topic
+        self.numbers = numbers
+        self.step = step
+        self.sent_at = sent_at
+        self.lines = lines
+
+    def __len__(self) -> int:
+        return len(self.from_ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return decode, (encode(self),)
+
+    def message_id(self, row: int) -> str:
+        """Return the id of one message: sender, the sender's epoch, the message's number."""
+        number = row if self.numbers is None else int(self.numbers[row])
+        return f"{self.sender}-{self.epoch}-{self.first + number}"
+
+    def topic_of(self, row: int) -> str:
+        """Return the topic of one message."""
+        return self.topics[0 if self.topic is None else self.topic[row]]
+
+    def take(self, rows: NDArray[np.intp]) -> "Batch":
+        """Return the batch of some rows, in the order given; the messages keep their numbers."""
+        return Batch(
+            sender=self.sender,
+            epoch=self.epoch,
+            first=self.first,
+            from_ids=self.from_ids.take(rows),
+            to_ids=self.to_ids.take(rows),
+            topics=self.topics,
+            topic=None if self.topic is None else self.topic[rows],
+            numbers=rows.astype(np.uint32) if self.numbers is None else self.numbers[rows],
+            step=self.step[rows] if isinstance(self.step, np.ndarray) else self.step,
+            sent_at=self.sent_at[rows] if isinstance(self.sent_at, np.ndarray) else self.sent_at,
+            lines=None if self.lines is None else self.lines.take(rows),
+        )
+
+
+def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
+    """Encode a batch; the same batch always gives the same bytes."""
+    lines = batch.lines if with_payload else None
+    columns: list[Any] = [batch.from_ids.values, batch.to_ids.values]
+    optional = (
+        (_NUMBERS, batch.numbers),
+        (_FROM_KINDS, batch.from_ids.kinds),
+        (_TO_KINDS, batch.to_ids.kinds),
+        (_TOPIC, batch.topic),
+        (_STEPS, batch.step if isinstance(batch.step, np.ndarray) else None),
+        (_TIMES, batch.sent_at if isinstance(batch.sent_at, np.ndarray) else None),
+        (_INDEX, None if lines is None else lines.index),
+        (_LENGTHS, np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None),
+    )
+    flags = 0
+    for flag, column in optional:
+        if column is not None:
+            flags |= flag
+            columns.append(column)
+    header = msgspec.msgpack.encode(
+        Header(
+            batch.sender,
+            batch.epoch,
+            batch.first,
+            len(batch),
+            flags,
+            -1 if lines is None else lines.count,
+            batch.topics,
+            batch.from_ids.strings,
+            batch.to_ids.strings,
+            None if isinstance(batch.step, np.ndarray) else batch.step,
+            0.0 if isinstance(batch.sent_at, np.ndarray) else batch.sent_at,
+        )
+    )
+    parts = [header, *(np.ascontiguousarray(column).data for column in columns)]
+    if lines is not None:
+        parts.append(lines.blob)
+    checksum = 0
+    for part in parts:
+        checksum = crc32(part, checksum)
+    return b"".join((_PREFIX.pack(MAGIC, VERSION, checksum, len(header)), *parts))
+
+
+_read_header = msgspec.msgpack.Decoder(Header).decode
+
+
+def _check(ok: object, what: str) -> None:
+    if not ok:
+        raise FrameError(f"this is no valid frame: {what}; drop it, and look at who writes into this mailbox")
+
+
+class _Reader:
+    """Cut columns off a frame's body, never past its end."""
+
+    def __init__(self, body: memoryview, rows: int, flags: int) -> None:
+        self.body = body
+        self.rows = rows
+        self.flags = flags
+        self.at = 0
+
+    def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
+        end = self.at + (self.rows if rows is None else rows) * np.dtype(dtype).itemsize
+        _check(end <= len(self.body), "it ends within a column")
+        column = np.frombuffer(self.body[self.at : end], dtype)
+        self.at = end
+        return column
+
+    def optional(self, flag: int, dtype: Any) -> Any:  # noqa: ANN401 - numpy's dtype and array
+        return self.column(dtype) if self.flags & flag else None
+
+
+def decode(frame: bytes) -> Batch:
+    """Decode a frame; the columns are views of its bytes. Raises FrameError."""
+    _check(_PREFIX.size <= len(frame) <= FRAME_LIMIT, f"{len(frame)} bytes is no size of a frame")
+    magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
+    _check(magic == MAGIC, "it does not begin with RM")
+    _check(version == VERSION, f"it has version {version}, this library reads {VERSION}")
+    view = memoryview(frame)[_PREFIX.size :]
+    _check(crc32(view) == checksum, "its checksum does not match")
+    _check(header_length <= len(view), "its header is longer than itself")
+    try:
+        header = _read_header(view[:header_length])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FrameError(f"this is no valid frame: its header cannot be read ({error})") from error
+    _check(0 <= header.rows <= len(view), "its count of rows is impossible")
+    _check(header.topics and all(header.topics), "it names no topic")
+    _check(0 <= header.first < 2**62 and 0 <= header.epoch < 2**62, "its numbers are impossible")
+    return _decode_columns(header, _Reader(view[header_length:], header.rows, header.flags))
+
+
+def _decode_columns(header: Header, reader: _Reader) -> Batch:
+    from_values, to_values = reader.column("<i8"), reader.column("<i8")
+    numbers = reader.optional(_NUMBERS, "<u4")
+    from_ids = _ids(from_values, reader.optional(_FROM_KINDS, "u1"), header.from_strings)
+    to_ids = _ids(to_values, reader.optional(_TO_KINDS, "u1"), header.to_strings)
+    topic = reader.optional(_TOPIC, "<u2")
+    _check(topic is None or not len(topic) or int(topic.max()) < len(header.topics), "it uses a topic it does not name")
+    steps = reader.optional(_STEPS, "<i8")
+    times = reader.optional(_TIMES, "<f8")
+    index = reader.optional(_INDEX, "<u4")
+    lines = _lines(header, reader, index)
+    return Batch(
+        sender=header.sender,
+        epoch=header.epoch,
+        first=header.first,
+        from_ids=from_ids,
+        to_ids=to_ids,
+        topics=header.topics,
+        topic=topic,
+        numbers=numbers,
+        step=header.step if steps is None else steps,
+        sent_at=header.sent_at if times is None else times,
+        lines=lines,
+    )
+
+
+def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) -> Lines | None:
+    if header.lines < 0:
+        _check(index is None and reader.at == len(reader.body), "it holds payloads it does not announce")
+        return None
+    if header.flags & _LENGTHS:
+        lengths = reader.column("<u4", header.lines)
+        _check(int(lengths.sum(dtype=np.int64)) == len(reader.body) - reader.at, "its payloads have another length")
+        lines = Lines.cut(bytes(reader.body[reader.at :]), lengths.tolist(), index)
+    else:
+        lines = Lines(bytes(reader.body[reader.at :]), header.lines, index)
+    _check(lines.whole(header.rows), "its payloads do not match its rows")
+    return lines
+
+
+def _ids(values: NDArray[np.int64], kinds: NDArray[np.uint8] | None, strings: tuple[str, ...]) -> Ids:
+    if kinds is not None and len(kinds):
+        _check(int(kinds.max()) <= NONE, "it uses an unknown kind of id")
+        indices = values[kinds == STR]
+        if len(indices):
+            _check(int(indices.min()) >= 0 and int(indices.max()) < len(strings), "it uses an id it does not name")
+    return Ids(values, kinds, strings)

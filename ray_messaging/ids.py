@@ -1,0 +1,101 @@
+"""A column of ids: int64 values, with kinds and a string table only where some are no int."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId, check_id
+from ray_messaging.errors import InvalidAddress
+
+INT, STR, NONE = 0, 1, 2
+
+
+class Ids:
+    """Hold n ids; `values` int64 (n,), `kinds` uint8 (n,) or None when all are ints, `strings` the table of str ids.
+
+    Where kinds is STR, the value is an index into `strings`; where it is NONE, the id is None (the user).
+    """
+
+    __slots__ = ("_objects", "kinds", "strings", "values")
+
+    def __init__(
+        self, values: NDArray[np.int64], kinds: NDArray[np.uint8] | None = None, strings: tuple[str, ...] = ()
+    ) -> None:
+        self.values = values
+        self.kinds = kinds
+        self.strings = strings
+        self._objects: list[AgentId | None] | None = None
+
+    @classmethod
+    def of(cls, ids: Sequence[AgentId | None]) -> "Ids":
+        """Build a column from ids in their one form (see `channels.check_id`)."""
+        try:
+            # array is stricter than numpy, which would read the str "007" as 7, and as fast.
+            return cls(np.frombuffer(array("q", ids), np.int64))  # type: ignore[arg-type]
+        except TypeError:
+            return cls._of_mixed(ids)
+
+    @classmethod
+    def _of_mixed(cls, ids: Sequence[AgentId | None]) -> "Ids":
+        table: dict[str, int] = {}
+        values = np.zeros(len(ids), np.int64)
+        kinds = np.zeros(len(ids), np.uint8)
+        for row, agent_id in enumerate(ids):
+            if agent_id is None:
+                kinds[row] = NONE
+            elif isinstance(agent_id, str):
+                kinds[row] = STR
+                values[row] = table.setdefault(agent_id, len(table))
+            else:
+                values[row] = agent_id
+        return cls(values, kinds, tuple(table))
+
+    @classmethod
+    def checked(cls, ids: object, *, none: bool = False) -> "Ids":
+        """Build a column from whatever a user passed; raise InvalidAddress naming the first bad id.
+
+        Args: ids is a numpy integer array or any iterable of ids; None is allowed where `none` says so.
+        """
+        if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
+            return cls(ids.astype(np.int64, copy=True))
+        if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
+            raise InvalidAddress(f"ids must be an array or a list of ids, not {ids!r}", value=ids)
+        return cls.of([None if none and agent_id is None else check_id(agent_id) for agent_id in ids])
+
+    @classmethod
+    def constant(cls, agent_id: AgentId | None, rows: int) -> "Ids":
+        """Build a column that holds one id throughout."""
+        if isinstance(agent_id, int):
+            return cls(np.full(rows, agent_id, np.int64))
+        kind = NONE if agent_id is None else STR
+        return cls(np.zeros(rows, np.int64), np.full(rows, kind, np.uint8), () if agent_id is None else (agent_id,))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: Any) -> "Ids":  # noqa: ANN401 - a slice, a mask or an index array
+        """Return the column of some rows (a slice, a mask or an index array)."""
+        kinds = None if self.kinds is None else self.kinds[rows]
+        return Ids(self.values[rows], kinds, self.strings)
+
+    def tolist(self) -> list[AgentId | None]:
+        """Return the ids as Python objects; the list is kept, so do not change it."""
+        if self._objects is None:
+            objects: list[Any] = self.values.tolist()
+            if self.kinds is not None:
+                for row in np.flatnonzero(self.kinds).tolist():
+                    objects[row] = self.strings[objects[row]] if self.kinds[row] == STR else None
+            self._objects = objects
+        return self._objects
+
+    def __getitem__(self, row: int) -> AgentId | None:
+        if self.kinds is None:
+            return int(self.values[row])
+        return self.tolist()[row]
+
+    def to_numpy(self) -> NDArray[Any]:
+        """Return int64 where all ids are ints, else an object array."""
+        return self.values if self.kinds is None else np.array(self.tolist(), dtype=object)

@@ -1,0 +1,1 @@
+"""Verdicts: the rules, the interceptor that applies them, and the way a messager asks it."""

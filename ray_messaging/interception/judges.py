@@ -1,0 +1,176 @@
+"""The ways to ask an interceptor: in this process, over its lane, by Ray call, or somebody else's actor by `forward`.
+
+Handles of Ray actors are used as they are, so that nothing here imports Ray.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from ray_messaging.errors import ConfigError, InterceptorUnavailable
+from ray_messaging.frames import Batch, encode
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.lane import LaneAddress, LaneClient
+from ray_messaging.interception.verdicts import FOREIGN, Blocked, Judge, Verdicts, decode_verdicts
+from ray_messaging.message import Message
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+# What a Ray handle raises when its actor will not come back; by name, as Ray is not imported here.
+_GONE = {"ActorDiedError"}
+
+
+def judge_for(interceptor: object, timeout_s: float) -> Judge:
+    """Choose the way to ask an interceptor: ours in this process, ours on Ray, or any actor that answers `forward`."""
+    if isinstance(interceptor, Interceptor):
+        return LocalJudge(interceptor)
+    if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
+        return RemoteJudge(interceptor, timeout_s)
+    if hasattr(interceptor, "forward"):
+        return ForeignJudge(interceptor, timeout_s)
+    raise ConfigError(
+        f"{interceptor!r} cannot intercept messages: pass messaging.interceptor, or a Ray actor that answers "
+        "forward(from_id, to_id, msg) -> bool"
+    )
+
+
+class PassAll:
+    """Let everything pass: no interceptor was set."""
+
+    way = "none"
+
+    async def judge(self, batch: Batch) -> Verdicts:  # noqa: ARG002 - a Judge's
+        """Block nothing."""
+        return Verdicts(FOREIGN)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class _Asking:
+    """Encode a batch by what the rules want, and ask again with payloads where they want those, too."""
+
+    def __init__(self) -> None:
+        self._with_payload = False
+
+    async def judge(self, batch: Batch) -> Verdicts:
+        verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=self._with_payload)))
+        if not verdicts.judged:
+            verdicts = decode_verdicts(await self._ask(encode(batch)))
+        self._with_payload = verdicts.wants_payload
+        return verdicts
+
+    async def _ask(self, request: bytes) -> bytes:
+        raise NotImplementedError
+
+
+class LocalJudge(_Asking):
+    """Ask an interceptor in this process."""
+
+    way = "local"
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        super().__init__()
+        self._interceptor = interceptor
+
+    async def _ask(self, request: bytes) -> bytes:
+        return self._interceptor.answer(request)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def _persist(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) -> bytes:
+    """Repeat an attempt until it succeeds or the time is up; raise InterceptorUnavailable."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await attempt()
+        except Exception as error:
+            last = loop.time() + pause > deadline or type(error).__name__ in _GONE
+            if last:
+                raise InterceptorUnavailable(
+                    f"the interceptor gave no verdict within {timeout_s:g} s ({type(error).__name__}: {error}), so "
+                    "nothing was sent: look at its actor, then send again"
+                ) from error
+            logger.info("the interceptor does not answer (%s), asking again", type(error).__name__)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+class RemoteJudge(_Asking):
+    """Ask our interceptor actor: over its lane, or by Ray call where the lane cannot be opened."""
+
+    def __init__(self, handle: Any, timeout_s: float) -> None:  # noqa: ANN401 - a Ray actor handle
+        super().__init__()
+        self._handle = handle
+        self._timeout_s = timeout_s
+        self._lane: LaneClient | None = None
+        self.way = "lane"
+
+    async def _ask(self, request: bytes) -> bytes:
+        lane = self._lane
+        if lane is not None:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await lane.ask(request)
+            except OSError:  # TimeoutError is one, too
+                await self.close()
+        return await _persist(lambda: self._ask_anew(request), self._timeout_s)
+
+    async def _ask_anew(self, request: bytes) -> bytes:
+        """Open the lane where the actor serves it now, and ask; by Ray call where it cannot be opened."""
+        address = LaneAddress(*await self._handle.lane.remote())
+        try:
+            self._lane = await LaneClient.open(address)
+        except OSError as error:
+            if self.way == "lane":
+                logger.warning("cannot open the verdict lane at %r (%s): asking by Ray calls, slower", address, error)
+            self.way = "ray"
+            return bytes(await self._handle.forward_batch.remote(request))
+        self.way = "lane"
+        return await self._lane.ask(request)
+
+    async def close(self) -> None:
+        """Drop the lane."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.close()
+
+
+class ForeignJudge:
+    """Ask a user's own actor, one `forward` per message, where both ids are given: as AgentSociety does."""
+
+    way = "forward"
+
+    def __init__(self, handle: Any, timeout_s: float) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._handle = handle
+        self._timeout_s = timeout_s
+
+    async def judge(self, batch: Batch) -> Verdicts:
+        """Ask for each message; what `forward` refuses is blocked."""
+        from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
+        rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
+        answers = []
+        for row in rows:  # one after the other: the actor may count, and Ray's async actors keep no order
+            answers.append(await _persist(lambda row=row: self._forward(batch, row), self._timeout_s))  # type: ignore[misc]
+        refused = [row for row, passed in zip(rows, answers, strict=True) if not passed]
+        if not refused:
+            return Verdicts(FOREIGN)
+        blocked = Blocked("forward", "the interceptor refused it", np.array(refused, "<u4").tobytes())
+        return Verdicts(FOREIGN, blocked=(blocked,))
+
+    async def _forward(self, batch: Batch, row: int) -> bytes:
+        payload = Message("", batch, row).payload
+        passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], payload)
+        return b"1" if passed else b""
+
+    async def close(self) -> None:
+        """Do nothing."""

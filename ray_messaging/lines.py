@@ -1,0 +1,138 @@
+"""Payloads as JSON texts, one per line: compact JSON holds no newline, so that no lengths need be kept."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import InvalidPayload, PayloadTooLarge
+
+# One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
+_encoder = msgspec.json.Encoder()
+_encode = _encoder.encode
+
+
+def encode_payload(payload: object, limit_bytes: int) -> bytes:
+    """Encode one payload, a dict; raise InvalidPayload or PayloadTooLarge."""
+    if not isinstance(payload, dict):
+        raise InvalidPayload(
+            f"a payload must be a dict, this is a {type(payload).__name__}: wrap it, as in {{'content': ...}}"
+        )
+    try:
+        line = _encode(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
+        raise InvalidPayload(
+            f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
+        ) from error
+    if len(line) > limit_bytes:
+        raise too_large(len(line), limit_bytes)
+    return line
+
+
+def too_large(size: int, limit: int) -> PayloadTooLarge:
+    """Build the error for a payload above the limit."""
+    return PayloadTooLarge(
+        f"this payload takes {size:,} bytes, the limit is {limit:,}: send a reference to the data instead, "
+        "or raise MessagingConfig.payload_bytes",
+        size=size,
+        limit=limit,
+    )
+
+
+class Lines:
+    """Hold the payloads of a batch: `count` lines, and for each row its line (`index` uint32; None: its own).
+
+    The lines are kept as one blob, each ended by a newline, or as a list of bytes without; each is made from the other
+    when it is asked for.
+    """
+
+    __slots__ = ("_blob", "_list", "count", "index", "raw")
+
+    def __init__(self, blob: bytes, count: int, index: NDArray[np.uint32] | None = None) -> None:
+        self._blob: bytes | None = blob
+        self._list: list[bytes] | None = None
+        self.count = count
+        self.index = index
+        self.raw = False
+
+    @classmethod
+    def of(cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False) -> "Lines":
+        """Build from one encoded payload per line; `raw` lines are foreign clients' and may hold newlines."""
+        made = cls.__new__(cls)
+        made._blob, made._list, made.count, made.index, made.raw = None, lines, len(lines), index, raw
+        return made
+
+    @classmethod
+    def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "Lines":
+        """Take raw lines out of a blob that holds them without separators."""
+        ends = np.cumsum(np.asarray(lengths, np.int64)).tolist()
+        return cls.of([blob[end - length : end] for end, length in zip(ends, lengths, strict=True)], index, raw=True)
+
+    @classmethod
+    def encode(cls, payloads: Sequence[object], limit_bytes: int) -> "Lines":
+        """Encode a payload per row in one pass; raise InvalidPayload or PayloadTooLarge naming the row."""
+        if set(map(type, payloads)) <= {dict}:
+            try:
+                blob = _encoder.encode_lines(payloads)
+            except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
+                pass  # found again below, with its row
+            else:
+                made = cls(blob, len(payloads))
+                # Only a blob of that size can hold a payload above the limit.
+                if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
+                    return made
+        return cls.of([_encode_row(row, payload, limit_bytes) for row, payload in enumerate(payloads)])
+
+    @property
+    def blob(self) -> bytes:
+        """Return all lines, each with its newline (raw ones without)."""
+        if self._blob is None:
+            assert self._list is not None
+            self._blob = b"".join(self._list) if self.raw else b"\n".join([*self._list, b""])
+        return self._blob
+
+    @property
+    def list(self) -> "list[bytes]":
+        """Return the lines, without newlines."""
+        if self._list is None:
+            assert self._blob is not None
+            self._list = self._blob.split(b"\n")[:-1]
+        return self._list
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the lines in bytes, without making the blob."""
+        return len(self._blob) if self._blob is not None else sum(map(len, self._list or ())) + self.count
+
+    def row(self, row: int) -> bytes:
+        """Return the payload of a row."""
+        return self.list[row if self.index is None else self.index[row]]
+
+    def take(self, rows: NDArray[np.intp]) -> "Lines":
+        """Return the payloads of some rows; a line that several rows share stays one line."""
+        lines = self.list
+        if self.index is None:
+            return Lines.of([lines[row] for row in rows.tolist()], raw=self.raw)
+        used, index = np.unique(self.index[rows], return_inverse=True)
+        return Lines.of([lines[line] for line in used.tolist()], index.astype(np.uint32), raw=self.raw)
+
+    def whole(self, rows: int) -> bool:
+        """Tell whether a blob read from outside holds what it says: a line for each of `rows` rows."""
+        blob = self.blob
+        if not self.raw and self._unlike(blob):
+            return False
+        if self.index is None:
+            return self.count == rows
+        return not rows or int(self.index.max()) < self.count
+
+    def _unlike(self, blob: bytes) -> bool:
+        return blob.count(b"\n") != self.count or (bool(blob) and not blob.endswith(b"\n"))
+
+
+def _encode_row(row: int, payload: object, limit_bytes: int) -> bytes:
+    try:
+        return encode_payload(payload, limit_bytes)
+    except (InvalidPayload, PayloadTooLarge) as error:
+        error.args = (f"row {row}: {error}",)
+        raise

@@ -1,0 +1,57 @@
+"""The messager's own log: batches as they were settled, rows when somebody asks."""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from ray_messaging.channels import build_channel
+from ray_messaging.frames import Batch
+from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome, Receipt
+
+
+class LocalLog:
+    """Keep the latest sends, up to `limit` messages; the oldest batches go first, and are counted."""
+
+    def __init__(self, exp_id: str, limit: int) -> None:
+        self.dropped = 0
+        self._exp_id = exp_id
+        self._limit = limit
+        self._size = 0
+        self._batches: deque[tuple[Batch, Outcome]] = deque()
+
+    def add(self, batch: Batch, outcome: Outcome) -> None:
+        """Keep a settled batch."""
+        self._batches.append((batch, outcome))
+        self._size += len(batch)
+        while self._size > self._limit:
+            oldest, _ = self._batches.popleft()
+            self._size -= len(oldest)
+            self.dropped += len(oldest)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._batches.clear()
+        self._size = 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Build a dict per send, the oldest first."""
+        return [self._row(batch, outcome, row) for batch, outcome in self._batches for row in range(len(batch))]
+
+    def _row(self, batch: Batch, outcome: Outcome, row: int) -> dict[str, Any]:
+        lines, times = batch.lines, batch.sent_at
+        to_id, fate = batch.to_ids[row], int(outcome.fates[row])
+        receipt = Receipt(outcome, row)
+        return {
+            "channel": build_channel(self._exp_id, to_id, batch.topic_of(row)),
+            "payload": None if lines is None else msgspec.json.decode(lines.row(row)),
+            "from_id": batch.from_ids[row],
+            "to_id": to_id,
+            "start_time": times if isinstance(times, float) else float(times[row]),
+            "consumption": outcome.consumption(row),
+            "sent": fate <= PUBLISHED,
+            "fate": None if fate == UNKNOWN else receipt.fate,
+            "rule": receipt.rule,
+            "reason": receipt.reason,
+            "message_id": receipt.message_id,
+        }

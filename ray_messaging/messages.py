@@ -1,0 +1,120 @@
+"""A fetched batch: a sequence of messages over frames, taken apart when it is looked at."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.frames import Batch
+from ray_messaging.message import Message
+from ray_messaging.tables import data_frame
+
+
+class Slice(NamedTuple):
+    """Some rows of one frame, `low` to `high`."""
+
+    batch: Batch
+    low: int
+    high: int
+    pattern: bytes | None = None
+
+
+class Messages(Sequence[Message]):
+    """Be a batch of received messages, in the order they came; columns as numpy arrays, an item when looked at."""
+
+    __slots__ = ("_ends", "_exp_id", "_slices")
+
+    def __init__(self, exp_id: str, slices: Sequence[Slice]) -> None:
+        self._exp_id = exp_id
+        self._slices = list(slices)
+        self._ends = np.cumsum([part.high - part.low for part in self._slices]) if slices else np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(f"message {index} of {len(self)}")
+        at = int(np.searchsorted(self._ends, row, side="right"))
+        part = self._slices[at]
+        return Message(self._exp_id, part.batch, row - int(self._ends[at]) + part.high, part.pattern)
+
+    def __iter__(self) -> Iterator[Message]:
+        for batch, low, high, pattern in self._slices:
+            for row in range(low, high):
+                yield Message(self._exp_id, batch, row, pattern)
+
+    @property
+    def from_ids(self) -> NDArray[Any]:
+        """Return the senders: int64 (n,), or object where some are str or None."""
+        return _joined([part.batch.from_ids.take(slice(part.low, part.high)).to_numpy() for part in self._slices])
+
+    @property
+    def to_ids(self) -> NDArray[Any]:
+        """Return the recipients: int64 (n,), or object where some are str or None."""
+        return _joined([part.batch.to_ids.take(slice(part.low, part.high)).to_numpy() for part in self._slices])
+
+    @property
+    def sent_at(self) -> NDArray[np.float64]:
+        """Return when they were sent, float64 (n,), unix seconds."""
+        return np.array(_joined([_column(part, part.batch.sent_at) for part in self._slices]), np.float64)
+
+    @property
+    def steps(self) -> NDArray[Any]:
+        """Return their senders' simulation steps: int64 (n,), or object where some have none."""
+        return _joined([_column(part, part.batch.step) for part in self._slices])
+
+    @property
+    def payloads(self) -> list[Any]:
+        """Return the payloads, decoded; raise FrameError where a foreign client sent no JSON."""
+        return [message.payload for message in self]
+
+    @property
+    def data(self) -> list[bytes]:
+        """Return the payloads as they travelled."""
+        found: list[bytes] = []
+        for part in self._slices:
+            lines = part.batch.lines
+            if lines is not None and lines.index is None:
+                found += lines.list[part.low : part.high]
+            elif lines is not None:
+                found += [lines.row(row) for row in range(part.low, part.high)]
+        return found
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return a pandas.DataFrame of id, channel, from_id, to_id, step, sent_at (unix s), payload."""
+        return data_frame(
+            {
+                "id": [message.id for message in self],
+                "channel": [message.channel for message in self],
+                "from_id": self.from_ids,
+                "to_id": self.to_ids,
+                "step": self.steps,
+                "sent_at": self.sent_at,
+                "payload": self.payloads,
+            }
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Messages, (self._exp_id, self._slices)
+
+    def __repr__(self) -> str:
+        return f"Messages({len(self):,} messages)"
+
+
+def _column(part: Slice, values: Any) -> NDArray[Any]:  # noqa: ANN401 - a column, or one value for all
+    if isinstance(values, np.ndarray):
+        return values[part.low : part.high]
+    return np.full(part.high - part.low, values, None if values is not None else object)
+
+
+def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(columns) if columns else np.zeros(0, np.int64)

@@ -1,0 +1,183 @@
+"""What became of sends: an outcome per batch, and receipts as views of it."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ray_messaging.frames import Batch
+
+Fate = Literal["delivered", "published", "undeliverable", "blocked"]
+FATES: tuple[Fate, ...] = ("delivered", "published", "undeliverable", "blocked")
+DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(5)
+
+
+class Outcome:
+    """Hold what became of one batch: a fate for each row (uint8, UNKNOWN until then), and who blocked what and why."""
+
+    __slots__ = ("_numbers", "blocks", "done_at", "epoch", "fates", "first", "sender", "sent_at")
+
+    def __init__(self, batch: "Batch") -> None:
+        self.sender = batch.sender
+        self.epoch = batch.epoch
+        self.first = batch.first
+        self._numbers = batch.numbers
+        self.sent_at = batch.sent_at
+        self.fates = np.full(len(batch), UNKNOWN, np.uint8)
+        self.blocks: dict[int, tuple[str, str]] = {}
+        self.done_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self.fates)
+
+    def message_id(self, row: int) -> str:
+        """Return the id of one message."""
+        number = row if self._numbers is None else int(self._numbers[row])
+        return f"{self.sender}-{self.epoch}-{self.first + number}"
+
+    def consumption(self, row: int) -> float:
+        """Return how long one send took, in seconds."""
+        sent_at = self.sent_at
+        return max(0.0, self.done_at - (sent_at if isinstance(sent_at, float) else float(sent_at[row])))
+
+
+_NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"
+
+
+class Receipt:
+    """Say what became of one send: `fate` is delivered, published, undeliverable or blocked; true when it was sent."""
+
+    __slots__ = ("_outcome", "_row")
+
+    def __init__(self, outcome: Outcome, row: int) -> None:
+        self._outcome = outcome
+        self._row = row
+
+    @property
+    def message_id(self) -> str:
+        """Return the message's id."""
+        return self._outcome.message_id(self._row)
+
+    @property
+    def fate(self) -> Fate:
+        """Return what became of it."""
+        return FATES[self._outcome.fates[self._row]]
+
+    @property
+    def rule(self) -> str | None:
+        """Return the name of the rule that blocked it, if one did."""
+        return self._outcome.blocks.get(self._row, (None, None))[0]
+
+    @property
+    def reason(self) -> str | None:
+        """Return why it was blocked or could not be delivered."""
+        if self._outcome.fates[self._row] == UNDELIVERABLE:
+            return _NO_LISTENER
+        return self._outcome.blocks.get(self._row, (None, None))[1]
+
+    @property
+    def consumption(self) -> float:
+        """Return how long the send took, in seconds."""
+        return self._outcome.consumption(self._row)
+
+    @property
+    def sent(self) -> bool:
+        """Tell whether somebody has it: delivered or published."""
+        return bool(self._outcome.fates[self._row] <= PUBLISHED)
+
+    def __bool__(self) -> bool:
+        return self.sent
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Receipt, (self._outcome, self._row)
+
+    def __repr__(self) -> str:
+        why = f", rule={self.rule!r}, reason={self.reason!r}" if self.rule else ""
+        return f"Receipt({self.message_id!r}, {self.fate!r}{why})"
+
+
+class Receipts(Sequence[Receipt]):
+    """Be the receipts of a bulk send, in its order; one is built when it is looked at."""
+
+    __slots__ = ("_ends", "parts")
+
+    def __init__(self, parts: Sequence[tuple[Outcome, int, int]]) -> None:
+        self.parts = list(parts)
+        self._ends = np.cumsum([high - low for _, low, high in self.parts]) if self.parts else np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(f"receipt {index} of {len(self)}")
+        part = int(np.searchsorted(self._ends, row, side="right"))
+        outcome, low, high = self.parts[part]
+        return Receipt(outcome, row - int(self._ends[part]) + high)
+
+    def __iter__(self) -> Iterator[Receipt]:
+        return (Receipt(outcome, row) for outcome, low, high in self.parts for row in range(low, high))
+
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """Return the fates as uint8 (n,): indices into `receipt.FATES`."""
+        if not self.parts:
+            return np.zeros(0, np.uint8)
+        return np.concatenate([outcome.fates[low:high] for outcome, low, high in self.parts])
+
+    @property
+    def fates(self) -> NDArray[np.str_]:
+        """Return the fates as str (n,)."""
+        return np.array([*FATES, "unknown"])[self.codes]
+
+    @property
+    def message_ids(self) -> list[str]:
+        """Return the messages' ids."""
+        return [outcome.message_id(row) for outcome, low, high in self.parts for row in range(low, high)]
+
+    @property
+    def sent(self) -> NDArray[np.bool_]:
+        """Tell of each whether somebody has it, bool (n,)."""
+        return self.codes <= PUBLISHED
+
+    def counts(self) -> dict[str, int]:
+        """Count the sends by fate; every fate is there, `unknown` only where there are some."""
+        found = np.bincount(self.codes, minlength=5).tolist()
+        counts: dict[str, int] = dict(zip(FATES, found, strict=False))
+        return counts | ({"unknown": found[UNKNOWN]} if found[UNKNOWN] else {})
+
+    def blocked_by(self) -> Counter[str]:
+        """Count the blocked sends by rule."""
+        return Counter(
+            rule for outcome, low, high in self.parts for row, (rule, _) in outcome.blocks.items() if low <= row < high
+        )
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return a pandas.DataFrame of message_id, fate, rule, reason, consumption (s)."""
+        from ray_messaging.tables import data_frame  # noqa: PLC0415 - pandas is optional
+
+        return data_frame(
+            {
+                "message_id": self.message_ids,
+                "fate": self.fates,
+                "rule": [receipt.rule for receipt in self],
+                "reason": [receipt.reason for receipt in self],
+                "consumption": [receipt.consumption for receipt in self],
+            }
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Receipts, (self.parts,)
+
+    def __repr__(self) -> str:
+        return f"Receipts({', '.join(f'{count:,} {fate}' for fate, count in self.counts().items() if count) or 'none'})"

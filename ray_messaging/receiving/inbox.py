@@ -1,0 +1,92 @@
+"""The inbox: a bounded buffer of frames between the reader and those who fetch."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ray_messaging.frames import Batch
+from ray_messaging.messages import Slice
+from ray_messaging.transports.base import Cursor
+
+
+class Handled(NamedTuple):
+    """What can be committed: the cursor behind it (None: nothing of the mailbox), messages, bytes of whole frames."""
+
+    cursor: Cursor | None = None
+    messages: int = 0
+    nbytes: int = 0
+
+    def plus(self, later: "Handled") -> "Handled":
+        """Return both, `later` being behind."""
+        return Handled(later.cursor or self.cursor, self.messages + later.messages, self.nbytes + later.nbytes)
+
+
+NOTHING = Handled()
+
+
+@dataclass(slots=True)
+class Piece:
+    """A frame in the inbox; `entry` is its place in the mailbox, None for what a foreign client published."""
+
+    entry: str | None
+    batch: Batch | None  # None: it could not be read, and only the cursor must pass it
+    low: int
+    high: int
+    nbytes: int
+    pattern: bytes | None = None
+
+
+class Inbox:
+    """Buffer frames up to a limit in messages; they are taken apart by those who fetch."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+        self._pieces: deque[Piece] = deque()
+        self._arrived = asyncio.Event()
+        self._emptied = asyncio.Event()
+
+    def put(self, piece: Piece) -> None:
+        """Add a frame."""
+        self._pieces.append(piece)
+        self.size += piece.high - piece.low
+        self._arrived.set()
+
+    def wake(self) -> None:
+        """Wake those who wait for a message: the reader has something to say."""
+        self._arrived.set()
+
+    async def arrival(self) -> None:
+        """Wait until something is there, or the reader has something to say."""
+        await self._arrived.wait()
+
+    async def room(self, rows: int) -> None:
+        """Wait until so many messages fit."""
+        while self.size and self.size + rows > self.limit:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def take(self, limit: int | None) -> tuple[list[Slice], Handled]:
+        """Take up to `limit` messages out, and what committing them means."""
+        slices: list[Slice] = []
+        handled = NOTHING
+        left = self.size if limit is None else min(limit, self.size)
+        while self._pieces and (left or self._pieces[0].batch is None):
+            piece = self._pieces[0]
+            high = min(piece.high, piece.low + left)
+            whole = high == piece.high
+            if piece.batch is not None:
+                slices.append(Slice(piece.batch, piece.low, high, piece.pattern))
+            if piece.entry is not None:
+                cursor = Cursor(piece.entry, 0 if whole else high)
+                handled = handled.plus(Handled(cursor, high - piece.low, piece.nbytes if whole else 0))
+            left -= high - piece.low
+            self.size -= high - piece.low
+            piece.low = high
+            if whole:
+                self._pieces.popleft()
+        if not self._pieces:
+            self._arrived.clear()
+        self._emptied.set()
+        return slices, handled

@@ -1,0 +1,82 @@
+"""The reader: from the mailbox into the inbox, as long as there is room."""
+
+import asyncio
+import logging
+
+from ray_messaging.channels import NAME_LENGTH
+from ray_messaging.errors import FrameError, MessagingError
+from ray_messaging.frames import Batch, decode
+from ray_messaging.receiving.inbox import Inbox, Piece
+from ray_messaging.transports.base import Cursor, Transport
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_S = 5.0
+_FRAMES = 32  # per read
+
+
+class Reader:
+    """Read one mailbox; `frame_rows` is the largest frame that senders write into it."""
+
+    def __init__(self, transport: Transport, mailbox: str, inbox: Inbox, cursor: Cursor, frame_rows: int) -> None:
+        self.error: MessagingError | None = None
+        self.unreadable = 0
+        self._transport = transport
+        self._mailbox = mailbox
+        self._inbox = inbox
+        self._cursor = cursor
+        self._frame_rows = frame_rows
+        self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def stop(self, error: MessagingError) -> None:
+        """Stop for good; whoever fetches gets the error."""
+        self._task.cancel()
+        self.error = error
+        self._inbox.wake()
+
+    async def _run(self) -> None:
+        try:
+            await self._read()
+        except MessagingError as error:
+            self.stop(error)
+        except Exception as error:
+            logger.exception("the reader of mailbox %s stopped", self._mailbox)
+            self.stop(MessagingError(f"the reader failed ({type(error).__name__}: {error}): please report this"))
+
+    async def _read(self) -> None:
+        last = self._cursor.entry if self._cursor.row == 0 else before(self._cursor.entry)
+        while True:
+            await self._inbox.room(self._frame_rows)
+            room = (self._inbox.limit - self._inbox.size) // self._frame_rows
+            frames = await self._transport.read(self._mailbox, last, max(1, min(_FRAMES, room)), _BLOCK_S)
+            for entry, frame in frames:
+                await self._take(entry, frame)
+                last = entry
+
+    async def _take(self, entry: str, frame: bytes) -> None:
+        batch: Batch | None = None
+        try:
+            batch = decode(frame)
+            if batch.lines is None:
+                raise FrameError("this is no valid frame: it has no payloads")  # noqa: TRY301 - one way out
+        except FrameError as error:
+            self.unreadable += 1
+            logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
+            await self._transport.bury(self._mailbox, entry, frame, str(error)[:NAME_LENGTH])
+            self._inbox.put(Piece(entry, None, 0, 0, 0))
+            return
+        low = self._cursor.row if entry == self._cursor.entry else 0
+        self._inbox.put(Piece(entry, batch, min(low, len(batch)), len(batch), len(frame)))
+
+
+def before(entry: str) -> str:
+    """Return the largest entry id below one."""
+    milliseconds, _, number = entry.partition("-")
+    if int(number):
+        return f"{milliseconds}-{int(number) - 1}"
+    return f"{int(milliseconds) - 1}-{2**64 - 1}"

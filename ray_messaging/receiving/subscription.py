@@ -1,0 +1,302 @@
+"""A messager's receiving side: what it listens on, its mailbox, its inbox, and foreign clients' messages."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ray_messaging.channels import AgentId, build_channel, check_id, check_subtopic, is_glob, parse_channel
+from ray_messaging.config import MessagingConfig
+from ray_messaging.directory import Claim, Directory, Record
+from ray_messaging.errors import AlreadyExists, ConfigError, InvalidAddress, MessagingError, NotListening
+from ray_messaging.frames import Batch
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice
+from ray_messaging.receiving.commits import Commits
+from ray_messaging.receiving.inbox import Handled, Inbox, Piece
+from ray_messaging.receiving.reader import Reader
+from ray_messaging.transports.base import Ingress, Limits, Transport
+
+logger = logging.getLogger(__name__)
+
+# The state of a nameless sender outlives it by this much, in seconds: longer than any retry.
+KEEP_S = 86_400.0
+
+
+class Subscription:
+    """Listen for one messager; the mailbox opens with the first channel."""
+
+    def __init__(
+        self, transport: Transport, directory: Directory, name: str, settings: MessagingConfig, *, named: bool
+    ) -> None:
+        self.inbox = Inbox(settings.inbox_messages)
+        self.ingress_dropped = 0
+        self._transport = transport
+        self._directory = directory
+        self._name = name
+        self._settings = settings
+        self._named = named
+        self._wanted: dict[str, set[AgentId]] = {}  # subtopic -> agents
+        self._plain: list[str] = []
+        self._globs: list[str] = []
+        self._exclusive = False
+        self._owner = ""
+        self._epoch: int | None = None
+        self._reader: Reader | None = None
+        self._commits: Commits | None = None
+        self._fetching = asyncio.Lock()
+        self._ingress_count = 0
+        self._renewing = asyncio.create_task(self._renew(), name=f"ray_messaging lease of {name}")
+
+    # -- listening ------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, channels: Iterable[str]) -> None:
+        """Listen on channels and patterns."""
+        if isinstance(channels, str):
+            raise InvalidAddress(
+                f"channels must be a list, not the str {channels!r}: write [{channels!r}]", value=channels
+            )
+        exact, globs, agents = [], [], []
+        for channel in channels:
+            if isinstance(channel, str) and is_glob(channel):
+                globs.append(channel)
+                continue
+            address = parse_channel(self._directory.exp_id, channel)
+            exact.append(build_channel(self._directory.exp_id, *address))
+            if address.agent_id is not None:
+                agents.append(address)
+        for agent_id, subtopic in agents:
+            self._wanted.setdefault(subtopic, set()).add(agent_id)  # type: ignore[arg-type]  # not None, see above
+        plain = [channel for channel in exact if not channel.startswith(f"exps:{self._directory.exp_id}:agents:")]
+        self._plain = [*dict.fromkeys(self._plain + plain)]
+        self._globs = [*dict.fromkeys(self._globs + globs)]
+        await self._listen(exact, globs)
+
+    async def host(self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str) -> None:
+        """Claim agents exclusively and listen on their channels."""
+        checked = {check_id(agent_id) for agent_id in agents}
+        self._exclusive, self._owner = True, owner
+        for subtopic in subtopics:
+            self._wanted.setdefault(check_subtopic(subtopic), set()).update(checked)
+        exp_id = self._directory.exp_id
+        await self._listen([build_channel(exp_id, agent, topic) for topic in subtopics for agent in checked], [])
+
+    async def _listen(self, exact: list[str], globs: list[str]) -> None:
+        settings = self._settings
+        limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
+        record = self._record()
+        while True:
+            delta = await self._transport.load_directory(self._directory.version)
+            self._directory.update(*delta)
+            self._check_claims(record)
+            listening = await self._transport.listen(
+                record, self._directory.version, limits, owner=self._owner, epoch=self._epoch
+            )
+            if listening is not None:
+                break
+        if self._epoch is None:
+            self._epoch = listening.epoch
+            self._commits = Commits(self._transport, self._name, listening.epoch)
+            self._reader = Reader(self._transport, self._name, self.inbox, listening.cursor, record.frame_rows)
+        await self._transport.subscribe(exact, globs, self._arrived)
+
+    def _record(self) -> Record:
+        settings = self._settings
+        claims: dict[frozenset[AgentId], list[str]] = {}
+        for subtopic, agents in self._wanted.items():
+            claims.setdefault(frozenset(agents), []).append(subtopic)
+        return Record(
+            self._name,
+            [_claim(agents, subtopics) for agents, subtopics in claims.items()],
+            self._plain,
+            self._globs,
+            self._exclusive,
+            # A quarter of a limit: a frame that is larger than what is left must not wait for an empty mailbox.
+            max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
+            max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
+        )
+
+    def _check_claims(self, record: Record) -> None:
+        if not record.exclusive:
+            return
+        taken = self._directory.owner_of(record.agents(), besides=self._name)
+        if taken is not None:
+            agent_id, owner = taken
+            raise AlreadyExists(
+                f"agent {agent_id!r} lives in group {owner!r} already: leave it out of {self._name!r}, or remove that "
+                "group first",
+                kind="agent",
+                value=agent_id,
+                owner=owner,
+            )
+
+    def _arrived(self, ingress: Ingress) -> None:
+        """Take what a foreign client published."""
+        if self.inbox.size >= self.inbox.limit:
+            self.ingress_dropped += 1
+            if self.ingress_dropped in {1, 1000} or self.ingress_dropped % 1_000_000 == 0:
+                logger.warning(
+                    "the inbox of %s is full: %d messages of foreign clients were dropped",
+                    self._name,
+                    self.ingress_dropped,
+                )
+            return
+        try:
+            agent_id, topic = parse_channel(self._directory.exp_id, ingress.channel)
+        except InvalidAddress:  # a pattern may match channels that are none of ours
+            agent_id, topic = None, ":" + ingress.channel
+        self._ingress_count += 1
+        batch = Batch(
+            sender=f"foreign-{self._name}",
+            epoch=self._epoch or 0,
+            first=self._ingress_count,
+            from_ids=Ids.of([None]),
+            to_ids=Ids.of([agent_id]),
+            topics=(topic,),
+            sent_at=time.time(),
+            lines=Lines.of([ingress.data], raw=True),
+        )
+        pattern = None if ingress.pattern is None else ingress.pattern.encode()
+        self.inbox.put(Piece(None, batch, 0, 1, len(ingress.data), pattern))
+
+    # -- fetching -------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> tuple[Reader, Commits]:
+        if self._reader is None or self._commits is None:
+            raise NotListening(
+                "this messager listens on nothing: `await messager.subscribe_and_start_listening([...])` first"
+            )
+        if self._reader.error is not None:
+            raise self._reader.error
+        return self._reader, self._commits
+
+    async def fetch(self, limit: int | None, timeout: float | None) -> Messages:
+        """Commit what was handed out, and hand out what is there; wait for the first."""
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
+        async with self._fetching:
+            _, commits = self._ready()
+            commits.acknowledge()
+            await commits.write()
+            slices, handled = await self.take(limit, timeout)
+            commits.hand(handled)
+            return Messages(self._directory.exp_id, slices)
+
+    async def take(self, limit: int | None, timeout: float | None) -> tuple[list[Slice], Handled]:
+        """Take messages out of the inbox, and what committing them means; wait for the first."""
+        slices, handled = self.inbox.take(limit)
+        if not slices and timeout == 0:
+            await asyncio.sleep(0)  # whoever polls must let the reader run
+            slices, handled = self._take_more(limit, handled)
+        elif not slices:
+            try:
+                async with asyncio.timeout(timeout):
+                    while not slices:
+                        await self.inbox.arrival()
+                        slices, handled = self._take_more(limit, handled)
+            except TimeoutError:
+                pass
+        return slices, handled
+
+    def _take_more(self, limit: int | None, before: Handled) -> tuple[list[Slice], Handled]:
+        self._ready()
+        slices, handled = self.inbox.take(limit)
+        return slices, before.plus(handled)
+
+    async def ack(self) -> None:
+        """Commit what was handed out."""
+        _, commits = self._ready()
+        commits.acknowledge()
+        await commits.write()
+
+    async def commit(self, handled: Handled) -> None:
+        """Commit what was taken by `take`."""
+        _, commits = self._ready()
+        commits.hand(handled)
+        commits.acknowledge()
+        await commits.write()
+
+    async def iterate(self) -> AsyncIterator[Message]:
+        """Hand out message by message; each is committed, in the background, when the next one is asked for."""
+        while True:
+            async with self._fetching:
+                _, commits = self._ready()
+                commits.acknowledge()
+                commits.write_soon()
+                slices, handled = await self.take(1, None)
+                commits.hand(handled)
+            for batch, low, _, pattern in slices:
+                yield Message(self._directory.exp_id, batch, low, pattern)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            mailbox = None if self._epoch is None else self._name
+            try:
+                there = await self._transport.renew(
+                    self._name,
+                    mailbox,
+                    self._epoch or 0,
+                    lease_s=self._settings.lease_s,
+                    keep_s=0 if self._named else KEEP_S,
+                )
+            except ConnectionError as error:
+                logger.warning("cannot renew the lease of %s: %s", self._name, error)
+                continue
+            except MessagingError as error:
+                self._stop(error)
+                return
+            if not there:
+                self._stop(
+                    NotListening(
+                        f"mailbox {self._name!r} was removed, or this process stood still for longer than its lease of "
+                        f"{self._settings.lease_s:g} s: open a new messager; unread messages are among the dead letters"
+                    )
+                )
+                return
+
+    def _stop(self, error: MessagingError) -> None:
+        if self._reader is not None:
+            self._reader.stop(error)
+
+    async def close(self, *, commit: bool) -> None:
+        """Stop listening; a mailbox without a given name leaves the directory."""
+        self._renewing.cancel()
+        await asyncio.gather(self._renewing, return_exceptions=True)
+        if self._reader is None or self._commits is None or self._epoch is None:
+            return
+        await self._transport.unsubscribe()
+        fenced = self._reader.error is not None
+        await self._reader.close()
+        if fenced:
+            return
+        if commit:
+            self._commits.acknowledge()
+        await self._commits.close()
+        await self._commits.write()
+        if self._named:
+            # Whoever comes next under this name need not wait for the lease to end.
+            await self._transport.renew(self._name, self._name, self._epoch, lease_s=0.001, keep_s=0)
+        else:
+            await self._transport.remove(self._name, self._epoch)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters."""
+        return {
+            "inbox": self.inbox.size,
+            "unreadable": 0 if self._reader is None else self._reader.unreadable,
+            "ingress": self._ingress_count,
+            "ingress_dropped": self.ingress_dropped,
+        }
+
+
+def _claim(agents: frozenset[AgentId], subtopics: list[str]) -> Claim:
+    ints = np.array(sorted(agent for agent in agents if isinstance(agent, int)), "<i8")
+    return Claim(tuple(subtopics), ints.tobytes(), tuple(sorted(agent for agent in agents if isinstance(agent, str))))

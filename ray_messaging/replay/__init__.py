@@ -1,0 +1,1 @@
+"""Replay of real traces: who messaged whom, and when."""

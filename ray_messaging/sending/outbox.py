@@ -1,0 +1,253 @@
+"""The outbox: while one batch is under way, the next one gathers."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ray_messaging.channels import AgentId
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown, TransitError
+from ray_messaging.interception.verdicts import Judge, Verdicts
+from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.sending.bulk import ColumnChunk, Entry
+from ray_messaging.sending.parcel import BATCH_ROWS, Columns, Draft, Many, Parcel
+from ray_messaging.sending.posting import Posting
+from ray_messaging.sending.shipper import Shipper
+
+logger = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Gather messages, have each batch judged, and ship it; one batch is under way at a time, which keeps the order."""
+
+    def __init__(
+        self, shipper: Shipper, judge: Judge, settings: MessagingConfig, settled: Callable[[Posting], None]
+    ) -> None:
+        self.judge = judge
+        self.step: int | None = None
+        self._shipper = shipper
+        self._settings = settings
+        self._settled = settled
+        self._parcels: deque[Parcel] = deque()
+        self._number = 0
+        self._rows = 0
+        self._wake = asyncio.Event()
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._broken: MessagingError | None = None
+        self._posting: Posting | None = None
+        self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
+        self.batches = 0
+
+    @property
+    def rows(self) -> int:
+        """Return how many messages are accepted but have no receipt yet."""
+        return self._rows
+
+    def check(self) -> None:
+        """Raise why nothing can be sent any more, if so."""
+        if self._broken is not None:
+            raise self._broken
+
+    @property
+    def full(self) -> bool:
+        """Tell whether senders must wait for room."""
+        return self._rows >= self._settings.outbox_messages
+
+    async def room(self) -> None:
+        """Wait until the outbox is below its limit; those who wait go in turn."""
+        while self.full:
+            self.check()
+            turn = asyncio.get_running_loop().create_future()
+            self._room.append(turn)
+            await turn
+        self.check()
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let the next one who waits for room go on, if there is some; it lets in the one after it."""
+        while self._room and not self.full:
+            turn = self._room.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _draft(self) -> Draft:
+        """Return the parcel that messages are gathered in."""
+        last = self._parcels[-1] if self._parcels else None
+        if not isinstance(last, Draft) or len(last) >= BATCH_ROWS or last.step != self.step:
+            last = Draft(self.step)
+            self._parcels.append(last)
+        return last
+
+    def append(
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
+    ) -> "asyncio.Future[Receipt]":
+        """Accept one message; the future gives its receipt."""
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        self._draft().append(from_id, to_id, topic, line, time.time(), future)
+        self._accept(1)
+        return future
+
+    async def gather(self, entries: Sequence[Entry]) -> Receipts:
+        """Accept messages to many, each batch of them when there is room; return their receipts."""
+        futures: list[asyncio.Future[Receipts]] = []
+        at = 0
+        while at < len(entries):
+            if self.full:
+                await self.room()
+            self.check()
+            now, draft = time.time(), self._draft()
+            low = len(draft)
+            while at < len(entries) and len(draft) < BATCH_ROWS:
+                draft.extend(*entries[at], now)
+                at += 1
+            futures.append(asyncio.get_running_loop().create_future())
+            draft.manies.append(Many(low, len(draft), futures[-1]))
+            self._accept(len(draft) - low)
+        return await _joined(futures)
+
+    async def put_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
+        """Accept columns, each chunk when there is room; return their receipts."""
+        futures: list[asyncio.Future[Receipts]] = []
+        for chunk in chunks:
+            if self.full:
+                await self.room()
+            self.check()
+            futures.append(asyncio.get_running_loop().create_future())
+            self._parcels.append(
+                Columns(self.step, chunk.from_ids, chunk.to_ids, topic, chunk.lines, time.time(), futures[-1])
+            )
+            self._accept(len(chunk.from_ids))
+        return await _joined(futures)
+
+    def _accept(self, rows: int) -> None:
+        self._rows += rows
+        self._wake.set()
+
+    async def flush(self) -> None:
+        """Wait until all that was accepted has its receipt."""
+        if self._rows:
+            done = asyncio.get_running_loop().create_future()
+            self._idle.append(done)
+            await done
+
+    async def close(self) -> None:
+        """Send what was accepted, then stop."""
+        if self._broken is None:
+            await self.flush()
+        await self.stop(Closed("this messager is closed: open another one"))
+
+    async def stop(self, why: MessagingError) -> None:
+        """Stop at once; what has no receipt yet gets the error."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._break(why)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._work()
+                if not self._parcels:
+                    await self._sleep()
+                self._wake.clear()
+                if self._parcels:
+                    await self._post(self._parcels.popleft())
+                await self._shipper.ship()
+                while self._shipper.stale_verdicts:
+                    await self._judge_again()
+        except MessagingError as error:
+            self._break(error)
+        except Exception as error:
+            logger.exception("the outbox of %s stopped", self._shipper.sender)
+            broken = OutcomeUnknown(f"the outbox failed ({type(error).__name__}: {error}): please report this")
+            broken.__cause__ = error
+            self._break(broken)
+
+    async def _work(self) -> None:
+        """Let those who wait for a receipt or for room go on before the next batch is closed."""
+        await asyncio.sleep(0)
+
+    async def _sleep(self) -> None:
+        """Wait for a message, or for the time at which a full mailbox is to be tried again."""
+        retry_at = self._shipper.retry_at
+        try:
+            async with asyncio.timeout_at(retry_at):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _post(self, parcel: Parcel) -> None:
+        batch = parcel.seal(self._shipper.sender, self._shipper.epoch, self._number)
+        self._number += len(batch)
+        self.batches += 1
+        self._posting = posting = Posting(parcel, batch, self._finish)
+        await self._judge(posting)
+
+    async def _judge(self, posting: Posting) -> None:
+        try:
+            verdicts: Verdicts = await self.judge.judge(posting.batch)
+            blocked = verdicts.rows(len(posting.batch)) if verdicts.blocked else None
+        except MessagingError as error:
+            posting.fail(None, error)
+            return
+        if blocked:
+            posting.block(blocked)
+        if posting.open:
+            deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_s
+            self._shipper.load(posting, verdicts.epoch, deadline)
+
+    async def _judge_again(self) -> None:
+        """Ask the interceptor's successor about what its predecessor passed but nobody has."""
+        postings, self._shipper.stale_verdicts = self._shipper.stale_verdicts, []
+        for posting in postings:
+            await self._judge(posting)
+        await self._shipper.ship()
+
+    def _finish(self, posting: Posting) -> None:
+        self._rows -= len(posting.batch)
+        self._settled(posting)
+        self._admit()
+        if self._rows == 0:
+            for done in self._idle:
+                if not done.done():
+                    done.set_result(None)
+            self._idle.clear()
+
+    def _break(self, error: MessagingError) -> None:
+        """Give everybody who waits the error."""
+        if self._broken is None:
+            self._broken = error
+        self._shipper.abandon(error)
+        if self._posting is not None and self._posting.open:
+            self._posting.fail(None, error)
+        while self._parcels:
+            parcel = self._parcels.popleft()
+            posting = Posting(
+                parcel, parcel.seal(self._shipper.sender, self._shipper.epoch, self._number), self._finish
+            )
+            self._number += len(parcel)
+            posting.fail(None, error)
+        for waiting in (*self._room, *self._idle):
+            if not waiting.done():
+                waiting.set_exception(error)
+
+
+async def _joined(futures: "Sequence[asyncio.Future[Receipts]]") -> Receipts:
+    """Wait for all parts of a bulk send; the first error speaks for it, with the receipts of every part."""
+    if len(futures) == 1:
+        return await futures[0]
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if not errors:
+        return Receipts([part for result in results if isinstance(result, Receipts) for part in result.parts])
+    error = errors[0]
+    if isinstance(error, TransitError):
+        found: list[Receipt | None] = []
+        for result in results:
+            found += result if isinstance(result, Receipts) else getattr(result, "receipts", None) or []
+        error.receipts = found
+        error.message_ids = [id_ for each in errors for id_ in getattr(each, "message_ids", ())]
+    raise error

@@ -1,0 +1,183 @@
+"""What a transport does for a messager: keep a directory, take frames, hand them out from a durable cursor.
+
+Each call but `read` may be repeated with the same arguments and has its effect once; a transport repeats it by itself
+while the connection is cut, up to its timeout, then raises ConnectionFailed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from ray_messaging.directory import Record
+
+
+class FrameFate(IntEnum):
+    """Say what became of one frame in a call of `send`."""
+
+    WRITTEN = 0
+    DUPLICATE = 1  # an earlier call had written it
+    FULL = 2  # the mailbox is above its limit, or an earlier frame of this sender was not taken
+    GONE = 3  # the mailbox's lease has expired
+
+
+class SendStatus(IntEnum):
+    """Say what became of a call of `send`; with anything but OK only duplicates are there."""
+
+    OK = 0
+    STALE_DIRECTORY = 1
+    STALE_VERDICTS = 2
+    FENCED = 3
+
+
+class Published(NamedTuple):
+    """A channel and what to publish on it."""
+
+    channel: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Shipment:
+    """One frame for one mailbox, or publications for channels that nobody's mailbox owns (mailbox "")."""
+
+    mailbox: str
+    seq: int
+    rows: int
+    frame: bytes = b""
+    publish: Sequence[Published] = ()
+
+
+@dataclass(slots=True)
+class SendRequest:
+    """A call of `send`: everything under one sender's epoch, one directory version and one interceptor's epoch."""
+
+    sender: str
+    epoch: int
+    directory_version: int
+    interceptor_epoch: int  # -1: no interceptor of this experiment gave verdicts
+    shipments: Sequence[Shipment]
+
+
+@dataclass(slots=True)
+class SendReply:
+    """What became of a call of `send`, shipment by shipment; `takers` per publication of the bare channels."""
+
+    status: SendStatus
+    fates: list[FrameFate] = field(default_factory=list)
+    takers: list[int] = field(default_factory=list)
+
+
+class Cursor(NamedTuple):
+    """Up to where a mailbox was handled: `row` rows of an entry, or with row 0 all of it."""
+
+    entry: str
+    row: int
+
+
+START = Cursor("0-0", 0)
+
+
+class Listening(NamedTuple):
+    """A mailbox that is ours now: the reader's epoch and the durable cursor."""
+
+    version: int
+    epoch: int
+    cursor: Cursor
+
+
+class SenderState(NamedTuple):
+    """A sender's new epoch, and the last seq per mailbox that was written."""
+
+    epoch: int
+    last: dict[str, int]
+
+
+class Limits(NamedTuple):
+    """A mailbox's limits, and its lease in seconds; `leased`: it goes when its lease ends."""
+
+    messages: int
+    nbytes: int
+    lease_s: float
+    leased: bool
+
+
+class Ingress(NamedTuple):
+    """Something a foreign client published."""
+
+    channel: str
+    data: bytes
+    pattern: str | None
+
+
+class DirectoryDelta(NamedTuple):
+    """What changed in the directory since a version, and the mailboxes that are there."""
+
+    version: int
+    changed: list[Record]
+    mailboxes: list[str]
+
+
+class Transport(Protocol):
+    """Keep the mailboxes of one experiment."""
+
+    exp_id: str
+
+    async def connect(self) -> None:
+        """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
+
+    async def close(self) -> None:
+        """Let the connections go; closing twice does no harm."""
+
+    async def load_directory(self, since: int) -> DirectoryDelta:
+        """Return what changed since a version (-1: all); mailboxes whose lease has expired are taken out first."""
+
+    async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:
+        """Raise a sender's epoch, which fences whoever sent under this name before."""
+
+    async def listen(
+        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
+    ) -> Listening | None:
+        """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not.
+
+        Args: epoch is the reader's own when it only widens its record, None when it takes the mailbox over.
+        Raises: Fenced, AlreadyExists where another live owner holds the mailbox.
+        """
+
+    async def send(self, request: SendRequest) -> SendReply:
+        """Write frames and publish, atomically; a shipment whose seq was written before is answered DUPLICATE."""
+
+    async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
+        """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
+
+    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
+        """Move the durable cursor and trim what lies behind.
+
+        Args: messages and nbytes count what was handled under this epoch so far: totals, which may be repeated.
+
+        Raises: Fenced.
+        """
+
+    async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
+        """Renew a mailbox's lease, and keep the sender's state for `keep_s` (0: for ever); False: it was removed.
+
+        Raises: Fenced if a newer reader holds the mailbox.
+        """
+
+    async def remove(self, mailbox: str, epoch: int | None) -> int:
+        """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames.
+
+        Args: epoch is the reader's; None removes whoever reads it.
+        """
+
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
+        """Keep a frame that cannot be read among the dead letters."""
+
+    async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
+        """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
+
+    async def unsubscribe(self) -> None:
+        """Stop listening to foreign clients."""
+
+    async def waiting(self) -> dict[str, int]:
+        """Return the messages that wait in each mailbox."""

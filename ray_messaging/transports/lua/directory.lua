@@ -1,0 +1,20 @@
+-- Return what changed in the directory since a version; mailboxes whose lease has expired leave it first.
+--
+-- KEYS[1] meta     hash: directory = version
+-- KEYS[2] records  hash: mailbox -> record (msgpack)
+-- KEYS[3] changes  hash: mailbox -> version of its last change
+-- KEYS[4] dead     stream: frames nobody will read (mailbox, entry, row, reason, f)
+-- ARGV[1] since    [2] prefix of this experiment's keys (for mailboxes that are to be taken out)
+-- Returns {version, {mailboxes...}, {records changed since...}}
+local all, names, changed = redis.call('HGETALL', KEYS[3]), {}, {}
+for i = 1, #all, 2 do
+  local name = all[i]
+  local state = ARGV[2] .. 'state:' .. name
+  if redis.call('HGET', state, 'leased') == '1' and redis.call('EXISTS', ARGV[2] .. 'lease:' .. name) == 0 then
+    bury(KEYS, ARGV[2], name, 'the lease of its messager has expired')
+  else
+    names[#names + 1] = name
+    if tonumber(all[i + 1]) > tonumber(ARGV[1]) then changed[#changed + 1] = redis.call('HGET', KEYS[2], name) end
+  end
+end
+return {tonumber(redis.call('HGET', KEYS[1], 'directory') or 0), names, changed}

@@ -1,0 +1,207 @@
+"""Mailboxes as Redis streams."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+
+from ray_messaging.channels import Keys
+from ray_messaging.config import RedisConfig
+from ray_messaging.directory import Record, decode_record, encode_record
+from ray_messaging.errors import AlreadyExists, Fenced
+from ray_messaging.transports.base import (
+    Cursor,
+    DirectoryDelta,
+    FrameFate,
+    Ingress,
+    Limits,
+    Listening,
+    SenderState,
+    SendReply,
+    SendRequest,
+    SendStatus,
+)
+from ray_messaging.transports.redis_ingress import RedisIngress
+from ray_messaging.transports.redis_link import RedisLink
+
+# A blocking read answers by itself before the socket's timeout can.
+_READ_MARGIN_S = 5.0
+
+
+class RedisTransport:
+    """Keep the mailboxes of one experiment on a Redis or Valkey server."""
+
+    def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float) -> None:
+        self.exp_id = exp_id
+        self.keys = Keys(exp_id)
+        self.link = RedisLink(config, patience_s)
+        self._reading: AbstractConnection | None = None
+        self._ingress: RedisIngress | None = None
+
+    async def connect(self) -> None:
+        """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
+        await self.link.connect()
+
+    async def close(self) -> None:
+        """Let the connections go; closing twice does no harm."""
+        await self.unsubscribe()
+        await self._drop_reader()
+        await self.link.close()
+
+    async def load_directory(self, since: int) -> DirectoryDelta:
+        """Return what changed since a version; mailboxes whose lease has expired are taken out first."""
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
+        version, names, changed = await self.link.script("directory", keys, [since, self.keys.prefix])
+        records = [decode_record(data) for data in changed if data is not None]
+        return DirectoryDelta(version, records, [name.decode() for name in names])
+
+    async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:
+        """Raise a sender's epoch, which fences whoever sent under this name before."""
+        reply = await self.link.script("epoch", [self.keys.sender(sender)], [int(keep_s * 1000)])
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
+        return SenderState(int(fields[b"epoch"]), last)
+
+    async def listen(
+        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
+    ) -> Listening | None:
+        """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
+        name = record.mailbox
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
+        args = [
+            max(version, 0),
+            name,
+            encode_record(record),
+            -1 if epoch is None else epoch,
+            limits.messages,
+            limits.nbytes,
+            int(limits.lease_s * 1000),
+            int(limits.leased),
+            owner,
+        ]
+        reply = await self.link.script("listen", keys, args)
+        if reply[0] == 1:
+            return None
+        if reply[0] == 2:
+            raise fenced(name, epoch or 0)
+        if reply[0] == 3:
+            raise AlreadyExists(
+                f"mailbox {name!r} is held by {reply[1].decode()!r}, which is alive: choose another name, or close it "
+                f"(if it died, wait {limits.lease_s:g} s)",
+                kind="group",
+                value=name,
+                owner=reply[1].decode(),
+            )
+        return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])))
+
+    async def send(self, request: SendRequest) -> SendReply:
+        """Write frames and publish in one script call."""
+        keys = [self.keys.meta, self.keys.sender(request.sender)]
+        args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
+        for shipment in request.shipments:
+            name = shipment.mailbox
+            if name:
+                keys += [self.keys.stream(name), self.keys.state(name), self.keys.lease(name)]
+            args += [name, shipment.seq, shipment.rows, shipment.frame, len(shipment.publish)]
+            for channel, data in shipment.publish:
+                args += [channel, data]
+        reply = await self.link.script("send", keys, args)
+        if len(reply) == 1:
+            return SendReply(SendStatus(reply[0]))
+        end = len(request.shipments) + 1
+        return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :])
+
+    async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
+        """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
+        command = ["XREAD", "COUNT", count, "BLOCK", max(1, int(block_s * 1000)), "STREAMS"]
+        done = False
+        try:
+            reply = await self.link.persist(
+                lambda: self._read_once([*command, self.keys.stream(mailbox), after], block_s + _READ_MARGIN_S)
+            )
+            done = True
+        finally:
+            if not done:  # cancelled: its reply may still come, so this connection cannot be used again
+                await self._drop_reader()
+        if not reply:
+            return []
+        return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in reply[0][1]]
+
+    async def _read_once(self, command: list[Any], timeout_s: float) -> Any:  # noqa: ANN401 - a reply
+        connection = self._reading
+        if connection is None or not connection.is_connected:
+            connection = self._reading = self.link.dedicated()
+            await connection.connect()
+        await connection.send_command(*command)
+        return await connection.read_response(timeout=timeout_s)
+
+    async def _drop_reader(self) -> None:
+        connection, self._reading = self._reading, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
+        """Move the durable cursor and trim what lies behind."""
+        keys = [self.keys.state(mailbox), self.keys.stream(mailbox)]
+        keep = after(cursor.entry) if cursor.row == 0 else cursor.entry
+        args = [epoch, cursor.entry, cursor.row, keep, messages, nbytes]
+        if await self.link.script("commit", keys, args) == 0:
+            raise fenced(mailbox, epoch)
+
+    async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
+        """Renew a lease; raise Fenced if a newer reader holds the mailbox; False if it has been removed."""
+        keys = [self.keys.sender(sender)]
+        if mailbox is not None:
+            keys += [self.keys.state(mailbox), self.keys.lease(mailbox)]
+        reply = await self.link.script("renew", keys, [int(keep_s * 1000), epoch, int(lease_s * 1000)])
+        if reply == -1:
+            raise fenced(mailbox or sender, epoch)
+        return bool(reply)
+
+    async def remove(self, mailbox: str, epoch: int | None) -> int:
+        """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames."""
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
+        args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed"]
+        buried = int(await self.link.script("remove", keys, args))
+        if buried < 0:
+            raise fenced(mailbox, epoch or 0)
+        return buried
+
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
+        """Keep a frame that cannot be read among the dead letters."""
+        fields = ["mailbox", mailbox, "entry", entry, "row", 0, "reason", reason, "f", frame]
+        await self.link.command("XADD", self.keys.dead, "*", *fields)
+
+    async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
+        """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
+        if self._ingress is None:
+            self._ingress = RedisIngress(self.link, self.keys.own, sink)
+        await self._ingress.subscribe(channels, globs)
+
+    async def unsubscribe(self) -> None:
+        """Stop listening to foreign clients."""
+        ingress, self._ingress = self._ingress, None
+        if ingress is not None:
+            await ingress.close()
+
+    async def waiting(self) -> dict[str, int]:
+        """Return the messages that wait in each mailbox."""
+        names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
+        counts = [await self.link.command("HGET", self.keys.state(name), "messages") for name in names]
+        return {name: int(count or 0) for name, count in zip(names, counts, strict=True)}
+
+
+def after(entry: str) -> str:
+    """Return the smallest entry id above one."""
+    milliseconds, _, number = entry.partition("-")
+    return f"{milliseconds}-{int(number) + 1}"
+
+
+def fenced(name: str, epoch: int) -> Fenced:
+    """Build the error for a reader or sender that has a successor."""
+    return Fenced(
+        f"somebody newer has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to "
+        "its successor",
+        name=name,
+        epoch=epoch,
+    )

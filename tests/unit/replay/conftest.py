@@ -1,0 +1,49 @@
+"""What the trace tests share: files to write, errors to read, and where the real traces are."""
+
+import gzip
+
+import pytest
+
+from ray_messaging.errors import TraceError
+from ray_messaging.replay.trace import read_trace
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a file and returns its path."""
+
+    def write(name, content, *, zipped=False):
+        content = content.encode() if isinstance(content, str) else content
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(content) if zipped else content)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def data(request):
+    """Return a function from a real trace's name to its path; it skips the test where there is none."""
+
+    def data(name):
+        path = request.config.rootpath.parent / "shared" / "data" / name
+        if not path.exists():
+            pytest.skip(f"{path} is absent: the real traces are not part of the repository")
+        return path
+
+    return data
+
+
+@pytest.fixture(scope="session")
+def blame():
+    """Return a function that reads a broken trace and returns the error's line and message."""
+
+    def blame(path, **fields):
+        with pytest.raises(TraceError) as caught:
+            read_trace(path, **fields)
+        line, message = caught.value.line, str(caught.value)
+        assert caught.value.file == str(path)
+        assert line == 0 or message.startswith(f"{path.name}:{line}: ")
+        return line, message
+
+    return blame

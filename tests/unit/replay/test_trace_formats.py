@@ -1,0 +1,195 @@
+"""Edge lists, CSV and JSON lines: what is read, and what is said of a broken line."""
+
+import csv
+import io
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from ray_messaging.errors import TraceError
+from ray_messaging.replay.trace import read_trace
+
+CSV = "from,to,time,text\n1,2,10,hi\n2,1,11,\n"
+JSONL = '{"sender":"a","receiver":"b","seq":0,"text":"hi"}\n{"sender":"b","receiver":"a","seq":1,"text":""}\n'
+
+
+@pytest.mark.parametrize("name", ["g.txt", "g.edges", "g.edgelist", "g.tsv", "g.TXT", "g.txt.gz", "g.txt.GZ", "g"])
+def test_edge_list(write, name):
+    path = write(
+        name,
+        "# Nodes: 3, edges: 2\n1 2 30\n\n  # two three\n3\t1  20.5\r\n",
+        zipped=name.lower().endswith("gz"),
+    )
+    trace = read_trace(path)
+    assert (trace.senders, trace.receivers, trace.texts, trace.name) == ([1, 3], [2, 1], None, "g")
+    assert trace.times.tolist() == [30.0, 20.5]
+    assert trace.times.dtype == np.float64
+
+
+def test_edge_list_without_times_takes_row_numbers(write):
+    trace = read_trace(write("g.txt", "# a comment is no row\na b\nb c\na b"))
+    assert trace.times.tolist() == [0.0, 1.0, 2.0]
+    assert trace.senders == ["a", "b", "a"]
+
+
+def test_edge_list_fields_go_by_name(write):
+    trace = read_trace(write("g.txt", "1 2 3\n"), from_field="dst", to_field="s-{src}", time_field="time")
+    assert (trace.senders, trace.receivers) == ([2], ["s-1"])
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "message"),
+    [
+        ("# c\n1 2 3\n\n3 x\n", 4, "expected 'src dst time', found '3 x' (2 columns instead of 3)"),
+        ("1 2 3\r\n1 2 3 4\r\n", 2, "expected 'src dst time', found '1 2 3 4' (4 columns instead of 3)"),
+        ("1\n", 1, "expected 'src dst time', found '1' (1 columns instead of 3)"),
+        ("1 2\n1 2 3\n", 2, "expected 'src dst', found '1 2 3' (3 columns instead of 2)"),
+        ("1 2 3\n1 2 x\n", 2, "time 'x' is neither a finite number nor ISO-8601"),
+        ("# a\u2028b\x0c\n1 2 x\n", 2, "time 'x' is neither"),
+        ("1 2 nan\n", 1, "time 'nan' is neither"),
+        ("1 2 1_000\n", 1, "time '1_000' is neither"),
+        ("1 2 3\n1 a:b 3\n", 2, "the receiver is no id (agent id 'a:b' cannot be used"),
+        ("1 2 3\n" + "x" * 99, 2, "found '" + "x" * 60 + "...'"),
+        ("# only\n# comments\n", 1, "the file holds no message"),
+    ],
+)
+def test_broken_edge_list(write, content, line, message, blame):
+    found = blame(write("g.txt", content))
+    assert found[0] == line
+    assert message in found[1]
+
+
+def test_error_says_what_to_do_and_pickles(write):
+    path = write("CollegeMsg.txt", "1 2 3\n" * 16 + "3 x\n")
+    with pytest.raises(TraceError) as caught:
+        read_trace(str(path))
+    assert str(caught.value).startswith("CollegeMsg.txt:17: expected 'src dst time', found '3 x'")
+    assert "begin it with # to skip it" in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.file, again.line, str(again)) == (str(path), 17, str(caught.value))
+
+
+def test_csv(write):
+    trace = read_trace(write("m.csv", "\ufeff" + CSV))
+    assert (trace.senders, trace.receivers, trace.texts) == ([1, 2], [2, 1], ["hi", ""])
+    assert trace.times.tolist() == [10.0, 11.0]
+
+
+@pytest.mark.parametrize(
+    "header", ["source,target,ts", "Sender , Recipient,TIMESTAMP", "src,dst,seq", "from,receiver,time"]
+)
+def test_csv_default_names(write, header):
+    trace = read_trace(write("m.csv", f"{header}\n a , 007 ,1\n"))
+    assert (trace.senders, trace.receivers, trace.texts) == (["a"], ["007"], None)
+
+
+def test_csv_default_name_in_two_spellings_is_the_first_of_them(write):
+    assert read_trace(write("m.csv", "From,to,time,from\n1,2,3,4\n")).senders == [1]
+
+
+def test_csv_named_fields_and_awkward_text(write):
+    text = ' "quoted", comma,\r\ntwo lines\u2028 and a separator\x0b'
+    row = io.StringIO()
+    csv.writer(row).writerow(["x", "y", "2004-04-15T14:56:01Z", text])
+    path = write("m.csv", "who,whom,when,says\n" + row.getvalue())
+    trace = read_trace(path, from_field="who", to_field="whom", time_field="when", text_field="says")
+    assert trace.texts == [text]
+    assert trace.times.tolist() == [1082040961.0]
+
+
+def test_csv_text_is_dropped_only_where_it_has_no_known_name(write):
+    assert read_trace(write("m.csv", "from,to,time,says\n1,2,3,x\n")).texts is None
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "message"),
+    [
+        (CSV + "1,2\n", 4, "expected 4 cells as in the header, found 2"),
+        (CSV + "\n,2,3,x\n", 5, "the sender is empty"),
+        (CSV + "1, ,3,x\n", 4, "the receiver is empty"),
+        ('from,to,time,text\n1,2,3,"a\nb\nc"\n1,2,x,d\n', 5, "time 'x' is neither"),
+        # A lone carriage return ends no line for an editor.
+        ('from,to,time,text\n1,2,3,"a\rb"\n1,2,x,d\n', 3, "time 'x' is neither"),
+        (
+            'from,to,time,text\n1,2,3,a\n1,2,3,"open\n1,2,3,b\n',
+            3,
+            "no valid CSV row (unexpected end of data)",
+        ),
+        ('from,to,time,text\n1,2,3,"a"b\n', 2, "no valid CSV row"),
+        ("from,to,time\n1,2," + "9" * 140_000, 2, "needs JSON lines"),
+        ("from,to,time\n1,2,\n", 2, "time '' is neither"),
+        (
+            "\n6,2,4,1289241911\n",
+            2,
+            "no field for the sender: expected one of from, src, source, sender, found '6'",
+        ),
+        ("from,when\n", 1, "name yours by to_field (on the command line --to)"),
+        ("from,to,when\n", 1, "no field for the time: expected one of time, ts, timestamp, seq"),
+        ("from,to,time,to\n", 1, "the header names 'to' twice"),
+        ("from,to,time\n", 1, "the file holds no message"),
+        (" \n\n", 1, "the file is empty"),
+    ],
+)
+def test_broken_csv(write, content, line, message, blame):
+    found = blame(write("m.csv", content))
+    assert found[0] == line
+    assert message in found[1]
+
+
+@pytest.mark.parametrize("option", ["from_field", "to_field", "time_field", "text_field"])
+def test_field_asked_for_is_absent(write, option, blame):
+    noun = {"from_field": "sender", "to_field": "receiver"}.get(option, option.removesuffix("_field"))
+    expected = f"no field 'nix' for the {noun}: the fields are "
+    assert expected in blame(write("m.csv", CSV), **{option: "nix"})[1]
+    assert expected in blame(write("m.jsonl", JSONL), **{option: "nix"})[1]
+    assert expected in blame(write("m.txt", "1 2 3"), **{option: "nix"})[1]
+
+
+def test_json_lines(write):
+    trace = read_trace(write("m.ndjson", "\n" + JSONL.replace("\n", "\r\n")))
+    assert (trace.senders, trace.receivers, trace.texts) == (["a", "b"], ["b", "a"], ["hi", ""])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"sender":"a"', "expected a JSON object (Input data was truncated)"),
+        ("[1]", "expected a JSON object (Expected `object`, got `array`)"),
+        ("[" * 100_000, "expected a JSON object"),
+        ('{"sender":"a","seq":1,"text":""}', "this row has no field 'receiver'"),
+        ('{"sender":"","receiver":"b","seq":1,"text":""}', "the sender is empty"),
+        ('{"sender":"a","receiver":null,"seq":1,"text":""}', "the receiver is empty"),
+        ('{"sender":true,"receiver":"b","seq":1,"text":""}', "agent id True is a bool"),
+        ('{"sender":1.0,"receiver":"b","seq":1,"text":""}', "agent id 1.0 is a float"),
+        ('{"sender":["a"],"receiver":"b","seq":1,"text":""}', "is a list: an id must be an int or a str"),
+        ('{"sender":"a","receiver":"b","seq":null,"text":""}', "time None is neither"),
+        ('{"sender":"a","receiver":"b","seq":true,"text":""}', "time True is neither"),
+        ('{"sender":"a","receiver":"b","seq":1,"text":null}', "the text is of type NoneType"),
+        ('{"sender":"a","receiver":"b","seq":1,"text":"\\ud800"}', "expected a JSON object"),
+    ],
+)
+def test_broken_json_line(write, row, message, blame):
+    line, found = blame(write("m.jsonl", JSONL + row + "\n" + JSONL))
+    assert line == 3
+    assert message in found
+
+
+def test_text_that_only_later_rows_have_is_not_dropped(write, blame):
+    line, found = blame(write("m.jsonl", '{"from":1,"to":2,"ts":3}\n{"from":1,"to":2,"ts":3,"text":"x"}'))
+    assert line == 2
+    assert "those before it have none" in found
+
+
+def test_carriage_return_ends_no_json_line(write, blame):
+    assert blame(write("m.jsonl", '{"from":1,\r"to":2,"ts":3}\n{'))[0] == 2
+
+
+def test_lines_end_at_newlines_only(write, blame):
+    """U+2028, U+0085 and the like end a line for str.splitlines, and must not count here."""
+    text = "a\u2028b\u0085c\x1c"
+    rows = [json.dumps({"from": 1, "to": 2, "ts": 3, "text": text}, ensure_ascii=False)] * 2
+    path = write("m.jsonl", "\n".join([*rows, "{"]).replace("\x1c", "\\u001c"))
+    assert blame(path)[0] == 3
+    assert read_trace(write("n.jsonl", "\n".join(rows))).texts == [text, text]

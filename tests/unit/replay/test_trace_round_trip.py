@@ -1,0 +1,60 @@
+"""What is written as a trace is read as it was."""
+
+import csv
+import io
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.channels import check_id
+from ray_messaging.errors import InvalidAddress
+from ray_messaging.replay.trace import read_trace
+
+
+def is_id(spelled):
+    try:
+        check_id(spelled)
+    except InvalidAddress:
+        return False
+    return True
+
+
+integers = st.integers(-(2**63), 2**63 - 1)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(lambda s: s == s.strip() and is_id(s))
+ids = integers | names.map(check_id)
+times = st.floats(allow_nan=False, allow_infinity=False)
+words = ids.filter(lambda i: len(str(i).split()) == 1 and not str(i).startswith("#"))
+
+
+@given(
+    rows=st.lists(st.tuples(words, words, times), min_size=1),
+    breaks=st.sampled_from(["\n", "\r\n", "\n\n", "\n# c\n"]),
+)
+def test_edge_list_round_trip(tmp_path_factory, rows, breaks):
+    path = tmp_path_factory.mktemp("t") / "g.txt"
+    path.write_bytes(breaks.join(f"{a} {b} {t!r}" for a, b, t in rows).encode())
+    trace = read_trace(path)
+    assert list(zip(trace.senders, trace.receivers, trace.times.tolist(), strict=True)) == rows
+
+
+texts = st.text(st.characters(codec="utf-8"))
+
+
+@given(rows=st.lists(st.tuples(ids, ids, times, texts), min_size=1), plain=st.booleans())
+def test_json_lines_round_trip(tmp_path_factory, rows, plain):
+    path = tmp_path_factory.mktemp("t") / "m.jsonl"
+    lines = [json.dumps(dict(zip(("from", "to", "ts", "text"), row, strict=True)), ensure_ascii=plain) for row in rows]
+    path.write_bytes("\n".join(lines).encode())
+    trace = read_trace(path)
+    assert list(zip(trace.senders, trace.receivers, trace.times.tolist(), trace.texts, strict=True)) == rows
+
+
+@given(rows=st.lists(st.tuples(ids, ids, times, texts), min_size=1))
+def test_csv_round_trip(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("t") / "m.csv"
+    buffer = io.StringIO()
+    csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows([("from", "to", "time", "text"), *rows])
+    path.write_bytes(buffer.getvalue().encode())
+    trace = read_trace(path)
+    assert list(zip(trace.senders, trace.receivers, trace.times.tolist(), trace.texts, strict=True)) == rows
