@@ -144,6 +144,18 @@ def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
     return topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:{agent_id}:{topic}"
 
 
+def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> AgentId:
+    """Return to_id in its one form; raise InvalidAddress where it contradicts an agent's channel."""
+    checked = check_id(to_id)
+    if recipient is not None and checked != recipient:
+        raise InvalidAddress(
+            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, or "
+            "send on its own channel",
+            value=to_id,
+        )
+    return checked
+
+
 class Keys:
     """Build the Redis keys of one experiment; the hash tag keeps them on one primary of a cluster."""
 

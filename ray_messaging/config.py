@@ -68,6 +68,7 @@ class MessagingConfig(BaseModel):
     send_timeout_s: PositiveFloat = 30.0
     interceptor_timeout_s: PositiveFloat = 30.0
     lease_s: PositiveFloat = 30.0
+    loan_s: PositiveFloat = 60.0  # what a caller over Ray holds uncommitted for longer goes to the next one
     log_list_messages: int = Field(default=100_000, ge=0)
     mirror: bool = False
 

@@ -52,6 +52,7 @@ class Batch:
     __slots__ = (
         "epoch",
         "first",
+        "frame",
         "from_ids",
         "lines",
         "numbers",
@@ -89,12 +90,13 @@ class Batch:
         self.step = step
         self.sent_at = sent_at
         self.lines = lines
+        self.frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
 
     def __len__(self) -> int:
         return len(self.from_ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return decode, (encode(self),)
+        return decode, (encode(self) if self.frame is None else self.frame,)
 
     def message_id(self, row: int) -> str:
         """Return the id of one message: sender, the sender's epoch, the message's number."""
@@ -209,7 +211,9 @@ def decode(frame: bytes) -> Batch:
     _check(0 <= header.rows <= len(view), "its count of rows is impossible")
     _check(header.topics and all(header.topics), "it names no topic")
     _check(0 <= header.first < 2**62 and 0 <= header.epoch < 2**62, "its numbers are impossible")
-    return _decode_columns(header, _Reader(view[header_length:], header.rows, header.flags))
+    batch = _decode_columns(header, _Reader(view[header_length:], header.rows, header.flags))
+    batch.frame = frame
+    return batch
 
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:

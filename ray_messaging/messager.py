@@ -9,7 +9,8 @@ from ray_messaging import channels as names
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
-from ray_messaging.errors import Closed, InvalidAddress, NotListening
+from ray_messaging.errors import Closed, NotListening
+from ray_messaging.frames import decode
 from ray_messaging.interception.judges import PassAll, judge_for
 from ray_messaging.lines import encode_payload
 from ray_messaging.local_log import LocalLog
@@ -168,7 +169,7 @@ class Messager:
         address = self._addresses.get(channel) or self._address(channel)
         recipient = address.agent_id
         if to_id is not None and to_id != recipient:
-            recipient = _recipient(channel, recipient, to_id)
+            recipient = names.check_recipient(channel, recipient, to_id)
         if from_id.__class__ is not int:
             from_id = None if from_id is None else names.check_id(from_id)
         elif not names.INT64_MIN <= from_id <= names.INT64_MAX:  # type: ignore[operator]  # an int, as of the line above
@@ -184,7 +185,7 @@ class Messager:
         Everything is checked before anything is sent.
         """
         outbox = self._sending
-        entries = entries_of(messages, self._address, _recipient, self.settings.payload_bytes)
+        entries = entries_of(messages, self._address, self.settings.payload_bytes)
         return await outbox.gather(entries)
 
     async def send_columns(
@@ -198,6 +199,10 @@ class Messager:
         outbox = self._sending
         columns = columns_of(from_ids, to_ids, payloads, self.settings.payload_bytes)
         return await outbox.put_columns(columns, names.check_subtopic(subtopic))
+
+    async def relay(self, frames: Sequence[bytes]) -> Receipts:
+        """Send batches that `sending.bulk` made in another process; one receipt for each row."""
+        return await self._sending.relay([decode(frame) for frame in frames])
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""
@@ -237,6 +242,11 @@ class Messager:
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they come; each is committed when the next one is asked for."""
         return self._receiving.iterate()
+
+    @property
+    def subscription(self) -> Subscription:
+        """Return the receiving side, for those who lend messages out (`cluster.group_host`)."""
+        return self._receiving
 
     # -- the local log --------------------------------------------------------------------------------------------
 
@@ -280,15 +290,3 @@ class Messager:
     def get_user_payback_channel(self) -> str:
         """Return the channel on which agents answer the user."""
         return names.payback_channel(self.exp_id)
-
-
-def _recipient(channel: str, recipient: AgentId | None, to_id: object) -> AgentId:
-    """Return to_id in its one form; raise InvalidAddress where it contradicts an agent's channel."""
-    checked = names.check_id(to_id)
-    if recipient is not None and checked != recipient:
-        raise InvalidAddress(
-            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, or "
-            "send on its own channel",
-            value=to_id,
-        )
-    return checked

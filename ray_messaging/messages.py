@@ -23,12 +23,12 @@ class Slice(NamedTuple):
 class Messages(Sequence[Message]):
     """Be a batch of received messages, in the order they came; columns as numpy arrays, an item when looked at."""
 
-    __slots__ = ("_ends", "_exp_id", "_slices")
+    __slots__ = ("_ends", "exp_id", "slices")
 
     def __init__(self, exp_id: str, slices: Sequence[Slice]) -> None:
-        self._exp_id = exp_id
-        self._slices = list(slices)
-        self._ends = np.cumsum([part.high - part.low for part in self._slices]) if slices else np.zeros(0, np.int64)
+        self.exp_id = exp_id
+        self.slices = list(slices)
+        self._ends = np.cumsum([part.high - part.low for part in self.slices]) if slices else np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -44,33 +44,33 @@ class Messages(Sequence[Message]):
         if not 0 <= row < len(self):
             raise IndexError(f"message {index} of {len(self)}")
         at = int(np.searchsorted(self._ends, row, side="right"))
-        part = self._slices[at]
-        return Message(self._exp_id, part.batch, row - int(self._ends[at]) + part.high, part.pattern)
+        part = self.slices[at]
+        return Message(self.exp_id, part.batch, row - int(self._ends[at]) + part.high, part.pattern)
 
     def __iter__(self) -> Iterator[Message]:
-        for batch, low, high, pattern in self._slices:
+        for batch, low, high, pattern in self.slices:
             for row in range(low, high):
-                yield Message(self._exp_id, batch, row, pattern)
+                yield Message(self.exp_id, batch, row, pattern)
 
     @property
     def from_ids(self) -> NDArray[Any]:
         """Return the senders: int64 (n,), or object where some are str or None."""
-        return _joined([part.batch.from_ids.take(slice(part.low, part.high)).to_numpy() for part in self._slices])
+        return _joined([part.batch.from_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
 
     @property
     def to_ids(self) -> NDArray[Any]:
         """Return the recipients: int64 (n,), or object where some are str or None."""
-        return _joined([part.batch.to_ids.take(slice(part.low, part.high)).to_numpy() for part in self._slices])
+        return _joined([part.batch.to_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
 
     @property
     def sent_at(self) -> NDArray[np.float64]:
         """Return when they were sent, float64 (n,), unix seconds."""
-        return np.array(_joined([_column(part, part.batch.sent_at) for part in self._slices]), np.float64)
+        return np.array(_joined([_column(part, part.batch.sent_at) for part in self.slices]), np.float64)
 
     @property
     def steps(self) -> NDArray[Any]:
         """Return their senders' simulation steps: int64 (n,), or object where some have none."""
-        return _joined([_column(part, part.batch.step) for part in self._slices])
+        return _joined([_column(part, part.batch.step) for part in self.slices])
 
     @property
     def payloads(self) -> list[Any]:
@@ -81,7 +81,7 @@ class Messages(Sequence[Message]):
     def data(self) -> list[bytes]:
         """Return the payloads as they travelled."""
         found: list[bytes] = []
-        for part in self._slices:
+        for part in self.slices:
             lines = part.batch.lines
             if lines is not None and lines.index is None:
                 found += lines.list[part.low : part.high]
@@ -104,7 +104,7 @@ class Messages(Sequence[Message]):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Messages, (self._exp_id, self._slices)
+        return Messages, (self.exp_id, self.slices)
 
     def __repr__(self) -> str:
         return f"Messages({len(self):,} messages)"

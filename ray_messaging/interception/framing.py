@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from struct import Struct
+from typing import cast
 
 _LENGTH = Struct("<I")
 
@@ -17,8 +18,7 @@ class Framing(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
 
     def data_received(self, data: bytes) -> None:
         """Hand on each whole frame."""

@@ -214,11 +214,14 @@ class Subscription:
         commits.acknowledge()
         await commits.write()
 
-    async def commit(self, handled: Handled) -> None:
-        """Commit what was taken by `take`."""
+    def note_handled(self, handled: Handled) -> None:
+        """Note that what was taken by `take` is handled; `write` commits it."""
         _, commits = self._ready()
-        commits.hand(handled)
-        commits.acknowledge()
+        commits.add(handled)
+
+    async def write(self) -> None:
+        """Commit what is noted as handled."""
+        _, commits = self._ready()
         await commits.write()
 
     async def iterate(self) -> AsyncIterator[Message]:

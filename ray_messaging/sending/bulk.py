@@ -1,16 +1,18 @@
 """What users pass to bulk sends, checked and encoded before anything is sent."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ray_messaging.channels import Address, AgentId, check_id
+from ray_messaging.channels import Address, AgentId, check_id, check_recipient
 from ray_messaging.errors import InvalidColumns, InvalidPayload
+from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines, encode_payload
 from ray_messaging.message import Outgoing
-from ray_messaging.sending.parcel import BATCH_ROWS
+from ray_messaging.sending.parcel import BATCH_ROWS, Draft
 
 
 class Entry(NamedTuple):
@@ -33,7 +35,6 @@ class ColumnChunk(NamedTuple):
 def entries_of(
     messages: Sequence[Outgoing],
     address: Callable[[str], Address],
-    recipient: Callable[[str, AgentId | None, object], AgentId],
     limit_bytes: int,
 ) -> list[Entry]:
     """Check and encode messages; raise what the first bad one is guilty of."""
@@ -47,7 +48,7 @@ def entries_of(
         if message.channel is not None:
             to_id, topic = address(message.channel)
             if message.to_id is not None:
-                to_id = recipient(message.channel, to_id, message.to_id)
+                to_id = check_recipient(message.channel, to_id, message.to_id)
             entries.append(Entry(message.from_id, [to_id], topic, line))
         elif message.to_ids is None:
             entries.append(Entry(message.from_id, [message.to_id], message.subtopic, line))
@@ -81,3 +82,37 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
             lines = Lines.encode(payloads[part], limit_bytes)  # type: ignore[index]  # a Sequence, see above
         chunks.append(ColumnChunk(senders.take(part), receivers.take(part), lines))
     return chunks
+
+
+def frames_of_entries(entries: Sequence[Entry], step: int | None) -> list[bytes]:
+    """Encode entries for a messager in another process, in frames of a batch."""
+    frames: list[bytes] = []
+    draft = Draft(step)
+    now = time.time()
+    for entry in entries:
+        if len(draft) and len(draft) + len(entry.to_ids) > BATCH_ROWS:
+            frames.append(encode(draft.seal("", 0, 0)))
+            draft = Draft(step)
+        draft.extend(*entry, now)
+    return [*frames, encode(draft.seal("", 0, 0))] if len(draft) else frames
+
+
+def frames_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[bytes]:
+    """Encode columns for a messager in another process, a frame per chunk."""
+    now = time.time()
+    return [
+        encode(
+            Batch(
+                sender="",
+                epoch=0,
+                first=0,
+                from_ids=chunk.from_ids,
+                to_ids=chunk.to_ids,
+                topics=(topic,),
+                step=step,
+                sent_at=now,
+                lines=chunk.lines,
+            )
+        )
+        for chunk in chunks
+    ]

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown, TransitError
+from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judge, Verdicts
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.bulk import ColumnChunk, Entry
-from ray_messaging.sending.parcel import BATCH_ROWS, Columns, Draft, Many, Parcel
+from ray_messaging.sending.parcel import BATCH_ROWS, Columns, Draft, Many, Parcel, Relayed
 from ray_messaging.sending.posting import Posting
 from ray_messaging.sending.shipper import Shipper
 
@@ -121,6 +122,18 @@ class Outbox:
                 Columns(self.step, chunk.from_ids, chunk.to_ids, topic, chunk.lines, time.time(), futures[-1])
             )
             self._accept(len(chunk.from_ids))
+        return await _joined(futures)
+
+    async def relay(self, batches: Sequence[Batch]) -> Receipts:
+        """Accept batches that another process has gathered, each when there is room; return their receipts."""
+        futures: list[asyncio.Future[Receipts]] = []
+        for batch in batches:
+            if self.full:
+                await self.room()
+            self.check()
+            futures.append(asyncio.get_running_loop().create_future())
+            self._parcels.append(Relayed(batch, futures[-1]))
+            self._accept(len(batch))
         return await _joined(futures)
 
     def _accept(self, rows: int) -> None:

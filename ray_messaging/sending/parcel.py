@@ -154,3 +154,23 @@ class Columns(Parcel):
             sent_at=self._now,
             lines=self._lines,
         )
+
+
+class Relayed(Parcel):
+    """Be a parcel that another process has gathered and encoded."""
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, batch: Batch, future: "asyncio.Future[Receipts]") -> None:
+        super().__init__(None)
+        self._batch = batch
+        self.manies.append(Many(0, len(batch), future))
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def seal(self, sender: str, epoch: int, first: int) -> Batch:
+        """Put our name and numbers on the batch."""
+        batch = self._batch
+        batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
+        return batch

@@ -50,6 +50,9 @@ class BlackList(Rule):
         self._pairs -= {self._checked(pair) for pair in pairs}
         self._build()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._pairs, self.name)  # the tables are larger than the pairs, and quickly made
+
     def dump(self) -> Any:  # noqa: ANN401 - JSON
         """Return the pairs as JSON."""
         return sorted(self._pairs, key=repr)
@@ -130,3 +133,7 @@ class _Table:
 
 def _name(agent_id: AgentId | None) -> str:
     return "any agent" if agent_id is None else f"agent {agent_id!r}"
+
+
+def _rebuilt(pairs: Iterable[Pair], name: str) -> BlackList:
+    return BlackList(pairs, name=name)

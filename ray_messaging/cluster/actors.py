@@ -1,0 +1,152 @@
+"""Thin Ray shells round plain classes: Ray wraps every method of an actor class, so that hot code lives elsewhere."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+from ray.util import get_node_ip_address
+
+from ray_messaging.channels import AgentId
+from ray_messaging.cluster.group_host import GroupHost
+from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.cluster.spec import Experiment, GroupSpec, InterceptorSpec
+from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.config import RedisConfig
+from ray_messaging.errors import MessagingError
+from ray_messaging.interception.rules.black_list import Pair
+from ray_messaging.messages import Messages
+from ray_messaging.receipt import Receipts
+
+
+class ServerActor:
+    """Own the embedded server."""
+
+    def __init__(self) -> None:
+        self._server = EmbeddedServer(get_node_ip_address())
+        self._config = self._server.start()
+
+    def config(self) -> RedisConfig:
+        """Return where the server is, password included."""
+        return self._config
+
+    def stop(self) -> None:
+        """Stop the server and remove its data."""
+        self._server.stop()
+
+
+class InterceptorActor:
+    """Give verdicts, and know the experiment: the one actor that everybody finds by its name."""
+
+    async def __init__(self, spec: InterceptorSpec, redis: RedisConfig | None, server: Any) -> None:  # noqa: ANN401 - a handle
+        # An error here would kill the actor and reach nobody in its own form: `ready` raises it.
+        self._failure: MessagingError | None = None
+        self._host = InterceptorHost(spec, redis or await server.config.remote())
+        try:
+            await self._host.start(get_node_ip_address())
+        except MessagingError as error:
+            self._failure = error
+        tune_collector()
+
+    async def ready(self) -> Experiment:
+        """Return the experiment once everything runs; raise why it does not."""
+        if self._failure is not None:
+            raise self._failure
+        return self._host.experiment
+
+    async def lane(self) -> tuple[str, int, str]:
+        """Return host, port and token of the verdict lane."""
+        return self._host.lane_address
+
+    async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's
+        """Tell whether a message may pass."""
+        return self._host.interceptor.forward(from_id, to_id, msg)
+
+    async def forward_batch(self, request: bytes) -> bytes:
+        """Answer a request for verdicts: what the lane does, by Ray call."""
+        return self._host.interceptor.answer(request)
+
+    async def black_set(self) -> set[Pair]:
+        """Return the blocked pairs."""
+        return set(self._host.interceptor.black_list.pairs)
+
+    async def add_to_black_set(self, pairs: Iterable[Pair]) -> None:
+        """Block more pairs; once this has returned, no later send escapes it."""
+        await self._host.change_black_list(lambda rule: rule.add(pairs))
+
+    async def remove_from_black_set(self, pairs: Iterable[Pair]) -> None:
+        """Let pairs pass again."""
+        await self._host.change_black_list(lambda rule: rule.remove(pairs))
+
+    async def set_black_set(self, pairs: Iterable[Pair]) -> None:
+        """Replace the blocked pairs."""
+        await self._host.change_black_list(lambda rule: rule.set(pairs))
+
+    async def groups(self) -> list[str]:
+        """Return the names of the groups."""
+        return await self._host.groups()
+
+    async def owner_of(self, agent_id: AgentId) -> str | None:
+        """Return the group that hosts an agent."""
+        return await self._host.owner_of(agent_id)
+
+    async def remove(self, group: str) -> int:
+        """Remove a group's mailbox; what is unread becomes dead letters. Returns their frames."""
+        return await self._host.transport.remove(group, None)
+
+    async def stats(self) -> dict[str, Any]:
+        """Return counters, and what waits in each mailbox."""
+        return await self._host.stats()
+
+    async def close(self, *, erase: bool) -> None:
+        """Stop; `erase` removes the experiment's data from the server."""
+        await self._host.close(erase=erase)
+
+
+class GroupActor:
+    """Host agents: one mailbox, one outbox."""
+
+    async def __init__(self, experiment: Experiment, interceptor: Any, spec: GroupSpec) -> None:  # noqa: ANN401 - a handle
+        self._failure: MessagingError | None = None
+        # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
+        owner = f"{experiment.run}/{ray.get_runtime_context().get_actor_id()}"
+        self._host = GroupHost(experiment, interceptor, spec, owner)
+        try:
+            await self._host.start()
+        except MessagingError as error:
+            self._failure = error
+            await self._host.close()
+        tune_collector()
+
+    async def ready(self) -> None:
+        """Return once the group listens; raise why it does not."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
+        """Send what a handle has gathered: in the handle's order, and once."""
+        await self.ready()
+        return await self._host.relay(caller, number, oldest, frames)
+
+    async def fetch(self, caller: str, token: int, limit: int | None, timeout: float | None) -> tuple[int, Messages]:
+        """Commit what a handle's last fetch returned, and hand out what is there."""
+        await self.ready()
+        return await self._host.fetch(caller, token, limit, timeout)
+
+    async def ack(self, caller: str, token: int) -> None:
+        """Commit what a handle's last fetch returned."""
+        await self.ready()
+        await self._host.ack(caller, token)
+
+    async def agents(self) -> list[AgentId]:
+        """Return the agents of this group."""
+        return list(self._host.spec.agents)
+
+    async def stats(self) -> dict[str, Any]:
+        """Return counters of this group."""
+        return self._host.stats()
+
+    async def close(self) -> None:
+        """Send what was accepted, commit what was handled, and leave."""
+        await asyncio.shield(self._host.close())

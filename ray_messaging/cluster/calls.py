@@ -1,0 +1,47 @@
+"""Call actors from drivers and tasks, and get our own errors back."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+
+from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
+
+NAMESPACE = "ray_messaging"
+
+
+def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+    """Wait for a call and return its result; `what` names the actor in errors.
+
+    Raises: what the actor raised; Closed where it is gone; OutcomeUnknown where a call that `sends` was cut.
+    """
+    try:
+        return ray.get(ref)
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, what=what, sends=sends) from error
+
+
+async def awaited(ref: Awaitable[Any], *, what: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+    """Wait for a call on an event loop and return its result; raises as `result`."""
+    try:
+        return await asyncio.ensure_future(ref)
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, what=what) from error
+
+
+def translated(error: RayTaskError | RayActorError, *, what: str, sends: bool = False) -> Exception:
+    """Turn Ray's error into the one that the actor raised, or into ours."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, MessagingError):
+        return cause
+    if isinstance(error, ActorDiedError | ActorUnavailableError):
+        if sends:
+            return OutcomeUnknown(
+                f"{what} went down during this send, which may or may not have happened: fetch on the other side to "
+                "see, or send again"
+            )
+        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        return Closed(f"{what} is gone: it was shut down, or it died and cannot come back ({why})")
+    return error

@@ -1,0 +1,358 @@
+"""The facade: start an experiment, find its groups, shut it down."""
+
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_messaging.channels import AgentId, check_id, check_name
+from ray_messaging.cluster.actors import GroupActor, InterceptorActor, ServerActor
+from ray_messaging.cluster.calls import NAMESPACE, awaited, result
+from ray_messaging.cluster.group import Group, check_agents
+from ray_messaging.cluster.spec import SUBTOPICS, Experiment, GroupSpec, InterceptorSpec
+from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
+from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, RuleError, UnknownName
+from ray_messaging.interception.rules import Rule
+from ray_messaging.messager import Messager
+
+# Nobody waits for longer than this for actors to leave cleanly, in seconds.
+_CLOSE_S = 10.0
+_ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
+
+
+class Messaging:
+    """Run one experiment's messaging on a Ray cluster; pass it to Ray tasks and actors as it is.
+
+    The experiment lives as long as the process that started it, or until `shutdown`.
+    """
+
+    def __init__(self, experiment: Experiment, interceptor: Any, owned: "_Owned | None" = None) -> None:  # noqa: ANN401 - a handle
+        self._experiment = experiment
+        self._interceptor = interceptor
+        self._owned = owned
+        self._groups: dict[str, Group] = {}
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls,
+        exp_id: str,
+        *,
+        redis: RedisConfig | str | None = None,
+        rules: Sequence[Rule] = (),
+        on_existing: OnExisting = "error",
+        settings: MessagingConfig | None = None,
+        mirror: bool = False,
+    ) -> "Messaging":
+        """Start an experiment; Ray too, where it does not run yet.
+
+        Args: redis is a server of yours (None: an embedded one, which ends with the experiment). on_existing says what
+        to do where `exp_id` has data on the server or runs already. mirror has messages to agents PUBLISHed too, for
+        foreign listeners.
+        Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
+        """
+        check_name("exp_id", exp_id)
+        if on_existing not in {"error", "resume", "reset"}:
+            raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
+        config = RedisConfig.from_url(redis) if isinstance(redis, str) else redis
+        settings = settings or MessagingConfig()
+        if mirror:
+            settings = settings.model_copy(update={"mirror": True})
+        owned = _Owned(ray_is_ours=_ensure_ray())
+        try:
+            _make_way(exp_id, on_existing)
+            spec = InterceptorSpec(exp_id, secrets.token_hex(4), settings, _checked(rules), on_existing)
+            experiment = owned.start(spec, config)
+        except BaseException:
+            owned.close(erase=False)
+            raise
+        return cls(experiment, owned.interceptor, owned)
+
+    @classmethod
+    def connect(cls, exp_id: str) -> "Messaging":
+        """Find a running experiment from anywhere in its Ray cluster; raise UnknownName."""
+        check_name("exp_id", exp_id)
+        try:
+            interceptor = ray.get_actor(f"{exp_id}/interceptor", namespace=NAMESPACE)
+        except ValueError as error:
+            raise UnknownName(
+                f"no experiment {exp_id!r} runs in this Ray cluster: Messaging.start({exp_id!r}) first",
+                kind="experiment",
+                value=exp_id,
+            ) from error
+        return cls(result(interceptor.ready.remote(), what=f"experiment {exp_id!r}"), interceptor)
+
+    def shutdown(self, *, erase: bool = True) -> None:
+        """Let the groups send what they accepted, then stop everything; twice does no harm.
+
+        Args: erase says whether data on a server of yours go, too (the embedded one's always do). Stopping an
+        experiment is for whoever started it: elsewhere this only lets go.
+        """
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            owned.close(erase=erase)
+        self._groups.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Messaging, (self._experiment, self._interceptor)
+
+    def __repr__(self) -> str:
+        return f"Messaging({self.exp_id!r})"
+
+    # -- the experiment -------------------------------------------------------------------------------------------
+
+    @property
+    def exp_id(self) -> str:
+        """Return the experiment's name."""
+        return self._experiment.exp_id
+
+    @property
+    def redis(self) -> RedisConfig:
+        """Return where the server is: for a foreign Redis client, or a Messager of your own."""
+        return self._experiment.redis
+
+    @property
+    def interceptor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
+        """Return the handle of the interceptor actor."""
+        return self._interceptor
+
+    def stats(self) -> dict[str, Any]:
+        """Return the interceptor's counters, and what waits in each mailbox."""
+        return {"exp_id": self.exp_id} | self._ask(self._interceptor.stats.remote())
+
+    def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+        return result(ref, what=f"the interceptor of experiment {self.exp_id!r}")
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def create_group(
+        self,
+        name: str,
+        agents: Iterable[AgentId],
+        *,
+        subtopics: Sequence[str] = SUBTOPICS,
+        actor_options: dict[str, Any] | None = None,
+    ) -> Group:
+        """Start a group, a Ray actor that hosts agents; it lives as long as the process that made it.
+
+        Raises: AlreadyExists where the name or an agent is taken, InvalidAddress.
+        """
+        check_name("group name", name)
+        check_agents(agents)
+        spec = GroupSpec(name, tuple(dict.fromkeys(map(check_id, agents))), tuple(subtopics))
+        options: dict[str, Any] = _ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
+        try:
+            actor = _remote(GroupActor, options | (actor_options or {})).remote(
+                self._experiment, self._interceptor, spec
+            )
+        except ValueError as error:
+            raise AlreadyExists(
+                f"experiment {self.exp_id!r} has a group {name!r} already: choose another name, or use "
+                f"messaging.group({name!r})",
+                kind="group",
+                value=name,
+                owner=None,
+            ) from error
+        try:
+            result(actor.ready.remote(), what=f"group {name!r}")
+        except BaseException:
+            ray.kill(actor)
+            raise
+        group = Group(self._experiment, name, actor)
+        if self._owned is not None:
+            self._owned.groups[name] = actor
+        self._groups[name] = group
+        return group
+
+    def group(self, name: str) -> Group:
+        """Find a group by its name; raise UnknownName."""
+        known = self._groups.get(name)
+        if known is not None:
+            return known
+        try:
+            actor = ray.get_actor(self._experiment.group_name(name), namespace=NAMESPACE)
+        except ValueError as error:
+            raise UnknownName(
+                f"experiment {self.exp_id!r} has no group {name!r}; there are: {', '.join(self._names()) or 'none'}. "
+                "A group that open_messager made lives in your own actor, which alone can use it",
+                kind="group",
+                value=name,
+            ) from error
+        return self._groups.setdefault(name, Group(self._experiment, name, actor))
+
+    def groups(self) -> list[Group]:
+        """Return the groups that `create_group` made, wherever it was called, by name."""
+        found = []
+        for name in self._names():
+            try:
+                found.append(self.group(name))
+            except UnknownName:
+                continue  # a group in somebody's own actor, or one whose actor is gone
+        return found
+
+    def _names(self) -> list[str]:
+        names: list[str] = self._ask(self._interceptor.groups.remote())
+        return names
+
+    def group_of(self, agent_id: AgentId) -> Group:
+        """Find the group that hosts an agent; raise UnknownName."""
+        owner = self._ask(self._interceptor.owner_of.remote(check_id(agent_id)))
+        if owner is None:
+            raise UnknownName(
+                f"no group of experiment {self.exp_id!r} hosts agent {agent_id!r}: create_group(name, [{agent_id!r}])",
+                kind="agent",
+                value=agent_id,
+            )
+        return self.group(owner)
+
+    def remove_group(self, name: str) -> None:
+        """Stop a group and remove its mailbox; what is unread becomes dead letters."""
+        group = self.group(name)
+        _leave([group.actor])
+        self._groups.pop(name, None)
+        if self._owned is not None:
+            self._owned.groups.pop(name, None)
+        self._ask(self._interceptor.remove.remote(name))
+
+    async def open_messager(
+        self, name: str, agents: Iterable[AgentId], *, subtopics: Sequence[str] = SUBTOPICS
+    ) -> Messager:
+        """Open a group inside your own actor: a messager that hosts agents, without an extra hop. Close it yourself.
+
+        Raises: AlreadyExists where the name is held by a living actor, or an agent is taken.
+        """
+        check_agents(agents)
+        messager = Messager(self.redis, self.exp_id, self._interceptor, name=name, settings=self._experiment.settings)
+        context = ray.get_runtime_context()
+        owner = f"{self._experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
+        try:
+            await messager.init()
+            await messager.host_agents(agents, subtopics, owner=owner)
+        except BaseException:
+            await messager.close()
+            raise
+        return messager
+
+    async def interceptor_call(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - a method's arguments and result
+        """Call a method of the interceptor from an event loop, with errors in their own form."""
+        return await awaited(getattr(self._interceptor, method).remote(*args), what="the interceptor")
+
+
+class _Owned:
+    """What the process that started an experiment must stop."""
+
+    def __init__(self, *, ray_is_ours: bool) -> None:
+        self.interceptor: Any = None
+        self.groups: dict[str, Any] = {}
+        self._server: Any = None
+        self._ray_is_ours = ray_is_ours
+
+    def start(self, spec: InterceptorSpec, config: RedisConfig | None) -> Experiment:
+        """Start the server, unless there is one, and the interceptor."""
+        if config is None:
+            # Its data are on this node, so it must be, too.
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
+            self._server = _remote(ServerActor, options).remote()
+        options = _ACTOR | {"max_restarts": -1, "name": f"{spec.exp_id}/interceptor"}
+        try:
+            self.interceptor = _remote(InterceptorActor, options).remote(spec, config, self._server)
+        except ValueError as error:
+            raise _runs_already(spec.exp_id) from error
+        experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")
+        return experiment
+
+    def close(self, *, erase: bool) -> None:
+        """Stop groups, interceptor and server in this order, then Ray if we started it."""
+        if ray.is_initialized():
+            _leave(list(self.groups.values()))
+            if self.interceptor is not None:
+                _leave([self.interceptor], erase=erase)
+            if self._server is not None:
+                _attempt([self._server.stop.remote()])
+                ray.kill(self._server)
+            if self._ray_is_ours:
+                ray.shutdown()
+
+
+def _leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handles, a method's arguments
+    """Have actors close cleanly, then end them."""
+    _attempt([actor.close.remote(**kwargs) for actor in actors])
+    for actor in actors:
+        ray.kill(actor)
+
+
+def _attempt(refs: Sequence[Any]) -> None:
+    """Wait for calls, though not for ever, and whatever becomes of them: their actors are ended anyway."""
+    ray.wait(list(refs), num_returns=len(refs), timeout=_CLOSE_S) if refs else None
+
+
+def _remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
+    return ray.remote(**options)(actor_class)
+
+
+def _ensure_ray() -> bool:
+    """Start Ray where it does not run; tell whether that was us."""
+    if ray.is_initialized():
+        return False
+    ray.init(
+        address=os.environ.get("RAY_ADDRESS"),
+        include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
+        logging_level="error",
+    )
+    return True
+
+
+def _make_way(exp_id: str, on_existing: str) -> None:
+    """See to an experiment of this name that runs already."""
+    try:
+        running = Messaging.connect(exp_id)
+    except UnknownName:
+        return
+    except MessagingError:
+        running = None  # type: ignore[assignment]  # one that is just ending, or did not start
+    if on_existing != "reset" or running is None:
+        raise _runs_already(exp_id)
+    _leave([group.actor for group in running.groups()])
+    _leave([running.interceptor], erase=True)
+
+
+def _runs_already(exp_id: str) -> AlreadyExists:
+    return AlreadyExists(
+        f"experiment {exp_id!r} runs already in this Ray cluster: use Messaging.connect({exp_id!r}), choose another "
+        "exp_id, or start it afresh by on_existing='reset'",
+        kind="experiment",
+        value=exp_id,
+        owner=None,
+    )
+
+
+def _checked(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Return the rules if they can cross to the interceptor; raise RuleError."""
+    if isinstance(rules, Rule):
+        raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
+    for rule in rules:
+        try:
+            ray.cloudpickle.dumps(rule)
+        except (TypeError, AttributeError, RayError, ValueError) as error:
+            name = getattr(rule, "name", repr(rule))
+            raise RuleError(
+                f"rule {name!r} cannot be sent to the interceptor ({error}): make connections and locks when they are "
+                "first used, not in __init__",
+                rule=name,
+            ) from error
+    return tuple(rules)

@@ -1,0 +1,173 @@
+"""The account of a replay: what became of every message, and whether it adds up."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId
+from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.replay.checker import Tally
+from ray_messaging.replay.plan import Plan, Share
+from ray_messaging.replay.worker import Sent
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Account:
+    """Hold the figures of a replay; `problems` says in words what does not add up.
+
+    `lost`: delivered by receipt, never received; `leaked`: received although the receipt says otherwise; `matrix`:
+    delivered from group (row) to group (column); latencies in ms, from send to fetch.
+    """
+
+    messages: int
+    fates: dict[str, int]
+    unknown: int
+    received: int
+    duplicates: int
+    out_of_order: int
+    lost: int
+    leaked: int
+    misdirected: int
+    changed: int
+    unexpected: int
+    agents_differ: int
+    seconds: float
+    latency_ms: dict[str, float | None]
+    blocked_by: dict[str, int]
+    received_by_agent: dict[AgentId, int]
+    received_equals_file: bool
+    groups: list[dict[str, Any]]
+    matrix: list[list[int]]
+
+    @property
+    def per_second(self) -> float:
+        """Return how many messages met their fate per second."""
+        return self.messages / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        """Say what does not add up; empty where the account balances."""
+        delivered = self.fates["delivered"]
+        checks = (
+            (self.unknown, f"{self.unknown:,} messages have no fate"),
+            (delivered != self.received, f"{delivered:,} messages were delivered, but {self.received:,} received"),
+            (self.lost, f"{self.lost:,} delivered messages never arrived"),
+            (self.leaked, f"{self.leaked:,} messages arrived that were blocked or undeliverable"),
+            (self.duplicates, f"{self.duplicates:,} messages arrived again"),
+            (self.out_of_order, f"{self.out_of_order:,} messages arrived after a later one of their pair"),
+            (self.misdirected, f"{self.misdirected:,} messages arrived with other ids, or at another group"),
+            (self.changed, f"{self.changed:,} messages arrived with another text or time"),
+            (self.unexpected, f"{self.unexpected:,} messages arrived that are none of ours"),
+            (self.agents_differ, f"{self.agents_differ:,} agents received another number than was delivered to them"),
+        )
+        return [words for wrong, words in checks if wrong]
+
+    @property
+    def balances(self) -> bool:
+        """Tell whether every message met exactly one fate and arrived as it says, once, in order, unchanged."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the account as JSON's types."""
+        return {
+            "messages": self.messages,
+            **self.fates,
+            "received": self.received,
+            "duplicates": self.duplicates,
+            "out_of_order": self.out_of_order,
+            "seconds": round(self.seconds, 6),
+            "messages_per_second": round(self.per_second, 1),
+            "balances": self.balances,
+            "problems": self.problems,
+            "received_equals_file": self.received_equals_file,
+            "lost": self.lost,
+            "leaked": self.leaked,
+            "misdirected": self.misdirected,
+            "changed": self.changed,
+            "unexpected": self.unexpected,
+            "latency_ms": self.latency_ms,
+            "blocked_by": self.blocked_by,
+            "groups": self.groups,
+            "group_matrix": self.matrix,
+            "received_by_agent": {str(agent): count for agent, count in self.received_by_agent.items()},
+        }
+
+
+def draw_up(plan: Plan, shares: list[Share], sent: list[Sent], tallies: list[Tally]) -> Account:
+    """Draw up the account from what the groups sent and received."""
+    traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
+    delivered = codes == DELIVERED
+    counts = np.bincount(codes, minlength=UNKNOWN + 1).tolist()
+    seen = np.sum([tally.seen for tally in tallies], axis=0, dtype=np.int64)
+    by_agent = np.sum([tally.by_agent for tally in tallies], axis=0)
+    delivered_to = np.bincount(traffic.receivers[delivered], minlength=len(traffic.agents))
+    file_counts = np.bincount(traffic.receivers, minlength=len(traffic.agents))
+    return Account(
+        messages=len(traffic),
+        fates={
+            "delivered": counts[DELIVERED],
+            "blocked": counts[BLOCKED],
+            "published": counts[PUBLISHED],
+            "undeliverable": counts[UNDELIVERABLE],
+        },
+        unknown=counts[UNKNOWN],
+        received=sum(tally.received for tally in tallies),
+        duplicates=int(np.maximum(seen - 1, 0).sum()),
+        out_of_order=sum(tally.out_of_order for tally in tallies),
+        lost=int((delivered & (seen == 0)).sum()),
+        leaked=int((~delivered & (seen > 0)).sum()),
+        misdirected=sum(tally.misdirected for tally in tallies),
+        changed=sum(tally.changed for tally in tallies),
+        unexpected=sum(tally.unexpected for tally in tallies),
+        agents_differ=int((by_agent != delivered_to).sum()),
+        seconds=_ended(sent, tallies) - min(part.began_at for part in sent),
+        latency_ms=percentiles(np.concatenate([_latencies(tally) for tally in tallies])),
+        blocked_by=dict(sum((part.blocked_by for part in sent), Counter[str]())),
+        received_by_agent={
+            agent: count for agent, count in zip(traffic.agents, by_agent.tolist(), strict=True) if count
+        },
+        received_equals_file=bool((by_agent == file_counts).all()),
+        groups=_groups(plan, shares, tallies),
+        matrix=matrix(plan, delivered).tolist(),
+    )
+
+
+def fate_codes(plan: Plan, shares: list[Share], sent: list[Sent]) -> NDArray[np.uint8]:
+    """Return the fate of every message, uint8 (n,), UNKNOWN where no group sent it."""
+    codes = np.full(len(plan.traffic), UNKNOWN, np.uint8)
+    for share, part in zip(shares, sent, strict=True):
+        codes[share.rows] = part.codes
+    return codes
+
+
+def matrix(plan: Plan, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Count the chosen messages from group (row) to group (column)."""
+    traffic, groups = plan.traffic, plan.groups
+    cells = plan.group_of[traffic.senders[chosen]] * groups + plan.group_of[traffic.receivers[chosen]]
+    return np.bincount(cells, minlength=groups * groups).reshape(groups, groups)
+
+
+def percentiles(seconds: NDArray[np.floating[Any]]) -> dict[str, float | None]:
+    """Return p50 and p99 in ms; None where there is nothing to measure."""
+    if not len(seconds):
+        return {"p50": None, "p99": None}
+    p50, p99 = np.percentile(np.asarray(seconds, np.float64) * 1000, (50, 99)).tolist()
+    return {"p50": round(p50, 4), "p99": round(p99, 4)}
+
+
+def _ended(sent: list[Sent], tallies: list[Tally]) -> float:
+    return max([part.ended_at for part in sent] + [tally.last_at for tally in tallies])
+
+
+def _latencies(tally: Tally) -> NDArray[np.float32]:
+    return np.zeros(0, np.float32) if tally.latencies is None else tally.latencies
+
+
+def _groups(plan: Plan, shares: list[Share], tallies: list[Tally]) -> list[dict[str, Any]]:
+    return [
+        {"name": share.name, "agents": size, "sent": len(share.rows), "received": tally.received}
+        for share, size, tally in zip(shares, plan.sizes, tallies, strict=True)
+    ]

@@ -1,0 +1,110 @@
+"""The plan of a replay: which agents live in which group, and which messages each group sends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId
+from ray_messaging.errors import ConfigError
+from ray_messaging.replay.traffic import Traffic, digests
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Reference:
+    """Hold what every group sends from and checks against; arrays, so that Ray shares one copy per node.
+
+    For n messages: `senders`, `receivers`, `pairs` int32 (n,): indices into `agents`, and a number for each ordered
+    pair of them; `times` float64 (n,); `digests` uint64 (n,) of the texts, or None. `group_of` int32, by agent.
+    """
+
+    agents: NDArray[np.int64] | NDArray[np.object_]
+    group_of: NDArray[np.int32]
+    senders: NDArray[np.int32]
+    receivers: NDArray[np.int32]
+    pairs: NDArray[np.int32]
+    times: NDArray[np.float64]
+    digests: NDArray[np.uint64] | None
+
+    def __len__(self) -> int:
+        return len(self.senders)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Share:
+    """Hold one group's part: its agents, the rows it sends in order (intp), their texts, when each is due (s)."""
+
+    group: int
+    name: str
+    agents: list[AgentId]
+    rows: NDArray[np.intp]
+    texts: list[str] | None
+    due: NDArray[np.float64] | None
+
+
+class Plan:
+    """Divide traffic among groups; `group_of` int32, by agent. Raises ConfigError where a group has no agent."""
+
+    def __init__(self, traffic: Traffic, group_of: NDArray[np.int32], *, speed: float | None = None) -> None:
+        self.traffic = traffic
+        self.group_of = group_of
+        self.groups = int(group_of.max()) + 1
+        self.names = [f"group-{number}" for number in range(1, self.groups + 1)]
+        self._due = None if speed is None else due_times(traffic.times, speed)
+        sizes = np.bincount(group_of, minlength=self.groups)
+        if len(group_of) != len(traffic.agents) or not sizes.all():
+            raise ConfigError(
+                f"{len(traffic.agents)} agents cannot fill {self.groups} groups: give every agent a group, "
+                "and every group an agent"
+            )
+        self.sizes = sizes.tolist()
+
+    def reference(self) -> Reference:
+        """Build what every group sends from and checks against."""
+        traffic = self.traffic
+        both = traffic.senders.astype(np.int64) * len(traffic.agents) + traffic.receivers
+        return Reference(
+            _id_column(traffic.agents),
+            self.group_of,
+            traffic.senders,
+            traffic.receivers,
+            np.unique(both, return_inverse=True)[1].astype(np.int32),
+            traffic.times,
+            None if traffic.texts is None else digests(traffic.texts),
+        )
+
+    def shares(self) -> list[Share]:
+        """Build every group's part."""
+        return [self._share(group) for group in range(self.groups)]
+
+    def _share(self, group: int) -> Share:
+        traffic = self.traffic
+        rows = np.flatnonzero(self.group_of[traffic.senders] == group)
+        return Share(
+            group,
+            self.names[group],
+            [traffic.agents[place] for place in np.flatnonzero(self.group_of == group).tolist()],
+            rows,
+            None if traffic.texts is None else [traffic.texts[row] for row in rows.tolist()],
+            None if self._due is None else self._due[rows],
+        )
+
+
+def deal(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
+    """Deal agents to groups in turn, like cards; return each one's group. Fewer agents than groups fill fewer."""
+    return (np.arange(len(agents)) % groups).astype(np.int32)
+
+
+def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
+    """Return when each message is due, in seconds from the first, at `speed` times the pace of `times`.
+
+    A time that runs backwards is due at once: the order of the messages stands.
+    """
+    return (np.maximum.accumulate(times) - times[:1]) / speed
+
+
+def _id_column(agents: list[AgentId]) -> NDArray[np.int64] | NDArray[np.object_]:
+    if all(isinstance(agent, int) for agent in agents):
+        return np.array(agents, np.int64)
+    return np.array(agents, object)

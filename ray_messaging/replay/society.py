@@ -1,0 +1,86 @@
+"""A generated society: few talk much and most talk little, more within their group than across."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import ConfigError
+from ray_messaging.interception.rules.black_list import Pair
+from ray_messaging.replay.traffic import Traffic
+
+WITHIN = 0.6  # the share of messages that stay in the sender's group
+TAIL = 1.5  # of the Pareto distribution of activity: the top 1 % of 1,000 agents write about a sixth of all messages
+BLOCKED_PAIRS = 20
+SECONDS = 86_400.0  # a day's talk
+PHRASES = (
+    "hi",
+    "how are you?",
+    "did you see the news?",
+    "let us meet at the market at noon",
+    "I will think about it",
+    "no.",
+    "please tell the others that the meeting is moved to tomorrow",
+    "thanks, talk to you later",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Society:
+    """Hold generated traffic, the group of each agent (int32, by index), and whom to stop from writing to whom."""
+
+    traffic: Traffic
+    group_of: NDArray[np.int32]
+    black_list: list[Pair]
+    silenced: int
+
+
+def generate(agents: int, groups: int, messages: int, *, seed: int = 1) -> Society:
+    """Generate a society with agents 0..agents-1 in groups of equal size; the same seed gives the same one.
+
+    The black list stops one of the busiest agents from writing at all, and the most frequent pairs of others.
+    Raises ConfigError where a group would have fewer than two agents.
+    """
+    if agents < 2 * groups:
+        raise ConfigError(f"{agents} agents cannot fill {groups} groups: give at least two agents to a group")
+    random = np.random.default_rng(seed)
+    group_of = (np.arange(agents) * groups // agents).astype(np.int32)
+    senders = _weighted(random, random.pareto(TAIL, agents) + 0.05, messages)
+    receivers = _receivers(random, group_of, senders)
+    traffic = Traffic(
+        "a generated society",
+        list(range(agents)),
+        senders,
+        receivers,
+        np.sort(random.uniform(0, SECONDS, messages)),
+        [PHRASES[phrase] for phrase in random.integers(0, len(PHRASES), messages).tolist()],
+    )
+    silenced = int(np.argsort(np.bincount(senders, minlength=agents), kind="stable")[-3])
+    pairs: list[Pair] = [(silenced, None), *_frequent_pairs(senders, receivers, silenced)]
+    return Society(traffic, group_of, pairs, silenced)
+
+
+def _weighted(random: np.random.Generator, weights: NDArray[np.float64], count: int) -> NDArray[np.int32]:
+    return np.searchsorted(np.cumsum(weights / weights.sum()), random.random(count) * (1 - 1e-9)).astype(np.int32)
+
+
+def _receivers(
+    random: np.random.Generator, group_of: NDArray[np.int32], senders: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Draw receivers by popularity, from the sender's group or from all; nobody writes to themselves."""
+    popularity = random.pareto(TAIL, len(group_of)) + 0.05
+    receivers = _weighted(random, popularity, len(senders))
+    within = random.random(len(senders)) < WITHIN
+    for group in range(int(group_of.max()) + 1):
+        members = np.flatnonzero(group_of == group)
+        rows = np.flatnonzero(within & (group_of[senders] == group))
+        receivers[rows] = members[_weighted(random, popularity[members], len(rows))]
+    alone = receivers == senders
+    receivers[alone] = (senders[alone] + 1) % len(group_of)
+    return receivers
+
+
+def _frequent_pairs(senders: NDArray[np.int32], receivers: NDArray[np.int32], silenced: int) -> list[Pair]:
+    pairs, counts = np.unique(np.stack([senders, receivers], axis=1)[senders != silenced], axis=0, return_counts=True)
+    frequent = pairs[np.argsort(-counts, kind="stable")[:BLOCKED_PAIRS]]
+    return [(sender, receiver) for sender, receiver in frequent.tolist()]

@@ -1,0 +1,125 @@
+"""One group at work: it sends its share of the traffic, and checks what it receives at the same time."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId
+from ray_messaging.errors import MessagingError
+from ray_messaging.messager import Messager
+from ray_messaging.replay.checker import Checker, Tally
+from ray_messaging.replay.plan import Reference, Share
+
+CHUNK_ROWS = 16_384  # per call: a few frames, so that progress shows
+TICK_S = 0.2  # how long a fetch waits; the last one of all finds what should not be there
+PATIENCE_S = 20.0  # how long a delivered message may take to arrive, when nothing else arrives either
+
+
+class Sent(NamedTuple):
+    """Say what became of a group's share: a fate for each of its rows (uint8), and when, in unix s."""
+
+    codes: NDArray[np.uint8]
+    blocked_by: Counter[str]
+    began_at: float
+    ended_at: float
+
+
+class Worker:
+    """Send and receive for one group; a plain object, so that its hot code is not wrapped by Ray."""
+
+    def __init__(self, messager: Messager, reference: Reference, share: Share) -> None:
+        self._messager = messager
+        self._reference = reference
+        self._share = share
+        self._checker = Checker(reference, share.group)
+        self._expected: int | None = None
+        self._sent = 0
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Return how many messages were sent and received."""
+        return self._sent, self._checker.received
+
+    async def send(self) -> Sent:
+        """Send the share in order, each message when it is due."""
+        codes = np.zeros(len(self._share.rows), np.uint8)
+        blocked_by: Counter[str] = Counter()
+        began_at = time.time()
+        start = time.monotonic()
+        for low, high, due in self._chunks():
+            early = 0.0 if due is None else start + due - time.monotonic()
+            if early > 0:
+                await asyncio.sleep(early)
+            receipts = await self._messager.send_columns(*self._columns(low, high))
+            codes[low:high] = receipts.codes
+            blocked_by += receipts.blocked_by()
+            self._sent += high - low
+        return Sent(codes, blocked_by, began_at, time.time())
+
+    def _chunks(self) -> Iterator[tuple[int, int, float | None]]:
+        """Cut the share into rows to send at once, and when: `low`, `high`, seconds from the start or None."""
+        due, rows = self._share.due, len(self._share.rows)
+        start, low = time.monotonic(), 0
+        while low < rows:
+            if due is None:
+                high = min(rows, low + CHUNK_ROWS)
+            else:
+                late = int(np.searchsorted(due, time.monotonic() - start, side="right"))
+                high = min(max(late, low + 1), low + CHUNK_ROWS)
+            yield low, high, None if due is None else float(due[high - 1])
+            low = high
+
+    def _columns(self, low: int, high: int) -> tuple[Any, Any, list[dict[str, Any]]]:
+        reference, share = self._reference, self._share
+        rows = share.rows[low:high]
+        payloads: list[dict[str, Any]] = [
+            {"n": n, "time": at} for n, at in zip(rows.tolist(), reference.times[rows].tolist(), strict=True)
+        ]
+        if share.texts is not None:
+            for payload, text in zip(payloads, share.texts[low:high], strict=True):
+                payload["text"] = text
+        return reference.agents[reference.senders[rows]], reference.agents[reference.receivers[rows]], payloads
+
+    def expect(self, messages: int) -> None:
+        """Say how many messages were delivered to this group, once all receipts are there."""
+        self._expected = messages
+
+    async def receive(self) -> Tally:
+        """Check what arrives until all that is expected is here, and one more fetch found nothing.
+
+        Where something is missing, it ends when nothing came for `PATIENCE_S`.
+        """
+        checker, last = self._checker, time.monotonic()
+        while True:
+            messages = await self._messager.fetch_messages(timeout=TICK_S)
+            if len(messages):
+                last = time.monotonic()
+                checker.take(messages.data, messages.from_ids, messages.to_ids, messages.sent_at, time.time())
+            elif self._expected is None:
+                last = time.monotonic()
+            elif checker.received >= self._expected or time.monotonic() - last > PATIENCE_S:
+                return checker.tally
+
+    async def exchange(self, own: AgentId, other: AgentId, rounds: int, *, first: bool) -> list[float]:
+        """Send one message and await one, in turn with a worker that does the same; return the latencies in s.
+
+        Only one message is under way at any time. Raises MessagingError where one is stopped or does not come.
+        """
+        channel, found = self._messager.get_agent_chat_channel(other), []
+        for number in range(2 * rounds):
+            if first == (number % 2 == 0):
+                receipt = await self._messager.send_message(channel, {"round": number}, own, other)
+                if not receipt:
+                    raise MessagingError(f"a message to measure latency with was not sent: {receipt!r}")
+                continue
+            messages = await self._messager.fetch_messages(timeout=PATIENCE_S)
+            now = time.time()
+            if not len(messages):
+                raise MessagingError(f"a message to measure latency with did not arrive within {PATIENCE_S:g} s")
+            found.append(now - messages[0].sent_at)
+        return found
