@@ -8,6 +8,7 @@ import ray
 from ray.util import get_node_ip_address
 
 from ray_messaging.channels import AgentId
+from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.group_host import GroupHost
 from ray_messaging.cluster.interceptor_host import InterceptorHost
 from ray_messaging.cluster.server import EmbeddedServer
@@ -39,10 +40,12 @@ class ServerActor:
 class InterceptorActor:
     """Give verdicts, and know the experiment: the one actor that everybody finds by its name."""
 
-    async def __init__(self, spec: InterceptorSpec, redis: RedisConfig | None, server: Any) -> None:  # noqa: ANN401 - a handle
+    async def __init__(self, spec: InterceptorSpec, redis: RedisConfig | None) -> None:
         # An error here would kill the actor and reach nobody in its own form: `ready` raises it.
         self._failure: MessagingError | None = None
-        self._host = InterceptorHost(spec, redis or await server.config.remote())
+        if redis is None:
+            redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
+        self._host = InterceptorHost(spec, redis)
         try:
             await self._host.start(get_node_ip_address())
         except MessagingError as error:

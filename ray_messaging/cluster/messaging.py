@@ -267,10 +267,10 @@ class _Owned:
             # Its data are on this node, so it must be, too.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
-            self._server = _remote(ServerActor, options).remote()
+            self._server = _remote(ServerActor, options | {"name": f"{spec.exp_id}/server"}).remote()
         options = _ACTOR | {"max_restarts": -1, "name": f"{spec.exp_id}/interceptor"}
         try:
-            self.interceptor = _remote(InterceptorActor, options).remote(spec, config, self._server)
+            self.interceptor = _remote(InterceptorActor, options).remote(spec, config)
         except ValueError as error:
             raise _runs_already(spec.exp_id) from error
         experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")

@@ -1,0 +1,1 @@
+"""Benchmarks, each with its peer or limit in the same run."""
