@@ -78,9 +78,9 @@ class _Table:
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
         if self.dense is not None:
-            places = values - self.low
-            outside = len(self.dense) - 1
-            return self.dense[np.where((places >= 0) & (places < outside), places, outside)]
+            # Seen as unsigned, what lies below the first id lies above the last one, too.
+            places = (values - self.low).view(np.uint64)
+            return self.dense[np.minimum(places, np.uint64(len(self.dense) - 1))]
         places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
         return np.where(self.ids[places] == values, self.routes[places], NOBODY).astype(np.int32)
 

@@ -1,6 +1,7 @@
 """The messager's own log: batches as they were settled, rows when somebody asks."""
 
 from collections import deque
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -11,32 +12,44 @@ from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome, Receipt
 
 
 class LocalLog:
-    """Keep the latest sends, up to `limit` messages; the oldest batches go first, and are counted."""
+    """Keep the latest sends, up to `limit` messages; the oldest go first, and are counted."""
 
     def __init__(self, exp_id: str, limit: int) -> None:
-        self.dropped = 0
         self._exp_id = exp_id
         self._limit = limit
         self._size = 0
+        self._gone = 0
         self._batches: deque[tuple[Batch, Outcome]] = deque()
+
+    @property
+    def dropped(self) -> int:
+        """Return how many sends were forgotten because of the limit."""
+        return self._gone + self._excess
+
+    @property
+    def _excess(self) -> int:
+        """Return how many rows of the oldest batch are above the limit."""
+        return max(0, self._size - self._limit)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Keep a settled batch."""
         self._batches.append((batch, outcome))
         self._size += len(batch)
-        while self._size > self._limit:
+        while self._batches and self._size - len(self._batches[0][0]) >= self._limit:
             oldest, _ = self._batches.popleft()
             self._size -= len(oldest)
-            self.dropped += len(oldest)
+            self._gone += len(oldest)
 
     def clear(self) -> None:
         """Forget everything."""
+        self._gone = self.dropped
         self._batches.clear()
         self._size = 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Build a dict per send, the oldest first."""
-        return [self._row(batch, outcome, row) for batch, outcome in self._batches for row in range(len(batch))]
+        rows = ((batch, outcome, row) for batch, outcome in self._batches for row in range(len(batch)))
+        return [self._row(*found) for found in islice(rows, self._excess, None)]
 
     def _row(self, batch: Batch, outcome: Outcome, row: int) -> dict[str, Any]:
         lines, times = batch.lines, batch.sent_at

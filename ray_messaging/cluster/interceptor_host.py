@@ -39,7 +39,7 @@ class InterceptorHost:
         await self.transport.connect()
         await self._take_experiment()
         saved = await link.command("HGETALL", keys.rules)
-        states = {name.decode(): state for name, state in saved.items()}
+        states = {name.decode(): state for name, state in zip(saved[::2], saved[1::2], strict=True)}
         for rule in self.interceptor.rules:
             if rule.name in states:
                 rule.load(msgspec.msgpack.decode(states.pop(rule.name)))

@@ -40,7 +40,7 @@ class Framing(asyncio.Protocol):
     def send(self, frame: bytes) -> None:
         """Write one frame."""
         assert self.transport is not None
-        self.transport.writelines((_LENGTH.pack(len(frame)), frame))
+        self.transport.write(_LENGTH.pack(len(frame)) + frame)  # one copy is cheaper than a second buffer to write
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for those who log
         """End the connection: the peer does not keep to the protocol."""

@@ -1,4 +1,4 @@
-"""The receiver's check: is this message one of the traffic's, here for the first time, in order, unchanged?"""
+"""The receiver's check: each message is one of the traffic's, here for the first time, in order, unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Note(msgspec.Struct, gc=False):
 
     n: int
     time: float
-    text: str | None = None
+    text: str = ""
 
 
 _read_notes = msgspec.json.Decoder(list[Note]).decode

@@ -10,7 +10,8 @@ from ray_messaging.interception.rules.black_list import Pair
 from ray_messaging.replay.traffic import Traffic
 
 WITHIN = 0.6  # the share of messages that stay in the sender's group
-TAIL = 1.5  # of the Pareto distribution of activity: the top 1 % of 1,000 agents write about a sixth of all messages
+# Of the Pareto distribution of activity and popularity: the busiest write 600 times as much as the quietest.
+TAIL, LEAST, MOST = 1.5, 0.05, 30.0
 BLOCKED_PAIRS = 20
 SECONDS = 86_400.0  # a day's talk
 PHRASES = (
@@ -45,7 +46,7 @@ def generate(agents: int, groups: int, messages: int, *, seed: int = 1) -> Socie
         raise ConfigError(f"{agents} agents cannot fill {groups} groups: give at least two agents to a group")
     random = np.random.default_rng(seed)
     group_of = (np.arange(agents) * groups // agents).astype(np.int32)
-    senders = _weighted(random, random.pareto(TAIL, agents) + 0.05, messages)
+    senders = _weighted(random, _tail(random, agents), messages)
     receivers = _receivers(random, group_of, senders)
     traffic = Traffic(
         "a generated society",
@@ -60,6 +61,10 @@ def generate(agents: int, groups: int, messages: int, *, seed: int = 1) -> Socie
     return Society(traffic, group_of, pairs, silenced)
 
 
+def _tail(random: np.random.Generator, count: int) -> NDArray[np.float64]:
+    return np.clip(random.pareto(TAIL, count), LEAST, MOST)
+
+
 def _weighted(random: np.random.Generator, weights: NDArray[np.float64], count: int) -> NDArray[np.int32]:
     return np.searchsorted(np.cumsum(weights / weights.sum()), random.random(count) * (1 - 1e-9)).astype(np.int32)
 
@@ -68,7 +73,7 @@ def _receivers(
     random: np.random.Generator, group_of: NDArray[np.int32], senders: NDArray[np.int32]
 ) -> NDArray[np.int32]:
     """Draw receivers by popularity, from the sender's group or from all; nobody writes to themselves."""
-    popularity = random.pareto(TAIL, len(group_of)) + 0.05
+    popularity = _tail(random, len(group_of))
     receivers = _weighted(random, popularity, len(senders))
     within = random.random(len(senders)) < WITHIN
     for group in range(int(group_of.max()) + 1):

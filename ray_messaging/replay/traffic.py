@@ -43,6 +43,6 @@ class Traffic:
         return f"Traffic(name={self.name!r}, messages={len(self)}, agents={len(self.agents)})"
 
 
-def digests(texts: Iterable[str | None]) -> NDArray[np.uint64]:
-    """Return a checksum of 64 bits for each text; no text has that of an empty one."""
-    return np.frombuffer(b"".join([blake2b((text or "").encode(), digest_size=8).digest() for text in texts]), "<u8")
+def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """Return a checksum of 64 bits for each text, of its UTF-8."""
+    return np.frombuffer(b"".join([blake2b(text.encode(), digest_size=8).digest() for text in texts]), "<u8")

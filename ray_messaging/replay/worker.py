@@ -51,8 +51,7 @@ class Worker:
         blocked_by: Counter[str] = Counter()
         began_at = time.time()
         start = time.monotonic()
-        for low, high, due in self._chunks():
-            early = 0.0 if due is None else start + due - time.monotonic()
+        for low, high, early in self._chunks(start):
             if early > 0:
                 await asyncio.sleep(early)
             receipts = await self._messager.send_columns(*self._columns(low, high))
@@ -61,17 +60,17 @@ class Worker:
             self._sent += high - low
         return Sent(codes, blocked_by, began_at, time.time())
 
-    def _chunks(self) -> Iterator[tuple[int, int, float | None]]:
-        """Cut the share into rows to send at once, and when: `low`, `high`, seconds from the start or None."""
-        due, rows = self._share.due, len(self._share.rows)
-        start, low = time.monotonic(), 0
+    def _chunks(self, start: float) -> Iterator[tuple[int, int, float]]:
+        """Cut the share into rows to send at once, `low` to `high`, and how long to wait before, in s."""
+        due, rows, low = self._share.due, len(self._share.rows), 0
         while low < rows:
-            if due is None:
-                high = min(rows, low + CHUNK_ROWS)
-            else:
-                late = int(np.searchsorted(due, time.monotonic() - start, side="right"))
-                high = min(max(late, low + 1), low + CHUNK_ROWS)
-            yield low, high, None if due is None else float(due[high - 1])
+            high, early = min(rows, low + CHUNK_ROWS), 0.0
+            if due is not None:
+                elapsed = time.monotonic() - start
+                ready = int(np.searchsorted(due, elapsed, side="right"))
+                high = min(high, max(ready, low + 1))
+                early = float(due[low]) - elapsed
+            yield low, high, early
             low = high
 
     def _columns(self, low: int, high: int) -> tuple[Any, Any, list[dict[str, Any]]]:

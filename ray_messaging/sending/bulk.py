@@ -12,16 +12,7 @@ from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines, encode_payload
 from ray_messaging.message import Outgoing
-from ray_messaging.sending.parcel import BATCH_ROWS, Draft
-
-
-class Entry(NamedTuple):
-    """One payload for one or more recipients (None: the channel is no agent's)."""
-
-    from_id: AgentId | None
-    to_ids: list[AgentId | None]
-    topic: str
-    line: bytes
+from ray_messaging.sending.parcel import BATCH_ROWS, Draft, Entry
 
 
 class ColumnChunk(NamedTuple):
@@ -93,7 +84,7 @@ def frames_of_entries(entries: Sequence[Entry], step: int | None) -> list[bytes]
         if len(draft) and len(draft) + len(entry.to_ids) > BATCH_ROWS:
             frames.append(encode(draft.seal("", 0, 0)))
             draft = Draft(step)
-        draft.extend(*entry, now)
+        draft.extend(entry, now)
     return [*frames, encode(draft.seal("", 0, 0))] if len(draft) else frames
 
 

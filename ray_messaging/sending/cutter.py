@@ -49,9 +49,10 @@ class Cutter:
         """Return which rows go to which mailbox; None stands for all of them."""
         directory, batch = self.directory, posting.batch
         routes = directory.route(batch)
+        mailboxes = directory.mailboxes(int(routes[0]))
+        if posting.untouched and len(mailboxes) < 2 and (len(routes) == 1 or (routes == routes[0]).all()):
+            return {mailboxes[0] if mailboxes else BARE: None}
         used = np.flatnonzero(np.bincount(routes)).tolist()
-        if posting.untouched and len(used) == 1 and len(directory.mailboxes(used[0])) < 2:
-            return {next(iter(directory.mailboxes(used[0])), BARE): None}
         opened = posting.open_rows
         routes = routes[opened]
         if posting.placed or any(len(directory.mailboxes(route)) > 1 for route in used):

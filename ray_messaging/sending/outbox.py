@@ -12,8 +12,8 @@ from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown, Transit
 from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judge, Verdicts
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.sending.bulk import ColumnChunk, Entry
-from ray_messaging.sending.parcel import BATCH_ROWS, Columns, Draft, Many, Parcel, Relayed
+from ray_messaging.sending.bulk import ColumnChunk
+from ray_messaging.sending.parcel import BATCH_ROWS, Columns, Draft, Entry, Many, Parcel, Relayed
 from ray_messaging.sending.posting import Posting
 from ray_messaging.sending.shipper import Shipper
 
@@ -33,19 +33,17 @@ class Outbox:
         self._settled = settled
         self._parcels: deque[Parcel] = deque()
         self._number = 0
-        self._rows = 0
+        self.rows = 0  # accepted, but without a receipt yet
         self._wake = asyncio.Event()
+        self._awake = False
+        self._loop = asyncio.get_running_loop()
+        self._open: Draft | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._broken: MessagingError | None = None
         self._posting: Posting | None = None
         self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
         self.batches = 0
-
-    @property
-    def rows(self) -> int:
-        """Return how many messages are accepted but have no receipt yet."""
-        return self._rows
 
     def check(self) -> None:
         """Raise why nothing can be sent any more, if so."""
@@ -55,7 +53,7 @@ class Outbox:
     @property
     def full(self) -> bool:
         """Tell whether senders must wait for room."""
-        return self._rows >= self._settings.outbox_messages
+        return self.rows >= self._settings.outbox_messages
 
     async def room(self) -> None:
         """Wait until the outbox is below its limit; those who wait go in turn."""
@@ -63,7 +61,11 @@ class Outbox:
             self.check()
             turn = asyncio.get_running_loop().create_future()
             self._room.append(turn)
-            await turn
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._admit()  # whose turn came at that very moment must not keep it
+                raise
         self.check()
         self._admit()
 
@@ -77,19 +79,26 @@ class Outbox:
 
     def _draft(self) -> Draft:
         """Return the parcel that messages are gathered in."""
-        last = self._parcels[-1] if self._parcels else None
-        if not isinstance(last, Draft) or len(last) >= BATCH_ROWS or last.step != self.step:
-            last = Draft(self.step)
-            self._parcels.append(last)
-        return last
+        draft = self._open
+        if draft is None or len(draft) >= BATCH_ROWS or draft.step != self.step:
+            draft = self._open = Draft(self.step)
+            self._parcels.append(draft)
+        return draft
 
     def append(
         self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
     ) -> "asyncio.Future[Receipt]":
         """Accept one message; the future gives its receipt."""
-        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        self._draft().append(from_id, to_id, topic, line, time.time(), future)
-        self._accept(1)
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        draft = self._open
+        # A full draft, one of another step, and one under way are no longer open.
+        if draft is None or len(draft.rows) >= BATCH_ROWS or draft.step != self.step:
+            draft = self._draft()
+        draft.rows.append((from_id, to_id, topic, line, time.time(), future))
+        self.rows += 1
+        if not self._awake:
+            self._awake = True
+            self._wake.set()
         return future
 
     async def gather(self, entries: Sequence[Entry]) -> Receipts:
@@ -103,11 +112,11 @@ class Outbox:
             now, draft = time.time(), self._draft()
             low = len(draft)
             while at < len(entries) and len(draft) < BATCH_ROWS:
-                draft.extend(*entries[at], now)
+                draft.extend(entries[at], now)
                 at += 1
             futures.append(asyncio.get_running_loop().create_future())
             draft.manies.append(Many(low, len(draft), futures[-1]))
-            self._accept(len(draft) - low)
+            self._accept(draft, len(draft) - low)
         return await _joined(futures)
 
     async def put_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
@@ -118,10 +127,10 @@ class Outbox:
                 await self.room()
             self.check()
             futures.append(asyncio.get_running_loop().create_future())
-            self._parcels.append(
-                Columns(self.step, chunk.from_ids, chunk.to_ids, topic, chunk.lines, time.time(), futures[-1])
+            self._accept(
+                Columns(self.step, chunk.from_ids, chunk.to_ids, topic, chunk.lines, time.time(), futures[-1]),
+                len(chunk.from_ids),
             )
-            self._accept(len(chunk.from_ids))
         return await _joined(futures)
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
@@ -132,17 +141,21 @@ class Outbox:
                 await self.room()
             self.check()
             futures.append(asyncio.get_running_loop().create_future())
-            self._parcels.append(Relayed(batch, futures[-1]))
-            self._accept(len(batch))
+            self._accept(Relayed(batch, futures[-1]), len(batch))
         return await _joined(futures)
 
-    def _accept(self, rows: int) -> None:
-        self._rows += rows
+    def _accept(self, parcel: Parcel, rows: int) -> None:
+        if parcel is not self._open:
+            # What comes one by one from now on goes behind it.
+            self._open = None
+            self._parcels.append(parcel)
+        self.rows += rows
+        self._awake = True
         self._wake.set()
 
     async def flush(self) -> None:
         """Wait until all that was accepted has its receipt."""
-        if self._rows:
+        if self.rows:
             done = asyncio.get_running_loop().create_future()
             self._idle.append(done)
             await done
@@ -166,8 +179,9 @@ class Outbox:
                 if not self._parcels:
                     await self._sleep()
                 self._wake.clear()
+                self._awake = False
                 if self._parcels:
-                    await self._post(self._parcels.popleft())
+                    await self._post(self._next())
                 await self._shipper.ship()
                 while self._shipper.stale_verdicts:
                     await self._judge_again()
@@ -186,11 +200,20 @@ class Outbox:
     async def _sleep(self) -> None:
         """Wait for a message, or for the time at which a full mailbox is to be tried again."""
         retry_at = self._shipper.retry_at
+        if retry_at is None:
+            await self._wake.wait()
+            return
         try:
             async with asyncio.timeout_at(retry_at):
                 await self._wake.wait()
         except TimeoutError:
             pass
+
+    def _next(self) -> Parcel:
+        parcel = self._parcels.popleft()
+        if parcel is self._open:
+            self._open = None
+        return parcel
 
     async def _post(self, parcel: Parcel) -> None:
         batch = parcel.seal(self._shipper.sender, self._shipper.epoch, self._number)
@@ -220,10 +243,10 @@ class Outbox:
         await self._shipper.ship()
 
     def _finish(self, posting: Posting) -> None:
-        self._rows -= len(posting.batch)
+        self.rows -= len(posting.batch)
         self._settled(posting)
         self._admit()
-        if self._rows == 0:
+        if self.rows == 0:
             for done in self._idle:
                 if not done.done():
                     done.set_result(None)

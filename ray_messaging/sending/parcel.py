@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,15 @@ from ray_messaging.receipt import Receipt, Receipts
 
 # A batch has at most so many rows: a few frames, so that asking and writing take turns often enough.
 BATCH_ROWS = 16_384
+
+
+class Entry(NamedTuple):
+    """One payload for one or more recipients (None: the channel is no agent's)."""
+
+    from_id: AgentId | None
+    to_ids: list[AgentId | None]
+    topic: str
+    line: bytes
 
 
 class Many(NamedTuple):
@@ -35,7 +45,7 @@ class Parcel:
 
     def __init__(self, step: int | None) -> None:
         self.step = step
-        self.singles: list[asyncio.Future[Receipt] | None] = []
+        self.singles: Sequence[asyncio.Future[Receipt] | None] = ()
         self.manies: list[Many] = []
 
     def __len__(self) -> int:
@@ -46,73 +56,57 @@ class Parcel:
         raise NotImplementedError
 
 
-class Draft(Parcel):
-    """Be a parcel that messages are appended to, one by one."""
+# from_id, to_id, topic, payload, time, and the future of who waits for this one message alone
+Row = tuple[AgentId | None, AgentId | None, str, bytes, float, "asyncio.Future[Receipt] | None"]
 
-    __slots__ = ("_from_ids", "_index", "_lines", "_times", "_to_ids", "_topic", "_topics")
+
+class Draft(Parcel):
+    """Be a parcel that messages are appended to, one by one; columns are made of them when it is sealed."""
+
+    __slots__ = ("_shared", "rows")
 
     def __init__(self, step: int | None) -> None:
         super().__init__(step)
-        self._from_ids: list[AgentId | None] = []
-        self._to_ids: list[AgentId | None] = []
-        self._topics: dict[str, int] = {}
-        self._topic: list[int] = []
-        self._lines: list[bytes] = []
-        self._index: list[int] | None = None
-        self._times: list[float] = []
+        self.rows: list[Row] = []
+        self._shared = False
 
     def __len__(self) -> int:
-        return len(self._from_ids)
+        return len(self.rows)
 
-    def append(
-        self,
-        from_id: AgentId | None,
-        to_id: AgentId | None,
-        topic: str,
-        line: bytes,
-        now: float,
-        future: "asyncio.Future[Receipt]",
-    ) -> None:
-        """Add one message, and who waits for its receipt."""
-        self._from_ids.append(from_id)
-        self._to_ids.append(to_id)
-        self._topic.append(self._topics.setdefault(topic, len(self._topics)))
-        if self._index is not None:
-            self._index.append(len(self._lines))
-        self._lines.append(line)
-        self._times.append(now)
-        self.singles.append(future)
-
-    def extend(
-        self, from_id: AgentId | None, to_ids: list[AgentId] | list[AgentId | None], topic: str, line: bytes, now: float
-    ) -> None:
+    def extend(self, entry: Entry, now: float) -> None:
         """Add one payload for some recipients; a bulk send waits for them."""
-        rows = len(to_ids)
-        self._from_ids += [from_id] * rows
-        self._to_ids += to_ids
-        self._topic += [self._topics.setdefault(topic, len(self._topics))] * rows
-        if rows != 1 and self._index is None:
-            self._index = list(range(len(self._lines)))
-        if self._index is not None:
-            self._index += [len(self._lines)] * rows
-        self._lines.append(line)
-        self._times += [now] * rows
-        self.singles += [None] * rows
+        from_id, to_ids, topic, line = entry
+        self._shared |= len(to_ids) > 1
+        self.rows += [(from_id, to_id, topic, line, now, None) for to_id in to_ids]
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
         """Build the batch."""
+        from_ids, to_ids, topics, lines, times, self.singles = zip(*self.rows, strict=True)
+        table = dict.fromkeys(topics)
+        topic = None
+        if len(table) > 1:
+            places = {name: place for place, name in enumerate(table)}
+            topic = np.array([places[name] for name in topics], np.uint16)
         return Batch(
             sender=sender,
             epoch=epoch,
             first=first,
-            from_ids=Ids.of(self._from_ids),
-            to_ids=Ids.of(self._to_ids),
-            topics=tuple(self._topics),
-            topic=None if len(self._topics) == 1 else np.array(self._topic, np.uint16),
+            from_ids=Ids.of(from_ids),
+            to_ids=Ids.of(to_ids),
+            topics=tuple(table),
+            topic=topic,
             step=self.step,
-            sent_at=self._times[0] if len(self._times) == 1 else np.frombuffer(array("d", self._times), np.float64),
-            lines=Lines.of(self._lines, None if self._index is None else np.array(self._index, np.uint32)),
+            sent_at=times[0] if len(times) == 1 else np.frombuffer(array("d", times), np.float64),
+            lines=_once(lines) if self._shared else Lines.of(list(lines)),
         )
+
+
+def _once(lines: Sequence[bytes]) -> Lines:
+    """Keep a payload that goes to many once: they share the very object."""
+    places: dict[int, int] = {}
+    index = [places.setdefault(id(line), len(places)) for line in lines]
+    found = dict(zip(map(id, lines), lines, strict=True))
+    return Lines.of([found[key] for key in places], np.array(index, np.uint32))
 
 
 class Columns(Parcel):

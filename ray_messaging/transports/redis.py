@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection
-
 from ray_messaging.channels import Keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
@@ -23,6 +21,7 @@ from ray_messaging.transports.base import (
 )
 from ray_messaging.transports.redis_ingress import RedisIngress
 from ray_messaging.transports.redis_link import RedisLink
+from ray_messaging.transports.wire import Wire
 
 # A blocking read answers by itself before the socket's timeout can.
 _READ_MARGIN_S = 5.0
@@ -35,7 +34,7 @@ class RedisTransport:
         self.exp_id = exp_id
         self.keys = Keys(exp_id)
         self.link = RedisLink(config, patience_s)
-        self._reading: AbstractConnection | None = None
+        self._reading: Wire | None = None
         self._ingress: RedisIngress | None = None
 
     async def connect(self) -> None:
@@ -45,7 +44,7 @@ class RedisTransport:
     async def close(self) -> None:
         """Let the connections go; closing twice does no harm."""
         await self.unsubscribe()
-        await self._drop_reader()
+        self._drop_reader()
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
@@ -122,23 +121,21 @@ class RedisTransport:
             done = True
         finally:
             if not done:  # cancelled: its reply may still come, so this connection cannot be used again
-                await self._drop_reader()
+                self._drop_reader()
         if not reply:
             return []
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in reply[0][1]]
 
     async def _read_once(self, command: list[Any], timeout_s: float) -> Any:  # noqa: ANN401 - a reply
-        connection = self._reading
-        if connection is None or not connection.is_connected:
-            connection = self._reading = self.link.dedicated()
-            await connection.connect()
-        await connection.send_command(*command)
-        return await connection.read_response(timeout=timeout_s)
+        wire = self._reading
+        if wire is None or not wire.is_open:
+            wire = self._reading = await Wire.open(self.link.dedicated())
+        return await wire.call(command, timeout_s)
 
-    async def _drop_reader(self) -> None:
-        connection, self._reading = self._reading, None
-        if connection is not None:
-            await connection.disconnect(nowait=True)
+    def _drop_reader(self) -> None:
+        wire, self._reading = self._reading, None
+        if wire is not None:
+            wire.close()
 
     async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
         """Move the durable cursor and trim what lies behind."""

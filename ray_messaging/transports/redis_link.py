@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -31,6 +32,7 @@ from redis.exceptions import (
 
 from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
 from ray_messaging.errors import ConfigError, ConnectionFailed, ServerRefused
+from ray_messaging.transports.wire import Wire
 
 T = TypeVar("T")
 
@@ -64,7 +66,9 @@ class RedisLink:
         self.config = config
         self.patience_s = patience_s
         self._client: aioredis.Redis | None = None
-        self._shas: dict[str, str] = {}
+        self._wire: Wire | None = None
+        self._opening = asyncio.Lock()
+        self._shas: dict[str, bytes] = {}
 
     @property
     def where(self) -> str:
@@ -103,20 +107,34 @@ class RedisLink:
         """Reach the server once; raise ConnectionFailed, ServerRefused or ConfigError, each within 5 s."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                info = await self.client.info("server")
+                info = await self._once(("INFO", "server"))
         except Exception as error:
             await self.close()
             raise self.translated(error) from error
-        found = str(info.get("redis_version", "0.0"))
-        if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_SERVER:
+        found = re.search(rb"redis_version:(\d+)\.(\d+)", info)
+        if found is None or (int(found[1]), int(found[2])) < OLDEST_SERVER:
             await self.close()
-            raise ConfigError(f"the server at {self.where} is Redis {found}: install Redis 7.0, Valkey 7.2 or newer")
+            version = "of an unknown version" if found is None else found[0].decode()
+            raise ConfigError(f"the server at {self.where} is {version}: install Redis 7.0, Valkey 7.2 or newer")
 
     async def close(self) -> None:
         """Let the connections go; closing twice does no harm."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+
+    async def _once(self, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
+        """Send one command over the connection that all share, which is opened where there is none."""
+        wire = self._wire
+        if wire is None or not wire.is_open:
+            async with self._opening:
+                if self._wire is None or not self._wire.is_open:
+                    self._wire = await Wire.open(self.dedicated())
+                wire = self._wire
+        return await wire.call(args, self.config.timeout)
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""
@@ -145,18 +163,18 @@ class RedisLink:
         async def run() -> Any:  # noqa: ANN401 - a reply
             sha = self._shas.get(name)
             if sha is None:
-                sha = self._shas[name] = await self.client.script_load(script_text(name))
+                sha = self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
             try:
-                return await self.client.execute_command("EVALSHA", sha, len(keys), *keys, *args)
+                return await self._once((b"EVALSHA", sha, len(keys), *keys, *args))
             except NoScriptError:
                 del self._shas[name]
-                return await self.client.execute_command("EVAL", script_text(name), len(keys), *keys, *args)
+                return await self._once((b"EVAL", script_text(name), len(keys), *keys, *args))
 
         return await self.persist(run)
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
-        """Run one command that may be repeated."""
-        return await self.persist(lambda: self.client.execute_command(*args))
+        """Run one command that may be repeated; replies come as RESP2 gives them."""
+        return await self.persist(lambda: self._once(args))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat what a cut connection broke, up to `patience_s`; raise ServerRefused, ConnectionFailed."""

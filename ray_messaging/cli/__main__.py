@@ -1,0 +1,5 @@
+"""Run the command line as `python -m ray_messaging.cli`."""
+
+from ray_messaging.cli.app import app
+
+app(prog_name="ray-messaging")

@@ -1,0 +1,35 @@
+"""The commands."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from ray_messaging.cli.demo import demo
+from ray_messaging.cli.replay import replay
+
+app = typer.Typer(
+    name="ray-messaging",
+    help="Durable, filtered, logged messaging between millions of agents on a Ray cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(demo)
+app.command()(replay)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+    if wanted:
+        typer.echo(f"ray-messaging {version('ray-messaging')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Run a society of messaging groups on Ray, or replay a real trace through them."""

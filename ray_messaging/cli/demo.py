@@ -1,0 +1,52 @@
+"""The demo: a society on generated traffic, with a black list at work."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ray_messaging.cli.session import check_json_file, clean_errors, finish, output, run
+from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_speed
+from ray_messaging.interception.rules import BlackList
+from ray_messaging.replay.plan import Plan
+from ray_messaging.replay.society import generate
+
+NEXT = """\
+Try next:
+  ray-messaging demo --agents 10000 --json account.json
+  ray-messaging replay TRACE --groups 4      (your own: edge list, CSV or JSONL)
+  ray-messaging replay TRACE --rules 'black-list:1-2,3-*' --rules max-length:500
+In Python: from ray_messaging import Messaging (the README: the first ten lines)"""
+
+
+def demo(
+    agents: Annotated[int, typer.Option(min=4, help="How many agents the society has.")] = 1000,
+    groups: Annotated[int, typer.Option(min=2, max=64, help="How many groups, one Ray actor each.")] = 4,
+    messages: Annotated[int, typer.Option(min=1, help="How many messages the agents send.")] = 1_000_000,
+    redis: Annotated[
+        str | None, typer.Option(metavar="URL", help="Use this server, redis://host:port/db, not an embedded one.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the account to this file.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed generates the same traffic.")] = 1,
+) -> None:
+    """Run a society of agents that talk to each other, with a black list at work, and show what became of it."""
+    with clean_errors():
+        check_json_file(json_file)
+        society = generate(agents, groups, messages, seed=seed)
+        plan = Plan(society.traffic, society.group_of)
+        console = output()
+        console.print(
+            f"Demo: {agents:,} agents in {groups} groups (a Ray actor each) send {messages:,} messages to each other. "
+            f"A black list stops agent {society.silenced} from writing to anybody, and "
+            f"{len(society.black_list) - 1} pairs from talking."
+        )
+        outcome = run(console, plan, [BlackList(society.black_list)], redis, purpose="demo", probe=True)
+        for show in (show_fates, show_heat_map, show_check):
+            console.print()
+            show(console, outcome.account)
+        console.print()
+        show_speed(console, outcome.account, outcome.lone_ms)
+        console.print(f"\n{NEXT}")
+        finish(outcome, json_file, {"agents": agents, "seed": seed})

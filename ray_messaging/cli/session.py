@@ -1,0 +1,95 @@
+"""What both commands do: start, run, report, and end with the right exit code."""
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from ray_messaging.cli.show import progress_bars
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.interception.rules import Rule
+from ray_messaging.replay.account import Account
+from ray_messaging.replay.engine import Engine
+from ray_messaging.replay.plan import Plan
+
+DOES_NOT_BALANCE, USAGE, INTERRUPTED = 1, 2, 130
+PLAIN_WIDTH = 200  # where no terminal says how wide it is
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Hold what a run found; `startup_seconds` until every group listened, `lone_ms` None where not measured."""
+
+    account: Account
+    startup_seconds: float
+    lone_ms: dict[str, float | None] | None
+
+
+def run(
+    console: Console, plan: Plan, rules: Sequence[Rule], redis: str | None, *, purpose: str, probe: bool
+) -> Outcome:
+    """Start Ray (unless it runs), a server (unless one is given) and the groups; send, receive, and stop it all."""
+    began = time.monotonic()
+    exp_id = f"{purpose}-{secrets.token_hex(4)}"
+    console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")
+    with Messaging.start(exp_id, redis=redis, rules=rules) as messaging, Engine(messaging, plan, probe=probe) as engine:
+        startup_seconds = time.monotonic() - began
+        console.print(f"Ready after {startup_seconds:.1f} s. Sending {len(plan.traffic):,} messages ...")
+        with progress_bars(console, len(plan.traffic)) as on_progress:
+            account = engine.run(on_progress)
+        lone_ms = engine.lone_latency_ms() if probe and account.balances else None
+    return Outcome(account, startup_seconds, lone_ms)
+
+
+def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> None:
+    """Write the JSON file, and exit by 1 where the account does not balance."""
+    if json_file is not None:
+        found = facts | outcome.account.to_dict() | {"startup_seconds": round(outcome.startup_seconds, 3)}
+        if outcome.lone_ms is not None:
+            found["lone_latency_ms"] = outcome.lone_ms
+        try:
+            json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {str(json_file)!r} ({error.strerror}): give another --json file"
+            ) from error
+    if not outcome.account.balances:
+        for problem in outcome.account.problems:
+            typer.echo(f"error: the account does not balance: {problem}", err=True)
+        raise typer.Exit(DOES_NOT_BALANCE)
+
+
+def check_json_file(json_file: Path | None) -> None:
+    """Raise ConfigError where a file cannot be there, before anything is started."""
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        raise ConfigError(f"cannot write {str(json_file)!r}: its folder is not there, or it is a folder itself")
+
+
+@contextmanager
+def clean_errors() -> Iterator[None]:
+    """Print our errors as one line on stderr and exit by 2, Ctrl-C by 130."""
+    try:
+        yield
+    except MessagingError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USAGE) from error
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def output() -> Console:
+    """Return the console for what the commands print: colours, live bars and line breaks on a terminal only."""
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console.width, console.soft_wrap = PLAIN_WIDTH, True
+    return console

@@ -1,0 +1,126 @@
+"""What the commands print: tables, a heat map, progress; plain text where the output is no terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ray_messaging.replay.account import Account
+from ray_messaging.replay.engine import Progress as OnProgress
+
+GAP = 2  # between columns
+
+# From pale to dark blue, and the text that can be read on each.
+SHADES = (
+    ("black", "#eff3ff"),
+    ("black", "#c6dbef"),
+    ("black", "#9ecae1"),
+    ("black", "#6baed6"),
+    ("white", "#3182bd"),
+    ("white", "#08519c"),
+)
+MEANINGS = {
+    "delivered": "in the mailbox of the receiver's group",
+    "blocked": "stopped by a rule",
+    "published": "taken by a foreign subscriber",
+    "undeliverable": "nobody listens",
+}
+
+
+@contextmanager
+def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
+    """Show how many messages were sent and received, live; nothing where the output is no terminal."""
+    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        sent_bar, received_bar = bars.add_task("sent", total=messages), bars.add_task("received", total=messages)
+
+        def update(sent: int, received: int, expected: int | None) -> None:
+            bars.update(sent_bar, completed=sent)
+            bars.update(received_bar, completed=received, total=messages if expected is None else expected)
+
+        yield update
+
+
+def show_fates(console: Console, account: Account) -> None:
+    """Print what became of the messages, and which rules stopped how many."""
+    table = _table("What became of the messages")
+    table.add_column("fate")
+    table.add_column("messages", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("meaning")
+    for fate, count in account.fates.items():
+        table.add_row(fate, f"{count:,}", f"{count / max(1, account.messages):.1%}", MEANINGS[fate])
+        if fate == "blocked":
+            for rule, stopped in account.blocked_by.items():
+                table.add_row(f"  by {rule}", f"{stopped:,}", "", "")
+    console.print(table)
+
+
+def show_heat_map(console: Console, account: Account) -> None:
+    """Print how many messages were delivered from group to group; darker is more.
+
+    Where the counts are too wide for the terminal, digits show the share of the largest: 9 is over nine tenths.
+    """
+    most = max((count for row in account.matrix for count in row), default=0)
+    width = max(len(f"{most:,}"), len(account.groups[-1]["name"])) + GAP
+    wide = width * (len(account.groups) + 1) > console.width
+    table = _table(
+        "Delivered from group (row) to group (column)" + (", in tenths of the largest count" if wide else "")
+    )
+    table.add_column("from \\ to")
+    for number, group in enumerate(account.groups, 1):
+        table.add_column(str(number % 10) if wide else group["name"], justify="right", no_wrap=True)
+    for group, row in zip(account.groups, account.matrix, strict=True):
+        cells = (str(count * 10 // (most + 1)) if wide else f"{count:,}" for count in row)
+        shaded = [Text(cell, style=_shade(count, most)) for cell, count in zip(cells, row, strict=True)]
+        table.add_row(group["name"], *shaded)
+    console.print(table)
+
+
+def show_check(console: Console, account: Account) -> None:
+    """Print what the receivers checked, and whether the account balances."""
+    table = _table("What the receivers checked")
+    table.add_column("check")
+    table.add_column("messages", justify="right")
+    for name, count in (
+        ("received", account.received),
+        ("duplicates", account.duplicates),
+        ("out of order within a pair", account.out_of_order),
+        ("delivered but lost", account.lost),
+        ("with other ids, text or time", account.misdirected + account.changed + account.unexpected),
+    ):
+        table.add_row(name, f"{count:,}")
+    console.print(table)
+    if account.balances:
+        console.print("The account balances: every message met one fate, and each delivered one arrived once.")
+    for problem in account.problems:
+        console.print(f"THE ACCOUNT DOES NOT BALANCE: {problem}", style="bold red")
+
+
+def show_speed(console: Console, account: Account, lone_ms: dict[str, float | None] | None = None) -> None:
+    """Print throughput and latencies."""
+    messages, seconds = account.messages, account.seconds
+    console.print(f"Throughput: {account.per_second:,.0f} messages/s ({messages:,} in {seconds:.2f} s).")
+    lone = "" if lone_ms is None else f" A lone message: {_latency(lone_ms)}."
+    console.print(f"Latency from send to inbox: {_latency(account.latency_ms)} in bulk.{lone}")
+
+
+def _latency(ms: dict[str, float | None]) -> str:
+    p50, p99 = ms["p50"], ms["p99"]
+    return "nothing to measure" if p50 is None or p99 is None else f"p50 {p50:,.2f} ms, p99 {p99:,.2f} ms"
+
+
+def _shade(count: int, most: int) -> str:
+    if not count:
+        return "dim"
+    ink, paper = SHADES[min(len(SHADES) - 1, count * len(SHADES) // (most + 1))]
+    return f"{ink} on {paper}"
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, GAP, 0, 0)
+    )

@@ -1,0 +1,129 @@
+"""The engine of a replay: groups on Ray that send, receive and check, and the account of it all."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from ray_messaging.channels import AgentId
+from ray_messaging.cluster.calls import translated
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.receipt import DELIVERED
+from ray_messaging.replay.account import Account, draw_up, fate_codes, percentiles
+from ray_messaging.replay.actors import ReplayActor
+from ray_messaging.replay.checker import Tally
+from ray_messaging.replay.plan import Plan
+from ray_messaging.replay.worker import Sent
+
+Progress = Callable[[int, int, int | None], None]  # sent, received, to be received (None: not known yet)
+
+REFRESH_S = 0.25
+CLOSE_S = 10.0
+ROUNDS, WARM_UP = 150, 20  # of lone messages
+GUESTS: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
+
+
+class Engine:
+    """Run a plan on Ray: one actor per group; a context manager.
+
+    `probe` adds an agent to each of the first two groups, to measure lone messages with.
+    """
+
+    def __init__(self, messaging: Messaging, plan: Plan, *, probe: bool = False) -> None:
+        self._plan = plan
+        self._shares = plan.shares()
+        self._guests = GUESTS if probe and plan.groups > 1 else ()
+        actor: Any = ray.remote(num_cpus=0)(ReplayActor)
+        self._actors: list[Any] = [actor.remote(messaging, share) for share in self._shares]
+
+    def __enter__(self) -> Self:
+        """Have every group listen; raise as `Messaging.open_messager`."""
+        try:
+            reference = ray.put(self._plan.reference())
+            guests = [[self._guests[group]] if group < len(self._guests) else [] for group in range(self._plan.groups)]
+            _gathered([actor.open.remote(reference, own) for actor, own in zip(self._actors, guests, strict=True)])
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, on_progress: Progress) -> Account:
+        """Send everything, receive everything, and draw up the account.
+
+        Raises: what a send raised whose outcome is not known; Closed where a group's process died.
+        """
+        receiving = [actor.receive.remote() for actor in self._actors]
+        sending = [actor.send.remote() for actor in self._actors]
+        # A receiver cannot end well before it is told what to expect: if one ends here, it raises.
+        sent: list[Sent] = self._watch(sending, receiving, on_progress)
+        counts = self._delivered(sent)
+        for actor, count in zip(self._actors, counts, strict=True):
+            actor.expect.remote(count)
+        tallies: list[Tally] = self._watch(receiving, [], on_progress, sum(counts))
+        return draw_up(self._plan, self._shares, sent, tallies)
+
+    def lone_latency_ms(self) -> dict[str, float | None]:
+        """Measure lone messages between the first two groups, from send to fetch: p50 and p99 in ms."""
+        if not self._guests:
+            return percentiles(np.zeros(0))
+        one, other = self._guests
+        found = _gathered(
+            [
+                self._actors[0].exchange.remote(one, other, ROUNDS, first=True),
+                self._actors[1].exchange.remote(other, one, ROUNDS, first=False),
+            ]
+        )
+        return percentiles(np.concatenate([latencies[WARM_UP:] for latencies in found]))
+
+    def close(self) -> None:
+        """Have the groups leave, and end their actors; twice does no harm."""
+        actors, self._actors = self._actors, []
+        if actors and ray.is_initialized():
+            leaving = [actor.close.remote() for actor in actors]
+            ray.wait(leaving, num_returns=len(leaving), timeout=CLOSE_S)
+            for actor in actors:
+                ray.kill(actor)
+
+    def _delivered(self, sent: list[Sent]) -> list[int]:
+        """Count, for each group, what was delivered to it."""
+        plan = self._plan
+        delivered = fate_codes(plan, self._shares, sent) == DELIVERED
+        counts: list[int] = np.bincount(
+            plan.group_of[plan.traffic.receivers[delivered]], minlength=plan.groups
+        ).tolist()
+        return counts
+
+    def _watch(
+        self, refs: list[Any], others: list[Any], on_progress: Progress, expected: int | None = None
+    ) -> list[Any]:
+        """Wait for calls and return their results; raise at once where one of them, or of the others, fails."""
+        pending = [*refs, *others]
+        while not set(refs).isdisjoint(pending):
+            done, pending = ray.wait(pending, num_returns=len(pending), timeout=REFRESH_S)
+            _gathered(done)
+            self._report(on_progress, expected)
+        return _gathered(refs)
+
+    def _report(self, on_progress: Progress, expected: int | None) -> None:
+        # A group that just died shows when its call is looked at.
+        with suppress(RayActorError):
+            counts = ray.get([actor.progress.remote() for actor in self._actors])
+            on_progress(sum(sent for sent, _ in counts), sum(received for _, received in counts), expected)
+
+
+def _gathered(refs: Sequence[Any]) -> list[Any]:
+    """Return the results of calls; raise the error that an actor raised, in its own form."""
+    try:
+        results: list[Any] = ray.get(list(refs))
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, what="a group of the replay") from error
+    return results

@@ -1,0 +1,138 @@
+"""Servers for every suite, and messagers that are closed at the end of their test."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.messager import Messager
+from ray_messaging.transports.memory import MemoryServer
+
+HOST = "127.0.0.1"
+PASSWORD = "a secret of the tests"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def binary(name):
+    """Find a server's binary; without it the test is skipped, or fails where servers are required."""
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    if found is None:
+        reason = f"{name} is not on PATH: apt-get install {name}"
+        if os.environ.get("RAY_MESSAGING_REQUIRE_SERVERS") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def valkey_config() -> Iterator[RedisConfig]:
+    with EmbeddedServer(HOST) as server:
+        yield server.start()
+
+
+class RedisProcess:
+    """Debian's redis-server on a free port, with a password; it can be killed and started again."""
+
+    def __init__(self, folder):
+        self.binary = binary("redis-server")
+        self.folder = folder
+        self.config = RedisConfig(server=HOST, port=free_port(), password=PASSWORD, timeout=10)
+        self.process = None
+
+    def start(self):
+        options = f"bind {HOST}\nport {self.config.port}\nrequirepass '{PASSWORD}'\ndir {self.folder}\n"
+        durable = "appendonly yes\nappendfsync always\nsave ''\nmaxmemory-policy noeviction\n"
+        self.process = subprocess.Popen(
+            [self.binary, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.process.stdin.write(options + durable)
+        self.process.stdin.close()
+        seen = []
+        for line in self.process.stdout:
+            seen.append(line)
+            if "eady to accept connections" in line:
+                return self
+        raise AssertionError("redis-server did not start:\n" + "".join(seen))
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def redis_config(tmp_path_factory) -> Iterator[RedisConfig]:
+    process = RedisProcess(tmp_path_factory.mktemp("redis"))
+    try:
+        yield process.start().config
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def redis_process(tmp_path) -> Iterator[RedisProcess]:
+    """Start a server of the test's own, which it may kill."""
+    process = RedisProcess(tmp_path)
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def exp_id() -> str:
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def server(request):
+    """Give each kind of server that a messager can be opened on."""
+    if request.param == "memory":
+        return MemoryServer()
+    return request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def opener(exp_id) -> AsyncIterator:
+    """Open messagers on any server; at the end they are closed, and none of their tasks may be left."""
+    opened = []
+
+    async def open_one(server, interceptor=None, *, name=None, listen=(), host=(), owner="", exp_id=exp_id, **settings):
+        messager = Messager(server, exp_id, interceptor, name=name, settings=MessagingConfig(**settings))
+        opened.append(messager)
+        await messager.init()
+        if listen:
+            await messager.subscribe_and_start_listening(list(listen))
+        if host:
+            await messager.host_agents(host, ["agent-chat", "user-chat"], owner=owner)
+        return messager
+
+    yield open_one
+    for messager in reversed(opened):
+        await messager.close()
+    left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("ray_messaging")]
+    assert not left
+
+
+@pytest.fixture
+def messagers(opener, server):
+    """Open messagers on the server under test."""
+
+    async def open_one(*args, **settings):
+        return await opener(server, *args, **settings)
+
+    return open_one

@@ -1,0 +1,199 @@
+"""What contract tests need besides messagers: foreign clients, a look into the store, and helpers that wait."""
+
+import asyncio
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from ray_messaging.channels import Keys
+from ray_messaging.interception.rules import ALLOW, Rule
+from ray_messaging.transports.memory import MemoryServer
+
+WAIT_S = 10.0
+
+
+async def fetch_all(messager, count, **options):
+    """Fetch until `count` messages have come."""
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += await messager.fetch_messages(timeout=WAIT_S, **options)
+    return found
+
+
+async def take_in(messager, count):
+    """Wait until `count` messages are in the inbox, without fetching."""
+    async with asyncio.timeout(WAIT_S):
+        while messager.stats()["inbox"] < count:
+            await asyncio.sleep(0)
+
+
+async def until(condition):
+    """Wait until an async condition holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():
+            await asyncio.sleep(0.005)
+
+
+async def vanish(messager):
+    """Let a messager disappear as a killed process does: no goodbye, no renewal."""
+    await messager._outbox.stop(RuntimeError("vanished"))
+    subscription = messager._subscription
+    subscription._renewing.cancel()
+    await asyncio.gather(subscription._renewing, return_exceptions=True)
+    if subscription._reader is not None:
+        await subscription._reader.close()
+    await messager._transport.close()
+    messager._closed = True
+
+
+class MemoryStore:
+    """Look into a MemoryServer, and be a foreign client of it."""
+
+    def __init__(self, server, exp_id):
+        self.server = server
+        self.exp_id = exp_id
+
+    async def publish(self, channel, data):
+        return self.server.publish(channel, data)
+
+    async def subscribe(self, *channels, globs=()):
+        queue = asyncio.Queue()
+        self.server.subscribe(channels, globs, lambda ingress: queue.put_nowait((ingress.channel, ingress.data)))
+        return queue.get
+
+    async def write(self, mailbox, frame):
+        experiment = self.server.experiments[self.exp_id]
+        experiment.entry += 1
+        experiment.mailboxes[mailbox].entries.append((experiment.entry, frame))
+        experiment.written.set()
+        experiment.written = asyncio.Event()
+
+    async def dead(self):
+        return [(name, reason, frame) for name, _, _, reason, frame in self.server.experiments[self.exp_id].dead]
+
+    async def dead_rows(self):
+        return [row for _, _, row, _, _ in self.server.experiments[self.exp_id].dead]
+
+    async def expire(self, mailbox):
+        self.server.experiments[self.exp_id].mailboxes[mailbox].alive_until = 0.0
+
+    async def set_interceptor(self, epoch):
+        self.server.experiments[self.exp_id].interceptor = epoch
+
+    async def waiting(self, mailbox):
+        return self.server.experiments[self.exp_id].mailboxes[mailbox].messages
+
+    async def entries(self, mailbox):
+        return [frame for _, frame in self.server.experiments[self.exp_id].mailboxes[mailbox].entries]
+
+    async def mailboxes(self):
+        return set(self.server.experiments[self.exp_id].mailboxes)
+
+    async def close(self):
+        pass
+
+
+class RedisStore:
+    """Look into a Redis server, and be a foreign client of it."""
+
+    def __init__(self, config, exp_id):
+        self.keys = Keys(exp_id)
+        self.client = client_of(config)
+        self.listeners = []
+
+    async def publish(self, channel, data):
+        return await self.client.publish(channel, data)
+
+    async def subscribe(self, *channels, globs=()):
+        listener = self.client.pubsub(ignore_subscribe_messages=False)
+        self.listeners.append(listener)
+        if channels:
+            await listener.subscribe(*channels)
+        if globs:
+            await listener.psubscribe(*globs)
+        for _ in [*channels, *globs]:
+            assert "subscribe" in (await listener.get_message(timeout=WAIT_S))["type"]
+
+        async def get():
+            message = await listener.get_message(timeout=WAIT_S)
+            assert message is not None, "nothing was published"
+            return message["channel"].decode(), message["data"]
+
+        return get
+
+    async def write(self, mailbox, frame):
+        await self.client.xadd(self.keys.stream(mailbox), {"f": frame})
+
+    async def dead(self):
+        entries = await self.client.xrange(self.keys.dead)
+        return [(fields[b"mailbox"].decode(), fields[b"reason"].decode(), fields[b"f"]) for _, fields in entries]
+
+    async def dead_rows(self):
+        return [int(fields[b"row"]) for _, fields in await self.client.xrange(self.keys.dead)]
+
+    async def expire(self, mailbox):
+        await self.client.delete(self.keys.lease(mailbox))
+
+    async def set_interceptor(self, epoch):
+        await self.client.hset(self.keys.meta, "interceptor", epoch)
+
+    async def waiting(self, mailbox):
+        return int(await self.client.hget(self.keys.state(mailbox), "messages"))
+
+    async def entries(self, mailbox):
+        return [fields[b"f"] for _, fields in await self.client.xrange(self.keys.stream(mailbox))]
+
+    async def mailboxes(self):
+        return {name.decode() for name in await self.client.hkeys(self.keys.records)}
+
+    async def close(self):
+        for listener in self.listeners:
+            await listener.aclose()
+        await self.client.aclose()
+
+
+def client_of(config):
+    return aioredis.Redis(
+        host=config.server,
+        port=config.port,
+        password=config.password,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=2 * WAIT_S,
+    )
+
+
+def store_of(server, exp_id):
+    return MemoryStore(server, exp_id) if isinstance(server, MemoryServer) else RedisStore(server, exp_id)
+
+
+class Only(Rule):
+    """Block what a function says; it may raise or answer nonsense."""
+
+    def __init__(self, judge, name="only", on_error="block"):
+        self.judge = judge
+        self.name = name
+        self.on_error = on_error
+        self.asked = []
+
+    def check(self, message):
+        self.asked.append((message.from_id, message.to_id))
+        return self.judge(message)
+
+
+class Whole(Rule):
+    """Judge a batch by a function; it may raise or answer nonsense."""
+
+    def __init__(self, judge, name="whole", on_error="block"):
+        self.judge = judge
+        self.name = name
+        self.on_error = on_error
+
+    def check_batch(self, batch, exp_id):
+        return self.judge(batch)
+
+
+def allow(_message):
+    return ALLOW

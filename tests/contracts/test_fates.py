@@ -1,0 +1,441 @@
+"""What becomes of a message, and in which order it comes."""
+
+import asyncio
+import pickle
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from contract_support import Only, allow, fetch_all, take_in, until
+
+from ray_messaging import Outgoing
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import BlackList
+
+
+class Gated:
+    """Be an actor that answers when the gate is open."""
+
+    def __init__(self, gate):
+        self.gate = gate
+        self.calls = 0
+        self.forward = self
+
+    async def asked(self):
+        return self.calls > 0
+
+    async def remote(self, from_id, to_id, payload):
+        self.calls += 1
+        await self.gate.wait()
+        return True
+
+
+async def test_a_message_is_delivered(messagers):
+    sender, receiver = await messagers(), await messagers(host=[2])
+    receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"text": "hi"}, from_id=1)
+    assert (receipt.fate, receipt.sent, bool(receipt), receipt.rule, receipt.reason) == (
+        "delivered", True, True, None, None,
+    )
+    assert receipt.consumption >= 0
+    (message,) = await fetch_all(receiver, 1)
+    assert message.payload == {"text": "hi"}
+    assert (message.from_id, message.to_id, message.id) == (1, 2, receipt.message_id)
+    assert message.channel == sender.get_agent_chat_channel(2)
+    assert message.subtopic == "agent-chat"
+
+
+async def test_nobody_listens(messagers):
+    sender = await messagers()
+    receipt = await sender.send_message(sender.get_agent_chat_channel(2), {}, from_id=1)
+    assert (receipt.fate, bool(receipt)) == ("undeliverable", False)
+    assert "listens" in receipt.reason
+
+
+async def test_a_subtopic_nobody_listens_on(messagers):
+    sender = await messagers()
+    await messagers(host=[2])
+    receipt = await sender.send_message(sender.get_user_survey_channel(2), {})
+    assert receipt.fate == "undeliverable"
+
+
+async def test_a_foreign_subscriber_takes_what_no_mailbox_owns(messagers, store):
+    sender = await messagers()
+    get = await store.subscribe(sender.get_user_payback_channel())
+    receipt = await sender.send_message(sender.get_user_payback_channel(), {"answer": 42}, from_id=1)
+    assert (receipt.fate, receipt.sent) == ("published", True)
+    assert await get() == (sender.get_user_payback_channel(), b'{"answer":42}')
+
+
+async def test_fates_of_one_batch(messagers, store):
+    sender = await messagers(Interceptor("x", [BlackList([(1, 13)])]))
+    await messagers(host=[2, 13])
+    await store.subscribe("elsewhere")
+    to = [Outgoing.to_agents([2, 13, 99], {"n": 1}, from_id=1), Outgoing("elsewhere", {}), Outgoing.to_agent(2, {})]
+    receipts = await sender.send_messages(to)
+    assert receipts.fates.tolist() == ["delivered", "blocked", "undeliverable", "published", "delivered"]
+    assert receipts.counts() == {"delivered": 2, "published": 1, "undeliverable": 1, "blocked": 1}
+    assert receipts.sent.tolist() == [True, False, False, True, True]
+    assert receipts.blocked_by() == {"black_list": 1}
+    assert len(set(receipts.message_ids)) == 5
+    assert [receipt.message_id for receipt in receipts] == receipts.message_ids
+    assert receipts[-1].fate == "delivered"
+    assert [receipt.fate for receipt in receipts[1:3]] == ["blocked", "undeliverable"]
+    with pytest.raises(IndexError):
+        receipts[5]
+
+
+async def test_order_of_a_pair_under_every_way_to_send(messagers):
+    sender, receiver = await messagers(frame_rows=7), await messagers(host=range(10), frame_rows=7)
+
+    async def one_by_one(agent, numbers):
+        channel = sender.get_agent_chat_channel(agent)
+        for number in numbers:
+            assert await sender.send_message(channel, {"n": number}, from_id=agent)
+
+    async def at_once(agent, numbers):
+        channel = sender.get_agent_chat_channel(agent)
+        waiting = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=agent)) for n in numbers]
+        assert all(await asyncio.gather(*waiting))
+
+    async def many(agent, numbers):
+        made = [Outgoing.to_agent(agent, {"n": number}, from_id=agent) for number in numbers]
+        for low in range(0, len(made), 10):
+            assert (await sender.send_messages(made[low : low + 10])).sent.all()
+
+    async def columns(agent, numbers):
+        for low in range(0, len(numbers), 10):
+            part = numbers[low : low + 10]
+            await sender.send_columns([agent] * len(part), [agent] * len(part), [{"n": n} for n in part])
+
+    async def mixed(agent, numbers):
+        for part, way in zip(np.array_split(numbers, 4), [one_by_one, many, columns, at_once], strict=True):
+            await way(agent, part.tolist())
+
+    ways = [one_by_one, at_once, many, columns, mixed] * 2
+    await asyncio.gather(*(way(agent, range(60)) for agent, way in enumerate(ways)))
+    got = defaultdict(list)
+    for message in await fetch_all(receiver, 600):
+        got[message.from_id].append(message.payload["n"])
+    assert got == {agent: list(range(60)) for agent in range(10)}
+
+
+async def test_two_thousand_agents_await_their_sends(messagers):
+    sender, receiver = await messagers(), await messagers(host=range(2000))
+    channels = [sender.get_agent_chat_channel(agent) for agent in range(2000)]
+
+    async def run(agent):
+        return [await sender.send_message(channels[agent - 7], {"k": k}, from_id=agent) for k in range(3)]
+
+    receipts = await asyncio.gather(*map(run, range(2000)))
+    assert all(receipt.fate == "delivered" for each in receipts for receipt in each)
+    ids = [receipt.message_id for each in receipts for receipt in each]
+    assert len(set(ids)) == 6000
+    got = await fetch_all(receiver, 6000)
+    assert {message.id for message in got} == set(ids)
+    assert sender.stats()["outbox"] == 0
+    assert sender.stats()["batches"] < 200  # they gathered
+
+
+async def test_a_fan_out_travels_as_one_line(messagers, store):
+    sender = await messagers()
+    receiver = await messagers(host=range(500), name="hall")
+    text = "x" * 1000
+    receipts = await sender.send_messages([Outgoing.to_agents(range(500), {"text": text}, from_id=1)])
+    assert receipts.counts()["delivered"] == 500
+    messages = await fetch_all(receiver, 500)
+    assert [message.to_id for message in messages] == list(range(500))
+    assert all(message.payload == {"text": text} for message in messages)
+    assert sum(frame.count(text.encode()) for frame in await store.entries("hall")) == 1
+
+
+async def test_a_fan_out_beside_others(messagers):
+    sender, receiver = await messagers(), await messagers(host=range(5))
+    await asyncio.gather(
+        sender.send_message(sender.get_agent_chat_channel(0), {"n": 0}),
+        sender.send_messages([Outgoing.to_agents([1, 2], {"n": 1}), Outgoing.to_agent(3, {"n": 3})]),
+        sender.send_message(sender.get_agent_chat_channel(4), {"n": 4}),
+    )
+    found = {message.to_id: message.payload["n"] for message in await fetch_all(receiver, 5)}
+    assert found == {0: 0, 1: 1, 2: 1, 3: 3, 4: 4}
+
+
+async def test_each_messager_on_a_channel_gets_the_message(messagers):
+    sender = await messagers()
+    both = [await messagers(listen=["news"]), await messagers(listen=["news"])]
+    receipts = [await sender.send_message("news", {"n": n}) for n in range(3)]
+    assert [receipt.fate for receipt in receipts] == ["delivered"] * 3
+    for receiver in both:
+        assert [message.id for message in await fetch_all(receiver, 3)] == [each.message_id for each in receipts]
+
+
+async def test_delivered_only_when_every_mailbox_has_it(messagers):
+    sender = await messagers()
+    free, tight = await messagers(listen=["news"]), await messagers(listen=["news"], mailbox_messages=4)
+    for n in range(4):
+        await sender.send_message("news", {"n": n})
+    fifth = asyncio.create_task(sender.send_message("news", {"n": 4}))
+    await fetch_all(free, 5)  # the free one has it
+    assert not fifth.done()
+    await fetch_all(tight, 4)
+    await tight.ack()
+    assert (await fifth).fate == "delivered"
+    assert (await fetch_all(tight, 1))[0].payload == {"n": 4}
+    assert len(await free.fetch_messages()) == 0
+
+
+async def test_some_rows_go_to_two_mailboxes_some_to_one(messagers):
+    sender, host = await messagers(), await messagers(host=[1, 2])
+    second = await messagers(listen=[sender.get_agent_chat_channel(2)])
+    receipts = await sender.send_messages([Outgoing.to_agents([1, 2, 3], {}, from_id=0)])
+    assert receipts.fates.tolist() == ["delivered", "delivered", "undeliverable"]
+    assert [message.to_id for message in await fetch_all(host, 2)] == [1, 2]
+    assert [message.to_id for message in await fetch_all(second, 1)] == [2]
+
+
+async def test_large_bulk_sends_come_whole(messagers):
+    sender, receiver = await messagers(frame_rows=1000), await messagers(host=range(100), frame_rows=1000)
+    to_ids = np.arange(40_000) % 100
+    receipts = await sender.send_columns(np.arange(40_000), to_ids, [{"n": n} for n in range(40_000)])
+    assert receipts.counts()["delivered"] == 40_000
+    messages = await fetch_all(receiver, 40_000)
+    assert [message.payload["n"] for message in messages] == list(range(40_000))
+    assert [message.id for message in messages] == receipts.message_ids
+
+
+async def test_columns_share_one_payload_and_one_sender(messagers):
+    sender, receiver = await messagers(), await messagers(host=["ann", 2])
+    receipts = await sender.send_columns(None, ["ann", "2"], {"n": 1}, subtopic="user-chat")
+    assert receipts.counts()["delivered"] == 2
+    messages = await fetch_all(receiver, 2)
+    assert [(message.from_id, message.to_id, message.subtopic) for message in messages] == [
+        (None, "ann", "user-chat"), (None, 2, "user-chat"),
+    ]
+
+
+async def test_sends_of_nothing(messagers):
+    sender = await messagers()
+    for receipts in (
+        await sender.send_messages([]),
+        await sender.send_messages([Outgoing.to_agents([], {})]),
+        await sender.send_columns([], [], []),
+    ):
+        assert len(receipts) == 0
+        assert receipts.counts() == {"delivered": 0, "published": 0, "undeliverable": 0, "blocked": 0}
+        assert receipts.message_ids == []
+        assert receipts.fates.tolist() == []
+
+
+async def test_a_messager_can_write_to_itself(messagers):
+    both = await messagers(host=[1])
+    await both.send_message(both.get_agent_chat_channel(1), {"n": 1}, from_id=1)
+    assert (await fetch_all(both, 1))[0].payload == {"n": 1}
+
+
+async def test_a_new_listener_is_noticed_at_the_next_send(messagers):
+    sender = await messagers()
+    channel = sender.get_agent_chat_channel(5)
+    assert (await sender.send_message(channel, {"n": 0})).fate == "undeliverable"
+    receiver = await messagers(host=[5])
+    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    await receiver.subscribe_and_start_listening(["news"])
+    assert (await sender.send_message("news", {"n": 2})).fate == "delivered"
+    await receiver.host_agents([6], ["agent-chat"])
+    assert (await sender.send_message(sender.get_agent_chat_channel(6), {"n": 3})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [1, 2, 3]
+
+
+async def test_flush_waits_for_all_receipts(messagers):
+    sender = await messagers()
+    sends = [asyncio.create_task(sender.send_message("nowhere", {"n": n})) for n in range(50)]
+    await asyncio.sleep(0)
+    await sender.flush()
+    assert sender.stats()["outbox"] == 0
+    assert len(sender.get_log_list()) == 50
+    await asyncio.gather(*sends)
+
+
+async def test_close_sends_what_was_accepted(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    sends = [asyncio.create_task(sender.send_message(channel, {"n": n})) for n in range(50)]
+    await asyncio.sleep(0)
+    await sender.close()
+    assert all(receipt.fate == "delivered" for receipt in await asyncio.gather(*sends))
+    await fetch_all(receiver, 50)
+
+
+async def test_a_cancelled_sender_does_no_harm(messagers):
+    gate = asyncio.Event()
+    interceptor = Gated(gate)
+    sender, receiver = await messagers(interceptor), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    first = asyncio.create_task(sender.send_message(channel, {"n": 0}, from_id=1))
+    others = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=1)) for n in (1, 2)]
+    await until(interceptor.asked)
+    first.cancel()
+    gate.set()
+    assert [receipt.fate for receipt in await asyncio.gather(*others)] == ["delivered"] * 2
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
+
+
+async def test_whoever_gives_up_waiting_for_room_lets_the_next_one_go(messagers, monkeypatch):
+    gate = asyncio.Event()
+    interceptor = Gated(gate)
+    sender = await messagers(interceptor, outbox_messages=1)
+    nowhere = sender.get_agent_chat_channel(1)
+    first = asyncio.create_task(sender.send_message(nowhere, {"n": 0}, from_id=1))
+    await until(interceptor.asked)
+    second = asyncio.create_task(sender.send_message(nowhere, {"n": 1}, from_id=1))
+    third = asyncio.create_task(sender.send_message(nowhere, {"n": 2}, from_id=1))
+    await asyncio.sleep(0)
+    add, loop = sender._log.add, asyncio.get_running_loop()
+    # In the very moment in which its turn comes.
+    monkeypatch.setattr(sender._log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
+    gate.set()
+    await first
+    async with asyncio.timeout(5):
+        await third
+    assert second.cancelled()
+
+
+async def test_step_is_stamped_on_what_is_sent(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    for step in (None, 3, np.int64(4), None):
+        sender.step = step
+        assert sender.step == step
+        await sender.send_message(channel, {})
+    sender.step = 9
+    await sender.send_columns([1], [1], [{}])
+    messages = await fetch_all(receiver, 5)
+    assert [message.step for message in messages] == [None, 3, 4, None, 9]
+
+
+async def test_steps_within_one_gathered_batch(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    sends = []
+    for step in (1, 1, 2, None):
+        sender.step = step
+        sends.append(asyncio.create_task(sender.send_message(channel, {})))
+        await asyncio.sleep(0)
+    await asyncio.gather(*sends)
+    assert [message.step for message in await fetch_all(receiver, 4)] == [1, 1, 2, None]
+
+
+async def test_log_list_rows(messagers, store):
+    sender = await messagers(Interceptor("x", [BlackList([(1, 13)])]))
+    await messagers(host=[2, 13])
+    await store.subscribe("elsewhere")
+    receipts = await sender.send_messages(
+        [
+            Outgoing.to_agent(2, {"n": 1}, from_id=1),
+            Outgoing.to_agent(13, {"n": 2}, from_id=1),
+            Outgoing.to_agent("x", {"n": 3}),
+            Outgoing("elsewhere", {"n": 4}, from_id="ann"),
+        ]
+    )
+    rows = sender.get_log_list()
+    assert [row["fate"] for row in rows] == ["delivered", "blocked", "undeliverable", "published"]
+    assert [row["sent"] for row in rows] == [True, False, False, True]
+    assert [row["payload"]["n"] for row in rows] == [1, 2, 3, 4]
+    assert [(row["from_id"], row["to_id"]) for row in rows] == [(1, 2), (1, 13), (None, "x"), ("ann", None)]
+    assert rows[1]["rule"] == "black_list"
+    assert "may not write" in rows[1]["reason"]
+    assert [row["message_id"] for row in rows] == receipts.message_ids
+    assert rows[3]["channel"] == "elsewhere"
+    assert all(row["start_time"] > 1e9 and row["consumption"] >= 0 for row in rows)
+    sender.clear_log_list()
+    assert sender.get_log_list() == []
+
+
+async def test_log_list_is_bounded(messagers):
+    sender = await messagers(log_list_messages=10)
+    for n in range(8):
+        await sender.send_message("nowhere", {"n": n})
+    await sender.send_columns([1] * 5, [2] * 5, [{"n": n} for n in range(8, 13)])
+    assert [row["payload"]["n"] for row in sender.get_log_list()] == list(range(3, 13))
+    assert sender.stats()["log_dropped"] == 3
+    await sender.send_columns([1] * 25, [2] * 25, [{"n": n} for n in range(25)])
+    assert [row["payload"]["n"] for row in sender.get_log_list()] == list(range(15, 25))
+    assert sender.stats()["log_dropped"] == 28
+
+
+async def test_log_list_can_be_off(messagers):
+    sender = await messagers(log_list_messages=0)
+    await sender.send_message("nowhere", {})
+    assert sender.get_log_list() == []
+
+
+async def test_a_message_looks_like_redis_pys_dict(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    await sender.send_message(sender.get_agent_chat_channel(1), {"a": [1, None]}, from_id=3)
+    (message,) = await fetch_all(receiver, 1)
+    assert dict(message) == {
+        "type": "message", "pattern": None, "channel": message.channel.encode(), "data": b'{"a":[1,null]}',
+    }
+    assert message.get("nothing", 7) == 7
+    assert message.get("data") == message.data
+    assert "data" in message
+    assert "nothing" not in message
+    assert set(message.keys()) == set(message)
+    with pytest.raises(KeyError):
+        message["nothing"]
+
+
+async def test_received_columns_and_pandas(messagers):
+    sender, receiver = await messagers(), await messagers(host=["ann", 1])
+    sender.step = 5
+    await sender.send_columns([7, 8], [1, 1], [{"n": 1}, {"n": 2}])
+    sender.step = None
+    await sender.send_message(sender.get_user_chat_channel("ann"), {"n": 3})
+    await take_in(receiver, 3)
+    messages = await receiver.fetch_messages()
+    assert messages.from_ids.tolist() == [7, 8, None]
+    assert messages.to_ids.tolist() == [1, 1, "ann"]
+    assert messages.steps.tolist() == [5, 5, None]
+    assert messages.payloads == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert messages.data == [message.data for message in messages]
+    assert (messages.sent_at > 1e9).all()
+    assert [message.sent_at for message in messages] == messages.sent_at.tolist()
+    frame = messages.to_pandas()
+    assert frame["from_id"].tolist() == [7, 8, None]
+    assert frame["payload"].tolist() == messages.payloads
+    assert frame["id"].tolist() == [message.id for message in messages]
+    assert frame["channel"].tolist() == [message.channel for message in messages]
+    assert messages[-1].to_id == "ann"
+    assert [message.to_id for message in messages[:2]] == [1, 1]
+    with pytest.raises(IndexError):
+        messages[3]
+    empty = await receiver.fetch_messages()
+    assert (len(empty), empty.from_ids.tolist(), empty.data) == (0, [], [])
+    assert len(empty.to_pandas()) == 0
+
+
+async def test_receipts_as_pandas(messagers):
+    sender = await messagers(Interceptor("x", [BlackList([(1, None)])]))
+    receipts = await sender.send_columns([1, 2], [5, 5], {})
+    frame = receipts.to_pandas()
+    assert frame["fate"].tolist() == ["blocked", "undeliverable"]
+    assert frame["rule"][0] == "black_list"
+    assert frame["rule"].isna().tolist() == [False, True]
+    assert frame["message_id"].tolist() == receipts.message_ids
+
+
+async def test_everything_pickles(messagers):
+    sender, receiver = await messagers(Interceptor("x", [Only(allow), BlackList([(4, 1)])])), await messagers(host=[1])
+    receipts = await sender.send_columns([3, 4], [1, 1], [{"n": 1}, {"n": 2}])
+    copy = pickle.loads(pickle.dumps(receipts))
+    assert copy.fates.tolist() == ["delivered", "blocked"]
+    assert copy.message_ids == receipts.message_ids
+    one = pickle.loads(pickle.dumps(receipts[1]))
+    assert (one.fate, one.rule, one.reason) == ("blocked", "black_list", receipts[1].reason)
+    await take_in(receiver, 1)
+    messages = await receiver.fetch_messages()
+    copies = pickle.loads(pickle.dumps(messages))
+    assert copies.payloads == [{"n": 1}]
+    assert copies[0].id == messages[0].id
+    message = pickle.loads(pickle.dumps(messages[0]))
+    assert (message.id, message.payload, message.channel) == (messages[0].id, {"n": 1}, messages[0].channel)

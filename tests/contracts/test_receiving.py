@@ -1,0 +1,567 @@
+"""Fetching: commits, limits, claims, successors, leases, dead letters."""
+
+import asyncio
+import contextlib
+import pickle
+
+import pytest
+from contract_support import fetch_all, take_in, until, vanish
+
+from ray_messaging import AlreadyExists, Closed, ConfigError, Fenced, FrameError, MailboxFull, NotListening, Outgoing
+from ray_messaging.frames import Batch, encode
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+
+
+def numbers(messages):
+    return [message.payload["n"] for message in messages]
+
+
+async def send(sender, *ns, to=1):
+    receipts = await sender.send_messages([Outgoing.to_agent(to, {"n": n}, from_id=0) for n in ns])
+    assert receipts.counts()["delivered"] == len(ns)
+    return receipts
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+
+async def test_two_groups_cannot_claim_one_agent(messagers):
+    first = await messagers(name="first", host=[1, 2])
+    second = await messagers(name="second")
+    with pytest.raises(AlreadyExists) as caught:
+        await second.host_agents([2, 3], ["agent-chat"])
+    assert (caught.value.kind, caught.value.value, caught.value.owner) == ("agent", 2, first.name)
+    assert pickle.loads(pickle.dumps(caught.value)).owner == "first"
+    await second.host_agents([3], ["agent-chat"])  # what it was refused does not stick
+    await send(first, 1, to=3)
+    assert numbers(await fetch_all(second, 1)) == [1]
+
+
+async def test_a_live_owner_keeps_its_mailbox(messagers):
+    await messagers(name="group", host=[1], owner="actor-1")
+    second = await messagers(name="group")
+    with pytest.raises(AlreadyExists) as caught:
+        await second.host_agents([1], ["agent-chat"], owner="actor-2")
+    assert (caught.value.kind, caught.value.value, caught.value.owner) == ("group", "group", "actor-1")
+
+
+async def test_the_same_owner_takes_its_mailbox_over(messagers):
+    await messagers(name="group", host=[1], owner="actor-1")
+    second = await messagers(name="group", host=[1], owner="actor-1")
+    await send(second, 1)
+    assert numbers(await fetch_all(second, 1)) == [1]
+
+
+async def test_after_a_close_another_owner_takes_over(messagers):
+    first = await messagers(name="group", host=[1], owner="actor-1")
+    await first.close()
+    second = await messagers(name="second")
+
+    async def taken():
+        try:
+            await (await messagers(name="group")).host_agents([1], ["agent-chat"], owner="actor-2")
+        except AlreadyExists:
+            return False
+        return True
+
+    await until(taken)
+    await send(second, 1)
+
+
+async def test_after_an_expired_lease_another_owner_takes_over(messagers, store):
+    first = await messagers(name="group", host=[1], owner="actor-1")
+    await vanish(first)
+    await store.expire("group")
+    second = await messagers(name="group", host=[1], owner="actor-2")
+    await send(second, 1)
+    assert numbers(await fetch_all(second, 1)) == [1]
+
+
+# -- commits ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_not_committed_comes_again(messagers):
+    sender, first = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1, 2, 3)
+    assert numbers(await fetch_all(first, 3)) == [1, 2, 3]
+    await vanish(first)
+    second = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(second, 3)) == [1, 2, 3]
+
+
+async def test_what_was_acknowledged_does_not(messagers):
+    sender, first = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1, 2, 3)
+    await fetch_all(first, 3)
+    await first.ack()
+    await send(sender, 4)
+    await vanish(first)
+    second = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(second, 1)) == [4]
+    assert len(await second.fetch_messages()) == 0
+
+
+async def test_the_next_fetch_commits(messagers, store):
+    sender, first = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1, 2)
+    await fetch_all(first, 2)
+    assert await store.waiting("group") == 2
+    assert len(await first.fetch_messages()) == 0
+    assert await store.waiting("group") == 0
+    assert await store.entries("group") == []
+
+
+async def test_close_commits_but_an_exception_does_not(messagers):
+    sender, first = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1)
+    await fetch_all(first, 1)
+    await first.close()
+    second = await messagers(name="group", host=[1])
+    await send(sender, 2)
+    with contextlib.suppress(ZeroDivisionError):
+        async with second:
+            assert numbers(await fetch_all(second, 1)) == [2]
+            raise ZeroDivisionError
+    third = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(third, 1)) == [2]
+
+
+async def test_a_limit_cuts_a_frame_and_its_successor_resumes_at_the_row(messagers):
+    sender, first = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, *range(10))
+    await take_in(first, 10)
+    assert numbers(await first.fetch_messages(limit=3)) == [0, 1, 2]
+    assert numbers(await first.fetch_messages(limit=4)) == [3, 4, 5, 6]
+    await vanish(first)
+    second = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(second, 7)) == list(range(3, 10))
+    await second.close()
+    third = await messagers(name="group", host=[1])
+    await send(sender, 10)
+    assert numbers(await fetch_all(third, 1)) == [10]
+
+
+async def test_the_account_of_a_mailbox_survives_partial_fetches_and_successors(messagers, store):
+    sender = await messagers()
+    for _ in range(3):
+        receiver = await messagers(name="group", host=[1])
+        await send(sender, *range(10))
+        await take_in(receiver, 10)
+        await receiver.fetch_messages(limit=3)
+        await receiver.fetch_messages(limit=3)
+        await vanish(receiver)
+    assert await store.waiting("group") == 21
+    last = await messagers(name="group", host=[1])
+    assert len(await fetch_all(last, 21)) == 21
+    await last.ack()
+    assert await store.waiting("group") == 0
+    assert await store.entries("group") == []
+
+
+async def test_async_for(messagers):
+    sender, first = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, *range(5))
+    got = []
+    async with asyncio.timeout(10):
+        async for message in first:
+            got.append(message.payload["n"])
+            if len(got) == 3:
+                break
+    assert got == [0, 1, 2]
+    await vanish(first)
+    second = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(second, 3))[-3:] == [2, 3, 4]  # the third was not committed yet
+
+
+async def test_async_for_waits(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+
+    async def take():
+        async for message in receiver:
+            return message.payload["n"]
+
+    waiting = asyncio.create_task(take())
+    await asyncio.sleep(0)
+    await send(sender, 7)
+    assert await asyncio.wait_for(waiting, 10) == 7
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+
+
+async def test_fetch_waits_for_the_first(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
+    await asyncio.sleep(0)
+    await send(sender, 1, 2)
+    assert numbers(await asyncio.wait_for(waiting, 10)) == [1, 2]
+
+
+async def test_fetch_waits_no_longer_than_its_timeout(messagers):
+    receiver = await messagers(host=[1])
+    assert len(await receiver.fetch_messages(timeout=0.02)) == 0
+    assert len(await receiver.fetch_messages()) == 0
+
+
+async def test_a_cancelled_fetch_loses_nothing(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await send(sender, 1)
+    assert numbers(await fetch_all(receiver, 1)) == [1]
+
+
+async def test_two_fetches_at_once_share_the_messages(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    fetches = [asyncio.create_task(receiver.fetch_messages(limit=1, timeout=None)) for _ in range(2)]
+    await send(sender, 1, 2)
+    found = await asyncio.wait_for(asyncio.gather(*fetches), 10)
+    assert sorted(numbers(found[0]) + numbers(found[1])) == [1, 2]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+async def test_fetching_before_listening(messagers):
+    messager = await messagers()
+    for call in (messager.fetch_messages, messager.ack):
+        with pytest.raises(NotListening, match="subscribe_and_start_listening"):
+            await call()
+    with pytest.raises(NotListening):
+        async for _ in messager:
+            pass
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+async def test_a_limit_must_be_positive(messagers, limit):
+    receiver = await messagers(host=[1])
+    with pytest.raises(ConfigError, match="limit"):
+        await receiver.fetch_messages(limit=limit)
+
+
+async def test_a_closed_messager_fetches_nothing(messagers):
+    receiver = await messagers(host=[1])
+    await receiver.close()
+    await receiver.close()
+    for call in (receiver.fetch_messages, receiver.ack, receiver.init):
+        with pytest.raises(Closed):
+            await call()
+    with pytest.raises(Closed):
+        await receiver.subscribe_and_start_listening(["news"])
+    with pytest.raises(Closed):
+        aiter(receiver)
+
+
+# -- successors -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reader_with_a_successor_is_fenced(messagers):
+    sender, first = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1)
+    assert numbers(await fetch_all(first, 1)) == [1]
+    second = await messagers(name="group", host=[1])
+    with pytest.raises(Fenced) as caught:
+        await first.fetch_messages()
+    assert (caught.value.name, caught.value.epoch) == ("group", 1)
+    assert pickle.loads(pickle.dumps(caught.value)).name == "group"
+    await first.close()  # as the error says; that must not raise it again
+    assert numbers(await fetch_all(second, 1)) == [1]
+
+
+async def test_an_idle_reader_with_a_successor_is_fenced_when_it_renews(messagers):
+    first = await messagers(name="group", host=[1], lease_s=0.03)
+    await messagers(name="group", host=[1])
+    with pytest.raises(Fenced):
+        await first.fetch_messages(timeout=10)
+    with pytest.raises(Fenced):
+        await first.fetch_messages()
+
+
+async def test_a_sender_with_a_successor_is_fenced(messagers):
+    first, receiver = await messagers(name="group"), await messagers(host=[1])
+    await send(first, 1)
+    second = await messagers(name="group")
+    with pytest.raises(Fenced, match="group"):
+        await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
+    with pytest.raises(Fenced):
+        await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
+    await send(second, 3)
+    assert numbers(await fetch_all(receiver, 2)) == [1, 3]
+
+
+async def test_numbers_go_on_under_a_successor(messagers):
+    receiver = await messagers(host=[1])
+    ids = []
+    for n in range(3):
+        sender = await messagers(name="group")
+        ids += (await send(sender, n, 10 + n)).message_ids
+        await sender.close()
+    assert len(set(ids)) == 6
+    assert numbers(await fetch_all(receiver, 6)) == [0, 10, 1, 11, 2, 12]
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_nameless_messager_leaves_when_it_closes(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    await send(sender, 1, 2)
+    await take_in(receiver, 2)
+    await receiver.fetch_messages(limit=1)
+    await receiver.ack()
+    await receiver.close()
+    channel = sender.get_agent_chat_channel(1)
+    assert (await sender.send_message(channel, {})).fate == "undeliverable"
+    ((mailbox, reason, _),) = await store.dead()
+    assert (mailbox, reason) == (receiver.name, "the mailbox was removed")
+    assert await store.dead_rows() == [1]
+    assert receiver.name not in await store.mailboxes()
+
+
+async def test_a_nameless_messager_that_vanished_leaves_when_its_lease_ends(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    await send(sender, 1)
+    await vanish(receiver)
+    await send(sender, 2)
+    await store.expire(receiver.name)
+    assert (await sender.send_message(sender.get_agent_chat_channel(1), {})).fate == "undeliverable"
+    dead = await store.dead()
+    assert [(mailbox, reason) for mailbox, reason, _ in dead] == [
+        (receiver.name, "the lease of its messager has expired")
+    ] * 2
+
+
+async def test_a_short_lease_ends_by_itself_unless_it_is_renewed(messagers, store):
+    sender = await messagers()
+    gone, there = await messagers(host=[1], lease_s=0.06), await messagers(host=[2], lease_s=0.06)
+    await vanish(gone)
+
+    async def left():
+        return (await sender.send_message(sender.get_agent_chat_channel(1), {})).fate == "undeliverable"
+
+    await until(left)
+    assert there.name in await store.mailboxes()
+
+
+async def test_a_named_mailbox_waits_for_its_messager(messagers, store):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1)
+    await receiver.close()
+    await store.expire("group")
+    await send(sender, 2)
+    second = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(second, 2)) == [1, 2]
+
+
+async def test_a_messager_whose_mailbox_was_removed_says_so(messagers, store):
+    receiver = await messagers(host=[1], lease_s=0.03)
+    await receiver._transport.remove(receiver.name, None)
+    with pytest.raises(NotListening, match="removed"):
+        await receiver.fetch_messages(timeout=10)
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_mailbox_makes_senders_wait_until_it_is_drained(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=8, inbox_messages=8)
+    await send(sender, *range(8))
+    more = asyncio.create_task(send(sender, *range(8, 40)))
+    other = await messagers(host=[2])
+    await send(sender, 100, to=2)  # a full mailbox does not hold the others up
+    assert numbers(await fetch_all(other, 1)) == [100]
+    assert not more.done()
+    assert numbers(await fetch_all(receiver, 40)) == list(range(40))
+    await more
+
+
+async def test_a_mailbox_that_stays_full(messagers):
+    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=8)
+    first = await send(sender, *range(8))
+    with pytest.raises(MailboxFull) as caught:
+        await sender.send_message(sender.get_agent_chat_channel(1), {"n": 8})
+    error = caught.value
+    assert error.mailbox == receiver.name
+    assert list(error.receipts) == [None]
+    assert len(error.message_ids) == 1
+    assert "inbox" not in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.mailbox, copy.receipts, copy.message_ids) == (error.mailbox, error.receipts, error.message_ids)
+    with pytest.raises(MailboxFull) as caught:
+        await sender.send_messages([Outgoing.to_agents([99, 1, 98], {"n": 9})])
+    fates = [receipt and receipt.fate for receipt in caught.value.receipts]
+    assert fates == ["undeliverable", None, "undeliverable"]
+    assert len(caught.value.message_ids) == 1
+    rows = sender.get_log_list()
+    assert [row["fate"] for row in rows] == ["delivered"] * 8 + [None, "undeliverable", None, "undeliverable"]
+    assert sender.stats()["outbox"] == 0
+    got = await fetch_all(receiver, 8)
+    assert [message.id for message in got] == first.message_ids  # nothing that was accepted is lost
+    await receiver.ack()
+    await send(sender, 10)
+    assert numbers(await fetch_all(receiver, 1)) == [10]
+
+
+async def test_a_bulk_send_of_which_a_part_fits(messagers):
+    sender = await messagers(send_timeout_s=0.2)
+    receiver = await messagers(host=[1], mailbox_messages=8, inbox_messages=8)
+    with pytest.raises(MailboxFull) as caught:
+        await sender.send_columns([0] * 20, [1] * 20, [{"n": n} for n in range(20)])
+    known = [receipt is not None and receipt.fate for receipt in caught.value.receipts]
+    assert known == ["delivered"] * 8 + [False] * 12
+    assert len(caught.value.message_ids) == 12
+    assert numbers(await fetch_all(receiver, 8)) == list(range(8))
+    await receiver.ack()
+    await send(sender, 20)
+    assert numbers(await fetch_all(receiver, 1)) == [20]
+
+
+async def test_two_full_mailboxes_on_one_channel(messagers):
+    sender = await messagers(send_timeout_s=0.2)
+    both = [await messagers(listen=["news"], mailbox_messages=4) for _ in range(2)]
+    for n in range(4):
+        await sender.send_message("news", {"n": n})
+    with pytest.raises(MailboxFull):
+        await sender.send_message("news", {"n": 4})
+    assert sender.stats()["outbox"] == 0
+    assert len(sender.get_log_list()) == 5
+    for receiver in both:
+        assert numbers(await fetch_all(receiver, 4)) == list(range(4))
+        await receiver.ack()
+    assert (await sender.send_message("news", {"n": 5})).fate == "delivered"
+    assert sender.stats()["outbox"] == 0
+    for receiver in both:
+        assert numbers(await fetch_all(receiver, 1)) == [5]
+
+
+async def test_a_mailbox_full_of_bytes(messagers):
+    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_bytes=20_000)
+    payload = {"text": "x" * 4000}
+    channel = sender.get_agent_chat_channel(1)
+    for _ in range(4):
+        await sender.send_message(channel, payload)
+    with pytest.raises(MailboxFull):
+        await sender.send_message(channel, payload)
+    await fetch_all(receiver, 4)
+    await receiver.ack()
+    assert await sender.send_message(channel, payload)
+
+
+async def test_whoever_never_fetches_stays_under_its_limit(messagers, store):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
+    for low in range(0, 400, 20):
+        await send(sender, *range(low, low + 20))
+    await take_in(receiver, 31)
+    for _ in range(20):
+        await send(sender, 0)
+        assert receiver.stats()["inbox"] <= 40
+    assert await store.waiting("group") == 420
+    assert numbers(await fetch_all(receiver, 420))[:400] == list(range(400))
+    await receiver.ack()
+    assert await store.waiting("group") == 0
+
+
+async def test_close_while_a_mailbox_is_full(messagers):
+    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=4)
+    await send(sender, *range(4))
+    waiting = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"n": 4}))
+    await asyncio.sleep(0)
+    await sender.close()
+    with pytest.raises(MailboxFull):
+        await waiting
+    await fetch_all(receiver, 4)
+
+
+# -- garbage ----------------------------------------------------------------------------------------------------------
+
+
+def frame(rows=1, *, lines=True, ids=None):
+    return encode(
+        Batch(
+            sender="hand",
+            epoch=1,
+            first=0,
+            from_ids=Ids.of([7] * rows),
+            to_ids=ids or Ids.of([1] * rows),
+            topics=("agent-chat",),
+            lines=Lines.of([b'{"n":5}'] * rows) if lines else None,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"RM", b"no frame at all", frame()[:-1], frame() + b"x", frame(lines=False)],
+    ids=["empty", "short", "text", "truncated", "longer", "no payloads"],
+)
+async def test_a_frame_that_cannot_be_read_becomes_a_dead_letter(messagers, store, garbage):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1)
+    await store.write("group", garbage)
+    await send(sender, 2)
+    assert numbers(await fetch_all(receiver, 2)) == [1, 2]
+    assert receiver.stats()["unreadable"] == 1
+    ((mailbox, reason, data),) = await store.dead()
+    assert (mailbox, data) == ("group", garbage)
+    assert reason
+    await receiver.close()
+    second = await messagers(name="group", host=[1])
+    await send(sender, 3)
+    assert numbers(await fetch_all(second, 1)) == [3]
+
+
+async def test_only_garbage(messagers, store):
+    receiver = await messagers(name="group", host=[1])
+    await store.write("group", b"garbage")
+    waiting = asyncio.create_task(receiver.fetch_messages(timeout=0.2))
+
+    async def buried():
+        return receiver.stats()["unreadable"] == 1
+
+    await until(buried)
+    assert len(await waiting) == 0
+    await receiver.fetch_messages()
+    assert await store.entries("group") == []
+
+
+async def test_a_frame_without_messages_is_passed_by(messagers, store):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1])
+    await store.write("group", frame(0))
+    await send(sender, 1)
+    assert numbers(await fetch_all(receiver, 1)) == [1]
+    await receiver.ack()
+    assert await store.entries("group") == []
+
+
+async def test_a_foreign_payload_that_is_no_json(messagers, store):
+    receiver = await messagers(host=[1])
+    await store.publish(receiver.get_user_chat_channel(1), b"plain text")
+    (message,) = await fetch_all(receiver, 1)
+    with pytest.raises(FrameError, match="plain text|JSON"):
+        _ = message.payload
+    assert message.data == b"plain text"
+
+
+# -- listening at once ------------------------------------------------------------------------------------------------
+
+
+async def test_subscribing_at_the_same_time(messagers):
+    sender, receiver = await messagers(), await messagers()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(receiver.subscribe_and_start_listening([f"news-{n}", "all"]) for n in range(5)))
+    for n in range(5):
+        assert (await sender.send_message(f"news-{n}", {"n": n})).fate == "delivered"
+    assert numbers(await fetch_all(receiver, 5)) == list(range(5))
+    await receiver.ack()
+
+
+async def test_subscribing_twice(messagers):
+    sender, receiver = await messagers(), await messagers(listen=["news"])
+    async with asyncio.timeout(10):
+        await receiver.subscribe_and_start_listening(["news"])
+        await receiver.subscribe_and_start_listening([])
+    assert (await sender.send_message("news", {"n": 1})).fate == "delivered"
+    assert numbers(await fetch_all(receiver, 1)) == [1]

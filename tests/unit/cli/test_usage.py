@@ -1,0 +1,77 @@
+"""What a wrong command line gets, before anything is started."""
+
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from ray_messaging.cli import app
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Return a function that runs a command line; starting anything would be an error."""
+    monkeypatch.setattr("ray_messaging.cli.session.Messaging.start", lambda *_, **__: pytest.fail("started"))
+
+    def run(*args):
+        return CliRunner().invoke(app, [*map(str, args)])
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.txt"
+    path.write_text("1 2 10\n2 1 20\n")
+    return path
+
+
+def test_version(run):
+    found = run("--version")
+    assert (found.exit_code, found.stdout) == (0, f"ray-messaging {version('ray-messaging')}\n")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["demo", "--help"], ["replay", "--help"]])
+def test_help(run, command):
+    assert run(*command).exit_code == 0
+
+
+def test_a_broken_line_is_named(run, tmp_path):
+    path = tmp_path / "broken.txt"
+    path.write_text("1 2 10\n1 2 10\n1 x\n")
+    found = run("replay", path)
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert found.stderr.startswith("error: broken.txt:3: ")
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rules", "foo:1"], "unknown rule 'foo'"),
+        (["--speed", "0"], "neither 'max' nor a positive number"),
+        (["--speed", "nan"], "neither 'max' nor a positive number"),
+        (["--speed", "fast"], "neither 'max' nor a positive number"),
+        (["--groups", "0"], "0 is not in the range"),
+        (["--json", "/nowhere/out.json"], "cannot write '/nowhere/out.json'"),
+        (["--json", "/tmp"], "cannot write '/tmp'"),
+        (["--from", "{a.b}"], "cannot use the template"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_wrong_options(run, trace, options, words):
+    found = run("replay", trace, *options)
+    assert found.exit_code == 2
+    assert words in " ".join(found.stderr.replace("│", " ").split())
+
+
+def test_a_trace_that_is_not_there(run, tmp_path):
+    found = run("replay", tmp_path / "nothing.txt")
+    assert found.exit_code == 2
+    assert "cannot read the trace" in found.stderr
+
+
+def test_a_society_that_is_too_small(run):
+    found = run("demo", "--agents", 4, "--groups", 3)
+    assert found.exit_code == 2
+    assert "4 agents cannot fill 3 groups" in found.stderr

@@ -1,0 +1,120 @@
+"""Two groups at work on the memory server: the whole engine but Ray."""
+
+import asyncio
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from tests.unit.replay.traffic_support import plan_of
+
+from ray_messaging.errors import MessagingError
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import BlackList, MaxLength
+from ray_messaging.message import Outgoing
+from ray_messaging.receipt import DELIVERED
+from ray_messaging.replay import worker as module
+from ray_messaging.replay.account import draw_up, fate_codes
+from ray_messaging.replay.worker import Worker
+from ray_messaging.transports.memory import MemoryServer
+
+AGENTS = [1, 2, 3, "ann", "bob"]
+GROUPS = {1: 0, 2: 1, 3: 0, "ann": 1, "bob": 0}
+
+
+def random_rows(count):
+    random = np.random.default_rng(5)
+    return [(AGENTS[sender], AGENTS[receiver]) for sender, receiver in random.integers(0, 5, (count, 2)).tolist()]
+
+
+@pytest.fixture
+def workers(opener, exp_id, monkeypatch):
+    """Return a function from a plan and rules to its shares and workers."""
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+
+    async def workers(plan, *rules):
+        server, interceptor, made = MemoryServer(), Interceptor(exp_id, rules), []
+        for share in plan.shares():
+            messager = await opener(server, interceptor, name=share.name, host=[*share.agents, f"probe-{share.group}"])
+            made.append(Worker(messager, plan.reference(), share))
+        return made
+
+    return workers
+
+
+async def play(plan, made, *, lost=0):
+    """Do what the engine does on Ray."""
+    receiving = [asyncio.create_task(worker.receive()) for worker in made]
+    sent = await asyncio.gather(*(worker.send() for worker in made))
+    delivered = fate_codes(plan, plan.shares(), sent) == DELIVERED
+    counts = np.bincount(plan.group_of[plan.traffic.receivers[delivered]], minlength=plan.groups).tolist()
+    for worker, count in zip(made, counts, strict=True):
+        worker.expect(count + lost)
+    return draw_up(plan, plan.shares(), sent, await asyncio.gather(*receiving))
+
+
+async def test_everything_arrives(workers):
+    plan = plan_of(random_rows(40_000), GROUPS, texts=[f"text {n}\n" for n in range(40_000)])
+    made = await workers(plan)
+    account = await play(plan, made)
+    assert account.problems == []
+    assert account.fates["delivered"] == account.received == 40_000
+    assert account.received_equals_file
+    assert sum(worker.progress[0] for worker in made) == sum(worker.progress[1] for worker in made) == 40_000
+    expected = Counter(plan.traffic.agents[place] for place in plan.traffic.receivers.tolist())
+    assert account.received_by_agent == expected
+
+
+async def test_rules_at_work(workers):
+    rows = random_rows(2_000)
+    texts = ["x" * 200 if n % 10 == 0 else "" for n in range(2_000)]
+    plan = plan_of(rows, GROUPS, texts=texts)
+    account = await play(plan, await workers(plan, BlackList([(1, 2), ("ann", None)]), MaxLength(150)))
+    black = [sender == "ann" or (sender, receiver) == (1, 2) for sender, receiver in rows]
+    long = [bool(text) and not stopped for text, stopped in zip(texts, black, strict=True)]
+    assert account.problems == []
+    assert account.blocked_by == {"black_list": sum(black), "max_length": sum(long)}
+    assert account.fates["blocked"] == sum(black) + sum(long)
+    assert account.fates["delivered"] == account.received == 2_000 - account.fates["blocked"]
+
+
+async def test_a_lost_message_ends_the_wait_and_an_extra_one_is_noticed(workers):
+    plan = plan_of([(1, 2), (2, 1)], GROUPS)
+    made = await workers(plan)
+    await made[0]._messager.send_messages([Outgoing.to_agent(2, {"n": 0, "time": 0}, from_id=1)])
+    account = await play(plan, made)
+    assert account.duplicates == 1
+    assert not account.balances
+
+
+async def test_what_never_comes_is_not_awaited_for_ever(workers):
+    plan = plan_of([(1, 2), (2, 1)], GROUPS)
+    account = await play(plan, await workers(plan), lost=1)
+    assert account.received == 2
+
+
+async def test_messages_leave_when_they_are_due(workers):
+    plan = plan_of([(1, 2, 100), (1, 2, 100), (2, 1, 101), (1, 2, 103)], GROUPS, speed=20)
+    began = time.monotonic()
+    account = await play(plan, await workers(plan))
+    assert time.monotonic() - began >= 0.15
+    assert account.problems == []
+    assert account.latency_ms["p50"] < 100
+
+
+async def test_lone_messages_take_turns(workers):
+    made = await workers(plan_of([(1, 2)], GROUPS))
+    found = await asyncio.gather(
+        made[0].exchange("probe-0", "probe-1", 5, first=True), made[1].exchange("probe-1", "probe-0", 5, first=False)
+    )
+    assert [len(latencies) for latencies in found] == [5, 5]
+    assert all(0 <= latency < 5 for latencies in found for latency in latencies)
+
+
+async def test_lone_messages_that_are_stopped_raise(workers):
+    made = await workers(plan_of([(1, 2)], GROUPS), BlackList([(None, None)]))
+    with pytest.raises(MessagingError, match="was not sent"):
+        await made[0].exchange("probe-0", "probe-1", 5, first=True)
+    with pytest.raises(MessagingError, match="did not arrive"):
+        await made[1].exchange("probe-1", "probe-0", 5, first=False)
