@@ -28,8 +28,8 @@ from ray_messaging.errors import (
 )
 from ray_messaging.interception import rules
 from ray_messaging.interception.rules import Rule
-from ray_messaging.messager import Messager
 from ray_messaging.message import Message, Outgoing
+from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipt, Receipts
 

@@ -158,7 +158,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
             0.0 if isinstance(batch.sent_at, np.ndarray) else batch.sent_at,
         )
     )
-    parts = [header, *(np.ascontiguousarray(column).data for column in columns)]
+    parts: list[bytes | memoryview] = [header, *(np.ascontiguousarray(column).data for column in columns)]
     if lines is not None:
         parts.append(lines.blob)
     checksum = 0

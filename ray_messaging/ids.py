@@ -34,7 +34,7 @@ class Ids:
         """Build a column from ids in their one form (see `channels.check_id`)."""
         try:
             # array is stricter than numpy, which would read the str "007" as 7, and as fast.
-            return cls(np.frombuffer(array("q", ids), np.int64))  # type: ignore[arg-type]
+            return cls(np.frombuffer(array("q", ids), np.int64))  # type: ignore[type-var]  # the others raise
         except TypeError:
             return cls._of_mixed(ids)
 

@@ -172,7 +172,7 @@ class Messager:
             recipient = names.check_recipient(channel, recipient, to_id)
         if from_id.__class__ is not int:
             from_id = None if from_id is None else names.check_id(from_id)
-        elif not names.INT64_MIN <= from_id <= names.INT64_MAX:  # type: ignore[operator]  # an int, as of the line above
+        elif not names.INT64_MIN <= from_id <= names.INT64_MAX:
             names.check_id(from_id)
         line = encode_payload(payload, self.settings.payload_bytes)
         if outbox.full:

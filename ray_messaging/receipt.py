@@ -64,7 +64,7 @@ class Receipt:
     @property
     def fate(self) -> Fate:
         """Return what became of it."""
-        return FATES[self._outcome.fates[self._row]]
+        return FATES[int(self._outcome.fates[self._row])]
 
     @property
     def rule(self) -> str | None:

@@ -1,10 +1,6 @@
 """The demo: a society on generated traffic, with a black list at work."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from ray_messaging.cli.options import Agents, DemoGroups, JsonFile, Messages, Redis, Seed
 from ray_messaging.cli.session import check_json_file, clean_errors, finish, output, run
 from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_speed
 from ray_messaging.interception.rules import BlackList
@@ -20,16 +16,12 @@ In Python: from ray_messaging import Messaging (the README: the first ten lines)
 
 
 def demo(
-    agents: Annotated[int, typer.Option(min=4, help="How many agents the society has.")] = 1000,
-    groups: Annotated[int, typer.Option(min=2, max=64, help="How many groups, one Ray actor each.")] = 4,
-    messages: Annotated[int, typer.Option(min=1, help="How many messages the agents send.")] = 1_000_000,
-    redis: Annotated[
-        str | None, typer.Option(metavar="URL", help="Use this server, redis://host:port/db, not an embedded one.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the account to this file.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed generates the same traffic.")] = 1,
+    agents: Agents = 1000,
+    groups: DemoGroups = 4,
+    messages: Messages = 1_000_000,
+    redis: Redis = None,
+    json_file: JsonFile = None,
+    seed: Seed = 1,
 ) -> None:
     """Run a society of agents that talk to each other, with a black list at work, and show what became of it."""
     with clean_errors():

@@ -56,9 +56,10 @@ def _black_list(argument: str) -> Rule:
 
 def _max_length(argument: str) -> Rule:
     try:
-        return MaxLength(int(argument))
+        limit_bytes = int(argument)
     except ValueError as error:
         raise ConfigError(f"max-length:{argument}: write a number of bytes, as in max-length:500") from error
+    return MaxLength(limit_bytes)
 
 
 def _pair(text: str) -> Pair:

@@ -89,7 +89,7 @@ def clean_errors() -> Iterator[None]:
 
 def output() -> Console:
     """Return the console for what the commands print: colours, live bars and line breaks on a terminal only."""
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width, console.soft_wrap = PLAIN_WIDTH, True
     return console

@@ -40,7 +40,10 @@ class ServerActor:
 class InterceptorActor:
     """Give verdicts, and know the experiment: the one actor that everybody finds by its name."""
 
-    async def __init__(self, spec: InterceptorSpec, redis: RedisConfig | None) -> None:
+    # Ray runs an async __init__ on the actor's own loop, at every restart, too.
+    async def __init__(  # type: ignore[misc]
+        self, spec: InterceptorSpec, redis: RedisConfig | None
+    ) -> None:
         # An error here would kill the actor and reach nobody in its own form: `ready` raises it.
         self._failure: MessagingError | None = None
         if redis is None:
@@ -110,7 +113,12 @@ class InterceptorActor:
 class GroupActor:
     """Host agents: one mailbox, one outbox."""
 
-    async def __init__(self, experiment: Experiment, interceptor: Any, spec: GroupSpec) -> None:  # noqa: ANN401 - a handle
+    async def __init__(  # type: ignore[misc]
+        self,
+        experiment: Experiment,
+        interceptor: Any,  # noqa: ANN401 - a handle
+        spec: GroupSpec,
+    ) -> None:
         self._failure: MessagingError | None = None
         # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
         owner = f"{experiment.run}/{ray.get_runtime_context().get_actor_id()}"

@@ -11,7 +11,7 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.interception.interceptor import Interceptor
-from ray_messaging.interception.lane import LaneServer
+from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.transports.redis import RedisTransport
 
@@ -25,7 +25,7 @@ class InterceptorHost:
         self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings)
         self.transport = RedisTransport(redis, spec.exp_id, patience_s=spec.settings.send_timeout_s)
         self.interceptor = Interceptor(spec.exp_id, spec.rules)
-        self.lane_address = ("", 0, "")
+        self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._lane = LaneServer(self.interceptor.answer)
         self._directory = Directory(spec.exp_id)
@@ -48,7 +48,7 @@ class InterceptorHost:
             self.interceptor.black_list.load(msgspec.msgpack.decode(states[BlackList.name]))
         # From here on, verdicts of a predecessor that lives on let nothing pass.
         self.interceptor.epoch = int(await link.command("HINCRBY", keys.meta, "interceptor", 1))
-        self.lane_address = tuple(await self._lane.start(host))
+        self.lane_address = await self._lane.start(host)
 
     async def _take_experiment(self) -> None:
         keys, link, spec = self.transport.keys, self.transport.link, self._spec

@@ -1,5 +1,6 @@
 """The facade: start an experiment, find its groups, shut it down."""
 
+import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -132,7 +133,8 @@ class Messaging:
 
     def stats(self) -> dict[str, Any]:
         """Return the interceptor's counters, and what waits in each mailbox."""
-        return {"exp_id": self.exp_id} | self._ask(self._interceptor.stats.remote())
+        stats: dict[str, Any] = self._ask(self._interceptor.stats.remote())
+        return {"exp_id": self.exp_id} | stats
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         return result(ref, what=f"the interceptor of experiment {self.exp_id!r}")
@@ -312,7 +314,7 @@ def _ensure_ray() -> bool:
     ray.init(
         address=os.environ.get("RAY_ADDRESS"),
         include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
-        logging_level="error",
+        logging_level=logging.ERROR,
     )
     return True
 
@@ -323,9 +325,9 @@ def _make_way(exp_id: str, on_existing: str) -> None:
         running = Messaging.connect(exp_id)
     except UnknownName:
         return
-    except MessagingError:
-        running = None  # type: ignore[assignment]  # one that is just ending, or did not start
-    if on_existing != "reset" or running is None:
+    except MessagingError as error:  # one that is just ending, or did not start
+        raise _runs_already(exp_id) from error
+    if on_existing != "reset":
         raise _runs_already(exp_id)
     _leave([group.actor for group in running.groups()])
     _leave([running.interceptor], erase=True)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -124,7 +124,7 @@ def _is_reason(reason: object) -> bool:
     return isinstance(reason, str)
 
 
-def _grouped(blocked: Mapping[int, tuple[str, str]]) -> Sequence[Blocked]:
+def _grouped(blocked: Mapping[int, tuple[str, str]]) -> tuple[Blocked, ...]:
     groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for row, why in blocked.items():
         groups[why].append(row)

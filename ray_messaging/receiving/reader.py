@@ -70,8 +70,9 @@ class Reader:
             await self._transport.bury(self._mailbox, entry, frame, str(error)[:NAME_LENGTH])
             self._inbox.put(Piece(entry, None, 0, 0, 0))
             return
-        low = self._cursor.row if entry == self._cursor.entry else 0
-        self._inbox.put(Piece(entry, batch, min(low, len(batch)), len(batch), len(frame)))
+        low = min(self._cursor.row if entry == self._cursor.entry else 0, len(batch))
+        # A frame without messages only moves the cursor.
+        self._inbox.put(Piece(entry, batch if low < len(batch) else None, low, len(batch), len(frame)))
 
 
 def before(entry: str) -> str:

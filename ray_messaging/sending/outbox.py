@@ -48,7 +48,7 @@ class Outbox:
     def check(self) -> None:
         """Raise why nothing can be sent any more, if so."""
         if self._broken is not None:
-            raise self._broken
+            raise self._broken.with_traceback(None)
 
     @property
     def full(self) -> bool:
@@ -89,6 +89,8 @@ class Outbox:
         self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
     ) -> "asyncio.Future[Receipt]":
         """Accept one message; the future gives its receipt."""
+        if self._broken is not None:
+            self.check()
         future: asyncio.Future[Receipt] = self._loop.create_future()
         draft = self._open
         # A full draft, one of another step, and one under way are no longer open.

@@ -70,6 +70,8 @@ class Posting:
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
         """Fix the fate of some rows (None: all)."""
+        if not self._left:  # a copy of a row that failed elsewhere has come after all
+            return
         if rows is None:
             self.outcome.fates[:] = fate
             self._left = 0
@@ -80,6 +82,8 @@ class Posting:
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
         """Give some rows (None: all that are open) an error instead of a fate."""
+        if not self._left:
+            return
         found = self.open_rows if rows is None else rows
         lost = [row for row in found.tolist() if row not in self.errors and self.outcome.fates[row] == UNKNOWN]
         self.errors.update(dict.fromkeys(lost, error))

@@ -138,7 +138,8 @@ class RedisLink:
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""
-        return self.client.connection_pool.make_connection()
+        connection: AbstractConnection = self.client.connection_pool.make_connection()
+        return connection
 
     def translated(self, error: BaseException) -> Exception:
         """Turn a library's error into ours: refused for good, or out of reach."""

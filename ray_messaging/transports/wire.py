@@ -48,7 +48,8 @@ class Wire(asyncio.Protocol):
         # Kept, as redis-py closes the socket of a connection that nobody holds.
         self._connection = connection
         # redis-py has no public way to hand its socket over.
-        self._transport: asyncio.Transport = connection._writer.transport  # type: ignore[attr-defined]  # noqa: SLF001
+        writer: Any = connection._writer  # noqa: SLF001
+        self._transport: asyncio.Transport = writer.transport
         self._transport.set_protocol(self)
 
     @classmethod
@@ -62,7 +63,7 @@ class Wire(asyncio.Protocol):
         """Tell whether commands can be sent."""
         return self._lost is None and not self._transport.is_closing()
 
-    def call(self, args: Sequence[bytes | str | int], timeout_s: float) -> "asyncio.Future[Any]":
+    def call(self, args: Sequence[Any], timeout_s: float) -> "asyncio.Future[Any]":
         """Send a command; the future gives its reply, or raises the error that the server replied.
 
         A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is.

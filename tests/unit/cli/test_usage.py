@@ -52,7 +52,7 @@ def test_a_broken_line_is_named(run, tmp_path):
         (["--speed", "0"], "neither 'max' nor a positive number"),
         (["--speed", "nan"], "neither 'max' nor a positive number"),
         (["--speed", "fast"], "neither 'max' nor a positive number"),
-        (["--groups", "0"], "0 is not in the range"),
+        (["--groups", "0"], "Invalid value for '--groups'"),
         (["--json", "/nowhere/out.json"], "cannot write '/nowhere/out.json'"),
         (["--json", "/tmp"], "cannot write '/tmp'"),
         (["--from", "{a.b}"], "cannot use the template"),

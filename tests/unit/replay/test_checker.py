@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.replay.traffic_support import arrive, plan_of
+from traffic_support import arrive, plan_of
 
 from ray_messaging.replay.checker import Checker
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.unit.replay.traffic_support import plan_of
+from traffic_support import plan_of
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.interception.interceptor import Interceptor

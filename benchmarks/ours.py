@@ -1,0 +1,70 @@
+"""ray_messaging: a group in each half's own actor, the interceptor on with a black list."""
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import ray
+
+from benchmarks.work import SUBTOPICS, Half, payload
+from ray_messaging import Messaging
+from ray_messaging.cluster.tuning import tune_collector
+
+CALL_ROWS = 32_768
+
+
+@ray.remote(num_cpus=0)
+class OurHalf(Half):
+    """Send by a messager: columns in bulk, or one awaited call per message."""
+
+    async def __init__(self, messaging: Messaging, name: str, agents: range, others: range) -> None:  # type: ignore[misc]
+        super().__init__(agents, others)
+        self.messager = await messaging.open_messager(name, agents, subtopics=SUBTOPICS)
+        self.channels = {agent: self.messager.get_agent_chat_channel(agent) for agent in others}
+        rng = np.random.default_rng(7)
+        self.senders, self.receivers = rng.choice(np.array(agents), CALL_ROWS), rng.choice(np.array(others), CALL_ROWS)
+        self.payloads = [payload(number) for number in range(CALL_ROWS)]
+        self.counting = asyncio.create_task(self._count())
+        tune_collector()
+
+    async def _count(self) -> None:
+        while True:
+            messages = await self.messager.fetch_messages(timeout=None)
+            if len(messages) == 1:
+                self.arrivals.time(messages[0].payload)
+            self.arrivals.add(len(messages))
+
+    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+        """Send one message and await its receipt."""
+        return (await self.messager.send_message(self.channels[to_id], content, from_id)).sent
+
+    async def bulk(self, seconds: float) -> int:
+        """Send columns; return how many were delivered."""
+        delivered, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            receipts = await self.messager.send_columns(self.senders, self.receivers, self.payloads)
+            delivered += int(receipts.sent.sum())
+        return delivered
+
+
+class Ours:
+    """Start an experiment and its two halves."""
+
+    name = "ray_messaging"
+
+    def __init__(self, agents: int) -> None:
+        from ray_messaging import rules
+
+        self._messaging = Messaging.start(f"bench-{agents}", rules=[rules.BlackList([(-1, -2), (-3, None)])])
+        west, east = range(agents // 2), range(agents // 2, agents)
+        self.halves: list[Any] = [
+            OurHalf.remote(self._messaging, "west", west, east),
+            OurHalf.remote(self._messaging, "east", east, west),
+        ]
+
+    def close(self) -> None:
+        """Stop both."""
+        for half in self.halves:
+            ray.kill(half)
+        self._messaging.shutdown()

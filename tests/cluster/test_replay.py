@@ -1,0 +1,148 @@
+"""The commands end to end: demo and replay on a running Ray, and on one of their own."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from ray_messaging.cli import app
+from ray_messaging.replay.account import Account
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def run(ray_cluster, tmp_path):
+    """Return a function that runs a command line on the Ray that is up, and reads the JSON it wrote."""
+
+    def run(*args, code=0):
+        path = tmp_path / "account.json"
+        found = CliRunner().invoke(app, [*map(str, args), "--json", str(path)])
+        assert found.exit_code == code, found.output
+        return found, json.loads(path.read_text()) if path.exists() else None
+
+    return run
+
+
+@pytest.fixture
+def real(request):
+    """Return a function from a real trace's name to its path; it skips the test where there is none."""
+
+    def real(name):
+        path = request.config.rootpath.parent / "shared" / "data" / name
+        if not path.exists():
+            pytest.skip(f"{path} is absent: the real traces are not part of the repository")
+        return path
+
+    return real
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    rows = [(n % 5, (n * 3 + 1) % 7, n / 100, f"text {n}, ümlaut") for n in range(500)]
+    path.write_text("src,dst,time,text\n" + "".join(f'{a},{b},{t},"{text}"\n' for a, b, t, text in rows))
+    return path, rows
+
+
+def assert_balances(account):
+    faults = ("duplicates", "out_of_order", "lost", "leaked", "misdirected", "changed", "unexpected", "undeliverable")
+    assert {fault: account[fault] for fault in faults} == dict.fromkeys(faults, 0)
+    assert account["balances"] is True
+    assert account["problems"] == []
+    assert account["messages"] == account["delivered"] + account["blocked"] + account["published"]
+    assert account["received"] == account["delivered"] == sum(account["received_by_agent"].values())
+    assert sum(map(sum, account["group_matrix"])) == account["delivered"]
+
+
+def test_college_messages_all_arrive(run, real):
+    path = real("collegemsg/CollegeMsg.txt.gz")
+    _, account = run("replay", path, "--groups", 4)
+    assert_balances(account)
+    assert (account["messages"], account["received"]) == (59_835, 59_835)
+    assert account["received_equals_file"] is True
+    with gzip.open(path, "rt") as lines:
+        assert account["received_by_agent"] == Counter(line.split()[1] for line in lines)
+
+
+def test_diplomacy_texts_arrive_in_order(run, real):
+    path = real("diplomacy-deception/messages_flat.jsonl.gz")
+    fields = ("--from", "{game}-{sender}", "--to", "{game}-{receiver}", "--time", "seq", "--text", "text")
+    _, account = run("replay", path, "--groups", 4, *fields)
+    assert_balances(account)
+    assert account["received"] == 17_289
+    assert len(account["received_by_agent"]) == 84
+
+
+def test_rules_stop_what_they_should(run, trace):
+    path, rows = trace
+    found, account = run("replay", path, "--groups", 3, "--rules", "black-list:0-1,4-*", "--rules", "max-length:1000")
+    black = sum(a == 4 or (a, b) == (0, 1) for a, b, *_ in rows)
+    assert_balances(account)
+    assert account["blocked"] == black > 100
+    assert account["blocked_by"] == {"black_list": black}
+    assert not account["received_equals_file"]
+    assert "rules: black_list, max_length" in found.stdout
+    assert "\x1b" not in found.stdout
+
+
+def test_the_pace_of_the_trace(run, trace):
+    _, account = run("replay", trace[0], "--groups", 2, "--speed", "10")
+    assert_balances(account)
+    assert account["seconds"] >= 0.49
+
+
+def test_fewer_agents_than_groups(run, tmp_path):
+    path = tmp_path / "two.txt"
+    path.write_text("1 2 10\n2 1 20\n1 1 30\n")
+    found, account = run("replay", path, "--groups", 8)
+    assert_balances(account)
+    assert "note: 2 agents fill 2 of 8 groups" in found.stderr
+    assert len(account["groups"]) == 2
+
+
+def test_a_server_of_your_own_is_left_as_it_was(run, trace, valkey_config):
+    config = valkey_config
+    _, account = run("replay", trace[0], "--redis", f"redis://:{config.password}@{config.server}:{config.port}/0")
+    assert_balances(account)
+    with redis.Redis(config.server, config.port, password=config.password) as client:
+        assert client.keys("*replay-*") == []
+
+
+def test_a_server_that_is_not_there(run, trace):
+    found, account = run("replay", trace[0], "--redis", "redis://127.0.0.1:1/0", code=2)
+    assert account is None
+    assert found.stderr.startswith("error: ")
+    assert "127.0.0.1" in found.stderr
+
+
+def test_an_account_that_does_not_balance_exits_by_1(run, trace, monkeypatch):
+    monkeypatch.setattr(Account, "problems", ["1 messages arrived again"])
+    found, account = run("replay", trace[0], code=1)
+    assert account["balances"] is False
+    assert "error: the account does not balance: 1 messages arrived again" in found.stderr
+
+
+def test_the_demo(run):
+    found, account = run("demo", "--agents", 200, "--groups", 3, "--messages", 20_000)
+    assert_balances(account)
+    assert account["blocked"] == account["blocked_by"]["black_list"] > 0
+    assert 0 < account["lone_latency_ms"]["p50"] <= account["lone_latency_ms"]["p99"]
+    assert found.stdout.startswith("Demo: 200 agents in 3 groups")
+    for words in ("What became of the messages", "Delivered from group", "The account balances", "Try next"):
+        assert words in found.stdout
+
+
+def test_a_process_of_its_own(trace, tmp_path):
+    """Start everything, Ray included, and leave nothing behind."""
+    path = tmp_path / "account.json"
+    command = [sys.executable, "-m", "ray_messaging.cli", "replay", trace[0], "--groups", "2", "--json", path]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
+    assert_balances(json.loads(path.read_text()))

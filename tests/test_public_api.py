@@ -1,0 +1,60 @@
+"""The names that users may import, locked: a change here is a change for them."""
+
+import ray_messaging
+from ray_messaging import errors, rules
+
+NAMES = [
+    "AlreadyExists",
+    "Closed",
+    "ConfigError",
+    "ConnectionFailed",
+    "Fenced",
+    "FrameError",
+    "Group",
+    "InterceptorUnavailable",
+    "InvalidAddress",
+    "InvalidColumns",
+    "InvalidPayload",
+    "MailboxFull",
+    "Message",
+    "Messager",
+    "Messages",
+    "Messaging",
+    "MessagingConfig",
+    "MessagingError",
+    "NotListening",
+    "OutcomeUnknown",
+    "Outgoing",
+    "PayloadTooLarge",
+    "Receipt",
+    "Receipts",
+    "RedisConfig",
+    "Rule",
+    "RuleError",
+    "ServerFailed",
+    "ServerRefused",
+    "TraceError",
+    "TransitError",
+    "UnknownName",
+    "rules",
+]
+
+
+def test_all_is_sorted_and_locked():
+    assert list(ray_messaging.__all__) == sorted(NAMES) == NAMES
+
+
+def test_every_public_name_is_there_with_a_docstring():
+    for name in ray_messaging.__all__:
+        assert getattr(ray_messaging, name).__doc__, name
+
+
+def test_rules_are_locked():
+    assert rules.__all__ == ["ALLOW", "BlackList", "MaxLength", "Rule", "Verdict", "block"]
+
+
+def test_every_error_is_public_and_drawn_in_the_tree():
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.MessagingError):
+            assert name in ray_messaging.__all__, name
+            assert f" {name} " in f" {errors.__doc__.replace(chr(10), ' ')} ", name

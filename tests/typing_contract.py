@@ -1,0 +1,58 @@
+"""The public face as a type checker sees it; mypy reads this, nobody runs it."""
+
+from typing import Any, assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging import (
+    Group,
+    Message,
+    Messager,
+    Messages,
+    Messaging,
+    Outgoing,
+    Receipt,
+    Receipts,
+    RedisConfig,
+    rules,
+)
+
+
+async def in_process(messager: Messager) -> None:
+    async with messager as same:
+        assert_type(same, Messager)
+    assert_type(await messager.send_message("exps:e:agents:1:agent-chat", {"a": 1}, 1), Receipt)
+    assert_type(await messager.send_messages([Outgoing.to_agent(1, {"a": 1})]), Receipts)
+    assert_type(await messager.send_columns([1], np.array([2]), [{"a": 1}]), Receipts)
+    fetched = await messager.fetch_messages(limit=3, timeout=1.0)
+    assert_type(fetched, Messages)
+    assert_type(fetched[0], Message)
+    assert_type(fetched[:2], list[Message])
+    assert_type(fetched.sent_at, NDArray[np.float64])
+    async for message in messager:
+        assert_type(message, Message)
+        assert_type(message.from_id, int | str | None)
+        assert_type(message.step, int | None)
+        assert_type(message.id, str)
+    assert_type(messager.get_log_list(), list[dict[str, Any]])
+    assert_type(messager.get_user_payback_channel(), str)
+    assert_type(await messager.ack(), None)
+
+
+def on_ray() -> None:
+    with Messaging.start("e", redis=RedisConfig(server="localhost"), rules=[rules.BlackList([(1, None)])]) as messaging:
+        assert_type(messaging, Messaging)
+        group = messaging.create_group("g", range(10))
+        assert_type(group, Group)
+        assert_type(messaging.groups(), list[Group])
+        assert_type(messaging.group_of("alice"), Group)
+        receipt = group.send(1, 2, {"a": 1})
+        assert_type(receipt, Receipt)
+        assert_type(bool(receipt), bool)
+        assert_type(receipt.rule, str | None)
+        assert_type(receipt.consumption, float)
+        with group.fetch(timeout=1) as messages:
+            assert_type(messages[0], Message)
+        assert_type(group.agents, list[int | str])
+    assert_type(Messaging.connect("e"), Messaging)
