@@ -12,6 +12,7 @@ from ray_messaging.directory import Directory
 from ray_messaging.errors import Closed, NotListening
 from ray_messaging.frames import decode
 from ray_messaging.interception.judges import PassAll, judge_for
+from ray_messaging.interception.verdicts import Judge
 from ray_messaging.lines import encode_payload
 from ray_messaging.local_log import LocalLog
 from ray_messaging.message import Message, Outgoing
@@ -57,6 +58,8 @@ class Messager:
         self._log = LocalLog(exp_id, self.settings.log_list_messages)
         self._outbox: Outbox | None = None
         self._subscription: Subscription | None = None
+        self._step: int | None = None
+        self._retired: list[Judge] = []
         self._closed = False
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -79,6 +82,7 @@ class Messager:
         await shipper.start()
         self._subscription = Subscription(self._transport, self._directory, self.name, self.settings, named=self._named)
         self._outbox = Outbox(shipper, judge, self.settings, self._settled)
+        self._outbox.step = self._step
 
     async def close(self) -> None:
         """Send what was accepted, commit what was fetched, and leave; closing twice does no harm."""
@@ -98,7 +102,8 @@ class Messager:
                     await subscription.close(commit=commit)
             finally:
                 if outbox is not None:
-                    await outbox.judge.close()
+                    for judge in (*self._retired, outbox.judge):
+                        await judge.close()
                 await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -111,7 +116,7 @@ class Messager:
         # Who leaves by an exception has not handled its messages: they come again.
         await self._close(commit=error is None)
 
-    def _judge(self) -> Any:  # noqa: ANN401 - a Judge
+    def _judge(self) -> Judge:
         return judge_for(self._interceptor, self.settings.interceptor_timeout_s)
 
     def _settled(self, posting: Posting) -> None:
@@ -142,16 +147,19 @@ class Messager:
         """Have messages judged by another interceptor, from the next batch on; None lets everything pass."""
         self._interceptor = message_interceptor
         if self._outbox is not None:
+            self._retired.append(self._outbox.judge)  # a batch may be with it: it is closed when we are
             self._outbox.judge = PassAll() if message_interceptor is None else self._judge()
 
     @property
     def step(self) -> int | None:
         """Return the simulation step that is stamped on what is sent."""
-        return self._sending.step
+        return self._step
 
     @step.setter
     def step(self, step: int | None) -> None:
-        self._sending.step = None if step is None else int(step)
+        self._step = None if step is None else int(step)
+        if self._outbox is not None:
+            self._outbox.step = self._step
 
     # -- sending --------------------------------------------------------------------------------------------------
 

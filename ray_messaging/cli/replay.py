@@ -46,7 +46,7 @@ def replay(
             typer.echo(f"note: {len(traffic.agents)} agents fill {plan.groups} of {groups} groups", err=True)
         console.print(
             f"Replay of {trace.name}: {len(traffic):,} messages among {len(traffic.agents):,} agents in {plan.groups} "
-            f"groups (a Ray actor each), {_pace(traffic, pace)}, "
+            f"group{'s' * (plan.groups > 1)} (a Ray actor each), {_pace(traffic, pace)}, "
             f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
         )
         outcome = run(console, plan, parsed, redis, purpose="replay", probe=False)

@@ -113,13 +113,10 @@ class InterceptorActor:
 class GroupActor:
     """Host agents: one mailbox, one outbox."""
 
-    async def __init__(  # type: ignore[misc]
-        self,
-        experiment: Experiment,
-        interceptor: Any,  # noqa: ANN401 - a handle
-        spec: GroupSpec,
-    ) -> None:
+    async def __init__(self, experiment: Experiment, spec: GroupSpec) -> None:  # type: ignore[misc]
         self._failure: MessagingError | None = None
+        # By name: a handle among the arguments of an actor that restarts would have to be kept by its creator.
+        interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
         # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
         owner = f"{experiment.run}/{ray.get_runtime_context().get_actor_id()}"
         self._host = GroupHost(experiment, interceptor, spec, owner)

@@ -158,9 +158,7 @@ class Messaging:
         spec = GroupSpec(name, tuple(dict.fromkeys(map(check_id, agents))), tuple(subtopics))
         options: dict[str, Any] = _ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
         try:
-            actor = _remote(GroupActor, options | (actor_options or {})).remote(
-                self._experiment, self._interceptor, spec
-            )
+            actor = _remote(GroupActor, options | (actor_options or {})).remote(self._experiment, spec)
         except ValueError as error:
             raise AlreadyExists(
                 f"experiment {self.exp_id!r} has a group {name!r} already: choose another name, or use "

@@ -96,13 +96,17 @@ async def _persist(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) ->
         except Exception as error:
             last = loop.time() + pause > deadline or type(error).__name__ in _GONE
             if last:
-                raise InterceptorUnavailable(
-                    f"the interceptor gave no verdict within {timeout_s:g} s ({type(error).__name__}: {error}), so "
-                    "nothing was sent: look at its actor, then send again"
-                ) from error
+                raise _unavailable(error, timeout_s) from error
             logger.info("the interceptor does not answer (%s), asking again", type(error).__name__)
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
+    return InterceptorUnavailable(
+        f"the interceptor gave no verdict within {timeout_s:g} s ({type(error).__name__}: {error}), so nothing was "
+        "sent: look at its actor, then send again"
+    )
 
 
 class RemoteJudge(_Asking):
@@ -121,7 +125,10 @@ class RemoteJudge(_Asking):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await lane.ask(request)
-            except OSError:  # TimeoutError is one, too
+            except TimeoutError as error:
+                await self.close()
+                raise _unavailable(error, self._timeout_s) from error
+            except OSError:  # cut: its successor serves a lane of its own
                 await self.close()
         return await _persist(lambda: self._ask_anew(request), self._timeout_s)
 

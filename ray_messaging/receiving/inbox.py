@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ray_messaging.frames import Batch
 from ray_messaging.messages import Slice
-from ray_messaging.transports.base import Cursor
+from ray_messaging.transports.base import Cursor, place
 
 
 class Handled(NamedTuple):
@@ -86,7 +86,29 @@ class Inbox:
             piece.low = high
             if whole:
                 self._pieces.popleft()
+        self._taken()
+        return slices, handled
+
+    def drop(self, end: Cursor) -> Handled:
+        """Drop what lies before a cursor, though not what foreign clients published; return what that means."""
+        handled, kept = NOTHING, deque[Piece]()
+        for piece in self._pieces:
+            if piece.entry is None or place(Cursor(piece.entry, 1)) > place(end):
+                kept.append(piece)
+                continue
+            high = piece.high if end.entry != piece.entry or not end.row else max(piece.low, end.row)
+            whole = high >= piece.high
+            cursor = Cursor(piece.entry, 0 if whole else high)
+            handled = handled.plus(Handled(cursor, high - piece.low, piece.nbytes if whole else 0))
+            self.size -= high - piece.low
+            piece.low = high
+            if not whole:
+                kept.append(piece)
+        self._pieces = kept
+        self._taken()
+        return handled
+
+    def _taken(self) -> None:
         if not self._pieces:
             self._arrived.clear()
         self._emptied.set()
-        return slices, handled

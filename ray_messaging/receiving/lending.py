@@ -1,17 +1,32 @@
 """Lend messages to callers in other processes: what a caller did not return as handled is handed out again."""
 
 import asyncio
+import secrets
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ray_messaging.messages import Messages, Slice
-from ray_messaging.receiving.inbox import Handled
+from ray_messaging.receiving.inbox import NOTHING, Handled
 from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.transports.base import Cursor, place
+
+# Whoever waits for messages looks this often, in seconds, for loans that others gave up.
+_LOOK_S = 1.0
+
+
+class Token(NamedTuple):
+    """Name a loan: whose and which, and what of the mailbox it holds, so that a successor can take it back, too."""
+
+    process: str
+    number: int
+    start: Cursor
+    end: Cursor
 
 
 @dataclass(slots=True)
 class _Loan:
-    token: int
+    token: Token
     holder: str
     due: float  # loop time from which on others may have it
     slices: list[Slice]
@@ -22,8 +37,8 @@ class _Loan:
 class Lending:
     """Keep account of what is in callers' hands, in the mailbox's order; the cursor passes what was returned.
 
-    A loan goes out again at once to a holder that asks anew without returning it (its answer was lost), and after
-    `lease_s` to whoever asks.
+    A loan goes out again at once to a holder that asks anew without returning it (its answer was lost), and to whoever
+    asks once its holder gave it up, or after `lease_s`.
     """
 
     def __init__(self, exp_id: str, subscription: Subscription, lease_s: float) -> None:
@@ -31,35 +46,100 @@ class Lending:
         self._subscription = subscription
         self._lease_s = lease_s
         self._loans: deque[_Loan] = deque()
+        self._process = secrets.token_hex(4)
         self._last = 0
+        self._at = subscription.cursor  # what lies before it is lent, or was handled
 
     @property
     def lent(self) -> int:
         """Return how many messages are in callers' hands."""
         return sum(part.high - part.low for loan in self._loans if not loan.returned for part in loan.slices)
 
-    async def give_back(self, holder: str, token: int) -> None:
+    async def give_back(self, holder: str, token: Token | None) -> None:
         """Commit a loan, as soon as all before it are returned, too."""
-        for loan in self._loans:
-            if loan.token == token and loan.holder == holder:
-                loan.returned = True
+        loan = self._held(holder, token)
+        if loan is not None:
+            loan.returned = True
+        elif token is not None and token.process != self._process:
+            await self._pass_over(token)
+        await self._commit()
+
+    async def give_up(self, holder: str, token: Token | None) -> None:
+        """Let whoever asks next have a loan: its holder failed."""
+        loan = self._held(holder, token)
+        if loan is not None:
+            loan.due = 0.0
+
+    async def fetch(
+        self, holder: str, token: Token | None, limit: int | None, timeout: float | None
+    ) -> tuple[Token | None, Messages]:
+        """Take back the loan of a token, then lend what is there; return its token (None: nothing) and the messages."""
+        await self.give_back(holder, token)
+        clock = asyncio.get_running_loop().time
+        deadline = None if timeout is None else clock() + timeout
+        while True:
+            loan = self._again(holder, limit, clock())
+            if loan is None:
+                left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
+                slices, handled = await self._subscription.take(limit, left)
+                loan = self._lend(holder, slices, handled)
+            if loan.slices:
+                loan.holder, loan.due = holder, clock() + self._lease_s
+                return loan.token, Messages(self._exp_id, loan.slices)
+            if deadline is not None and clock() >= deadline:
+                return None, Messages(self._exp_id, [])
+
+    def _held(self, holder: str, token: Token | None) -> _Loan | None:
+        return next((loan for loan in self._loans if loan.token == token and loan.holder == holder), None)
+
+    async def _commit(self) -> None:
         while self._loans and self._loans[0].returned:
             self._subscription.note_handled(self._loans.popleft().handled)
         await self._subscription.write()
 
-    async def fetch(self, holder: str, token: int, limit: int | None, timeout: float | None) -> tuple[int, Messages]:
-        """Take back the loan of a token, then lend what is there; return its token (0: nothing) and the messages."""
-        await self.give_back(holder, token)
-        now = asyncio.get_running_loop().time()
-        for loan in self._loans:
+    def _again(self, holder: str, limit: int | None, now: float) -> _Loan | None:
+        """Find a loan that is to go out again, cut to the limit."""
+        for at, loan in enumerate(self._loans):
             if not loan.returned and (loan.holder == holder or loan.due <= now):
-                loan.holder, loan.due = holder, now + self._lease_s
-                return loan.token, Messages(self._exp_id, loan.slices)
-        slices, handled = await self._subscription.take(limit, timeout)
-        if not slices:
-            self._subscription.note_handled(handled)
-            return 0, Messages(self._exp_id, [])
+                rows = sum(part.high - part.low for part in loan.slices)
+                if limit is not None and rows > limit:
+                    loan = self._split(at, limit)
+                return loan
+        return None
+
+    def _split(self, at: int, limit: int) -> _Loan:
+        """Cut a loan in two; the cursor passes both with the second, so the first one's range is empty."""
+        loan, first = self._loans[at], []
+        while limit:
+            part = loan.slices[0]
+            cut = min(part.high, part.low + limit)
+            first.append(part._replace(high=cut))
+            limit -= cut - part.low
+            loan.slices = [part._replace(low=cut), *loan.slices[1:]] if cut < part.high else loan.slices[1:]
+        token = Token(self._process, self._number(), loan.token.start, loan.token.start)
+        # Who held the whole must not return the half that it has not got now.
+        loan.token = loan.token._replace(number=self._number())
+        cut_off = _Loan(token, loan.holder, loan.due, first, NOTHING)
+        self._loans.insert(at, cut_off)
+        return cut_off
+
+    def _lend(self, holder: str, slices: list[Slice], handled: Handled) -> _Loan:
+        """Enter what was taken out of the inbox; without messages it counts as returned, in its place."""
+        start = self._at
+        if handled.cursor is not None and place(handled.cursor) <= place(start):
+            handled = handled._replace(cursor=None)  # another caller has overtaken this one
+        self._at = handled.cursor or start
+        token = Token(self._process, self._number(), start, self._at)
+        loan = _Loan(token, holder, 0.0, slices, handled, returned=not slices)
+        if slices or handled != NOTHING:
+            self._loans.append(loan)
+        return loan
+
+    def _number(self) -> int:
         self._last += 1
-        due = asyncio.get_running_loop().time() + self._lease_s
-        self._loans.append(_Loan(self._last, holder, due, slices, handled))
-        return self._last, Messages(self._exp_id, slices)
+        return self._last
+
+    async def _pass_over(self, token: Token) -> None:
+        """Drop what a predecessor in this mailbox had lent and its caller has handled, as far as nobody has it yet."""
+        while place(token.start) <= place(self._at) < place(token.end):
+            self._lend("", [], await self._subscription.drop(token.end))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from ray_messaging.channels import NAME_LENGTH
-from ray_messaging.errors import FrameError, MessagingError
+from ray_messaging.errors import ConnectionFailed, FrameError, MessagingError, ServerRefused
 from ray_messaging.frames import Batch, decode
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
@@ -53,10 +53,20 @@ class Reader:
         while True:
             await self._inbox.room(self._frame_rows)
             room = (self._inbox.limit - self._inbox.size) // self._frame_rows
-            frames = await self._transport.read(self._mailbox, last, max(1, min(_FRAMES, room)), _BLOCK_S)
+            frames = await self._frames(last, max(1, min(_FRAMES, room)))
             for entry, frame in frames:
                 await self._take(entry, frame)
                 last = entry
+
+    async def _frames(self, last: str, count: int) -> list[tuple[str, bytes]]:
+        """Read; a server that is away is waited for, as its messages are."""
+        while True:
+            try:
+                return await self._transport.read(self._mailbox, last, count, _BLOCK_S)
+            except ServerRefused:
+                raise
+            except ConnectionFailed as error:
+                logger.warning("mailbox %s cannot be read, trying on: %s", self._mailbox, error)
 
     async def _take(self, entry: str, frame: bytes) -> None:
         batch: Batch | None = None

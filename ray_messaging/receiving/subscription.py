@@ -6,21 +6,20 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from ray_messaging.channels import AgentId, build_channel, check_id, check_subtopic, is_glob, parse_channel
+from ray_messaging.channels import AgentId, parse_channel
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Claim, Directory, Record
-from ray_messaging.errors import AlreadyExists, ConfigError, InvalidAddress, MessagingError, NotListening
+from ray_messaging.directory import Directory, Record
+from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, InvalidAddress, MessagingError, NotListening
 from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.commits import Commits
-from ray_messaging.receiving.inbox import Handled, Inbox, Piece
+from ray_messaging.receiving.inbox import NOTHING, Handled, Inbox, Piece
 from ray_messaging.receiving.reader import Reader
-from ray_messaging.transports.base import Ingress, Limits, Transport
+from ray_messaging.receiving.wishes import Wishes
+from ray_messaging.transports.base import START, Cursor, Ingress, Limits, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +40,12 @@ class Subscription:
         self._name = name
         self._settings = settings
         self._named = named
-        self._wanted: dict[str, set[AgentId]] = {}  # subtopic -> agents
-        self._plain: list[str] = []
-        self._globs: list[str] = []
-        self._exclusive = False
-        self._owner = ""
+        self._wishes = Wishes(directory.exp_id)
+        self._changing = asyncio.Lock()
         self._epoch: int | None = None
         self._reader: Reader | None = None
         self._commits: Commits | None = None
+        self.cursor = START  # the durable one, as of the start
         self._fetching = asyncio.Lock()
         self._ingress_count = 0
         self._renewing = asyncio.create_task(self._renew(), name=f"ray_messaging lease of {name}")
@@ -57,69 +54,34 @@ class Subscription:
 
     async def subscribe(self, channels: Iterable[str]) -> None:
         """Listen on channels and patterns."""
-        if isinstance(channels, str):
-            raise InvalidAddress(
-                f"channels must be a list, not the str {channels!r}: write [{channels!r}]", value=channels
-            )
-        exact, globs, agents = [], [], []
-        for channel in channels:
-            if isinstance(channel, str) and is_glob(channel):
-                globs.append(channel)
-                continue
-            address = parse_channel(self._directory.exp_id, channel)
-            exact.append(build_channel(self._directory.exp_id, *address))
-            if address.agent_id is not None:
-                agents.append(address)
-        for agent_id, subtopic in agents:
-            self._wanted.setdefault(subtopic, set()).add(agent_id)  # type: ignore[arg-type]  # not None, see above
-        plain = [channel for channel in exact if not channel.startswith(f"exps:{self._directory.exp_id}:agents:")]
-        self._plain = [*dict.fromkeys(self._plain + plain)]
-        self._globs = [*dict.fromkeys(self._globs + globs)]
-        await self._listen(exact, globs)
+        async with self._changing:
+            await self._listen(self._wishes.with_channels(channels))
 
     async def host(self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str) -> None:
         """Claim agents exclusively and listen on their channels."""
-        checked = {check_id(agent_id) for agent_id in agents}
-        self._exclusive, self._owner = True, owner
-        for subtopic in subtopics:
-            self._wanted.setdefault(check_subtopic(subtopic), set()).update(checked)
-        exp_id = self._directory.exp_id
-        await self._listen([build_channel(exp_id, agent, topic) for topic in subtopics for agent in checked], [])
+        async with self._changing:
+            await self._listen(self._wishes.with_agents(agents, subtopics, owner))
 
-    async def _listen(self, exact: list[str], globs: list[str]) -> None:
+    async def _listen(self, wishes: Wishes) -> None:
         settings = self._settings
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
-        record = self._record()
+        record = wishes.record(self._name, settings)
         while True:
             delta = await self._transport.load_directory(self._directory.version)
             self._directory.update(*delta)
             self._check_claims(record)
             listening = await self._transport.listen(
-                record, self._directory.version, limits, owner=self._owner, epoch=self._epoch
+                record, self._directory.version, limits, owner=wishes.owner, epoch=self._epoch
             )
             if listening is not None:
                 break
+        self._wishes = wishes
         if self._epoch is None:
             self._epoch = listening.epoch
+            self.cursor = listening.cursor
             self._commits = Commits(self._transport, self._name, listening.epoch)
             self._reader = Reader(self._transport, self._name, self.inbox, listening.cursor, record.frame_rows)
-        await self._transport.subscribe(exact, globs, self._arrived)
-
-    def _record(self) -> Record:
-        settings = self._settings
-        claims: dict[frozenset[AgentId], list[str]] = {}
-        for subtopic, agents in self._wanted.items():
-            claims.setdefault(frozenset(agents), []).append(subtopic)
-        return Record(
-            self._name,
-            [_claim(agents, subtopics) for agents, subtopics in claims.items()],
-            self._plain,
-            self._globs,
-            self._exclusive,
-            # A quarter of a limit: a frame that is larger than what is left must not wait for an empty mailbox.
-            max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
-            max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
-        )
+        await self._transport.subscribe(wishes.fresh, wishes.fresh_globs, self._arrived)
 
     def _check_claims(self, record: Record) -> None:
         if not record.exclusive:
@@ -208,6 +170,16 @@ class Subscription:
         slices, handled = self.inbox.take(limit)
         return slices, before.plus(handled)
 
+    async def drop(self, end: Cursor) -> Handled:
+        """Take out what lies before a cursor, and hand it to nobody; wait until some of it is there."""
+        handled = self.inbox.drop(end)
+        while handled == NOTHING:
+            await self.inbox.arrival()
+            self._ready()
+            handled = self.inbox.drop(end)
+            await asyncio.sleep(0)  # what foreign clients published stays, so that something always is there
+        return handled
+
     async def ack(self) -> None:
         """Commit what was handed out."""
         _, commits = self._ready()
@@ -280,15 +252,21 @@ class Subscription:
         await self._reader.close()
         if fenced:
             return
+        try:
+            await self._leave(self._commits, self._epoch, commit=commit)
+        except Fenced as error:  # its remedy is to close, which is what happens here
+            logger.info("%s was closed after somebody newer took its mailbox over: %s", self._name, error)
+
+    async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:
-            self._commits.acknowledge()
-        await self._commits.close()
-        await self._commits.write()
+            commits.acknowledge()
+        await commits.close()
+        await commits.write()
         if self._named:
             # Whoever comes next under this name need not wait for the lease to end.
-            await self._transport.renew(self._name, self._name, self._epoch, lease_s=0.001, keep_s=0)
+            await self._transport.renew(self._name, self._name, epoch, lease_s=0.001, keep_s=0)
         else:
-            await self._transport.remove(self._name, self._epoch)
+            await self._transport.remove(self._name, epoch)
 
     def stats(self) -> dict[str, Any]:
         """Return counters."""
@@ -298,8 +276,3 @@ class Subscription:
             "ingress": self._ingress_count,
             "ingress_dropped": self.ingress_dropped,
         }
-
-
-def _claim(agents: frozenset[AgentId], subtopics: list[str]) -> Claim:
-    ints = np.array(sorted(agent for agent in agents if isinstance(agent, int)), "<i8")
-    return Claim(tuple(subtopics), ints.tobytes(), tuple(sorted(agent for agent in agents if isinstance(agent, str))))

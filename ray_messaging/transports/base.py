@@ -78,6 +78,12 @@ class Cursor(NamedTuple):
 START = Cursor("0-0", 0)
 
 
+def place(cursor: Cursor) -> tuple[int, int, float]:
+    """Return what cursors are ordered by."""
+    milliseconds, _, number = cursor.entry.partition("-")
+    return int(milliseconds), int(number), cursor.row or float("inf")
+
+
 class Listening(NamedTuple):
     """A mailbox that is ours now: the reader's epoch and the durable cursor."""
 

@@ -59,9 +59,8 @@ class _Experiment:
 
 
 class _Subscriber(NamedTuple):
-    channels: Sequence[str]
-    globs: Sequence[str]
-    sink: Callable[[Ingress], None]
+    channels: set[str]
+    globs: dict[str, None]
     exp_id: str | None
 
 
@@ -70,12 +69,12 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self.experiments: dict[str, _Experiment] = {}
-        self._subscribers: list[_Subscriber] = []
+        self._subscribers: dict[Callable[[Ingress], None], _Subscriber] = {}
 
     def publish(self, channel: str, data: bytes, *, by: str | None = None) -> int:
         """Publish as a foreign client would; return how many took it. What experiment `by` publishes passes it by."""
         taken = 0
-        for channels, globs, sink, exp_id in list(self._subscribers):
+        for sink, (channels, globs, exp_id) in list(self._subscribers.items()):
             glob = next((glob for glob in globs if fnmatch.fnmatchcase(channel, glob)), None)
             if (channel in channels or glob is not None) and (by is None or exp_id != by):
                 sink(Ingress(channel, data, None if channel in channels else glob))
@@ -90,12 +89,14 @@ class MemoryServer:
         *,
         exp_id: str | None = None,
     ) -> None:
-        """Subscribe as a foreign client would."""
-        self._subscribers.append(_Subscriber(channels, globs, sink, exp_id))
+        """Subscribe as a foreign client would; a sink that subscribes again adds to what it has."""
+        subscriber = self._subscribers.setdefault(sink, _Subscriber(set(), {}, exp_id))
+        subscriber.channels.update(channels)
+        subscriber.globs.update(dict.fromkeys(globs))
 
     def unsubscribe(self, sink: Callable[[Ingress], None]) -> None:
         """Let a subscriber go."""
-        self._subscribers = [subscriber for subscriber in self._subscribers if subscriber.sink is not sink]
+        self._subscribers.pop(sink, None)
 
 
 class MemoryTransport:

@@ -34,8 +34,8 @@ class RedisIngress:
         self._globs: list[bytes] = []
         self._connection: AbstractConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._expected = 0
-        self._ready: asyncio.Future[None] | None = None
+        self._unconfirmed: set[bytes] = set()
+        self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}
         self.cuts = 0
@@ -46,12 +46,18 @@ class RedisIngress:
         patterns = [glob for glob in dict.fromkeys(g.encode() for g in globs) if glob not in self._globs]
         self._channels.update(fresh)
         self._globs += patterns
-        self._ready = asyncio.get_running_loop().create_future()
+        ready = asyncio.get_running_loop().create_future()
+        self._waiting.append(ready)
         if self._task is None:
+            self._unconfirmed.add(self._brackets)
             self._task = asyncio.create_task(self._run(), name="ray_messaging ingress")
-        elif self._connection is not None and self._connection.is_connected:
+        elif self._task.done():
+            self._fail(ServerRefused(f"the server at {self._link.where} refused a subscription before"))
+        self._unconfirmed.update(fresh, patterns)
+        if self._connection is not None and self._connection.is_connected:
             await self._ask(self._connection, fresh, patterns)
-        await self._ready
+        self._confirm()
+        await ready
 
     async def close(self) -> None:
         """Stop; what is published from now on does not arrive."""
@@ -61,7 +67,6 @@ class RedisIngress:
             self._task = None
 
     async def _ask(self, connection: AbstractConnection, channels: Sequence[bytes], globs: Sequence[bytes]) -> None:
-        self._expected += len(channels) + len(globs)
         for start in range(0, len(channels), _CHUNK):
             await connection.send_command("SUBSCRIBE", *channels[start : start + _CHUNK])
         if globs:
@@ -72,17 +77,17 @@ class RedisIngress:
             connection = self._connection = self._link.dedicated()
             try:
                 await connection.connect()
-                self._ours, self._expected = False, 0
+                self._ours = False
+                self._unconfirmed = {self._brackets, *self._channels, *self._globs}
                 await self._ask(connection, [self._brackets, *self._channels], self._globs)
                 while True:
                     self._take(await connection.read_response(timeout=None))
             except (RedisError, OSError) as error:
                 refused = self._link.translated(error)
                 if isinstance(refused, ServerRefused):
-                    if self._ready is not None and not self._ready.done():
-                        self._ready.set_exception(refused)
-                        return
-                    raise refused from error
+                    logger.error("what foreign clients publish will not arrive: %s", refused)  # noqa: TRY400 - no bug
+                    self._fail(refused)
+                    return
                 self.cuts += 1
                 logger.warning(
                     "the subscription at %s was cut (%s): what foreign clients publish until it is back is lost",
@@ -107,9 +112,23 @@ class RedisIngress:
             if not self._ours and channel not in self._channels and self._first_of(channel, pattern):
                 self._sink(Ingress(channel.decode(errors="replace"), data, pattern.decode()))
         else:
-            self._expected -= 1
-            if self._expected == 0 and self._ready is not None and not self._ready.done():
-                self._ready.set_result(None)
+            self._unconfirmed.discard(reply[1])
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """Let those go on who wait for confirmations, when all are there."""
+        if self._unconfirmed:
+            return
+        waiting, self._waiting = self._waiting, []
+        for ready in waiting:
+            if not ready.done():
+                ready.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, []
+        for ready in waiting:
+            if not ready.done():
+                ready.set_exception(error)
 
     def _first_of(self, channel: bytes, pattern: bytes) -> bool:
         if len(self._globs) == 1:

@@ -134,7 +134,7 @@ class RedisLink:
                 if self._wire is None or not self._wire.is_open:
                     self._wire = await Wire.open(self.dedicated())
                 wire = self._wire
-        return await wire.call(args, self.config.timeout)
+        return await wire.call(args, min(self.config.timeout, self.patience_s))
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""
@@ -150,7 +150,7 @@ class RedisLink:
                 f"(now {self.config.db}) and the user's rights",
                 **facts,
             )
-        if isinstance(error, _PASSING | asyncio.TimeoutError | RedisError):
+        if isinstance(error, (*_PASSING, RedisError)):
             why = str(error) or "no answer in time"
             return ConnectionFailed(
                 f"cannot reach the server at {self.where}: {why}; check that it runs and that host and port are right",

@@ -107,6 +107,8 @@ class Wire(asyncio.Protocol):
         if self._lost is None:
             self._lost = why or RedisConnectionError("closed")
             self._transport.abort()
+            # Or redis-py takes its connection for one that was forgotten.
+            self._connection._reader = self._connection._writer = None  # noqa: SLF001 - as above
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():

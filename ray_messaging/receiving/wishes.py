@@ -1,0 +1,85 @@
+"""What a messager wants to hear: channels, patterns, and the agents it hosts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ray_messaging.channels import AgentId, build_channel, check_id, check_subtopic, is_glob, parse_channel
+from ray_messaging.config import MessagingConfig
+from ray_messaging.directory import Claim, Record
+from ray_messaging.errors import InvalidAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Be all that one messager listens on; a change makes new wishes, so that one that fails leaves no trace.
+
+    `fresh` and `fresh_globs` are the exact channels and the patterns that the last change added.
+    """
+
+    exp_id: str
+    agents: dict[str, frozenset[AgentId]] = field(default_factory=dict)  # by subtopic
+    plain: tuple[str, ...] = ()
+    globs: tuple[str, ...] = ()
+    exclusive: bool = False
+    owner: str = ""
+    fresh: tuple[str, ...] = ()
+    fresh_globs: tuple[str, ...] = ()
+
+    def with_channels(self, channels: object) -> "Wishes":
+        """Add channels and patterns; raise InvalidAddress."""
+        if isinstance(channels, str | bytes) or not isinstance(channels, Iterable):
+            raise InvalidAddress(f"channels must be a list, not {channels!r}: write [channel, ...]", value=channels)
+        plain, globs, exact = [], [], []
+        added: dict[str, set[AgentId]] = {}
+        for channel in channels:
+            if isinstance(channel, str) and is_glob(channel):
+                globs.append(channel)
+                continue
+            agent_id, topic = parse_channel(self.exp_id, channel)
+            exact.append(build_channel(self.exp_id, agent_id, topic))
+            if agent_id is None:
+                plain.append(exact[-1])
+            else:
+                added.setdefault(topic, set()).add(agent_id)
+        return replace(
+            self,
+            agents=self._widened(added),
+            plain=tuple(dict.fromkeys([*self.plain, *plain])),
+            globs=tuple(dict.fromkeys([*self.globs, *globs])),
+            fresh=tuple(exact),
+            fresh_globs=tuple(globs),
+        )
+
+    def with_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], owner: str) -> "Wishes":
+        """Add agents that are claimed exclusively; raise InvalidAddress."""
+        hosted = {check_id(agent_id) for agent_id in agents}
+        added = {check_subtopic(subtopic): hosted for subtopic in subtopics}
+        fresh = tuple(build_channel(self.exp_id, agent, topic) for topic in added for agent in hosted)
+        wider = self._widened(added)
+        return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
+
+    def _widened(self, added: dict[str, set[AgentId]]) -> dict[str, frozenset[AgentId]]:
+        return self.agents | {topic: self.agents.get(topic, frozenset()) | agents for topic, agents in added.items()}
+
+    def record(self, name: str, settings: MessagingConfig) -> Record:
+        """Build the mailbox's record for the directory."""
+        claims: dict[frozenset[AgentId], list[str]] = {}
+        for subtopic, agents in self.agents.items():
+            claims.setdefault(agents, []).append(subtopic)
+        return Record(
+            name,
+            [_claim(agents, subtopics) for agents, subtopics in claims.items()],
+            [*self.plain],
+            [*self.globs],
+            self.exclusive,
+            # A quarter of a limit: a frame that is larger than what is left must not wait for an empty mailbox.
+            max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
+            max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
+        )
+
+
+def _claim(agents: frozenset[AgentId], subtopics: list[str]) -> Claim:
+    ints = np.array(sorted(agent for agent in agents if isinstance(agent, int)), "<i8")
+    return Claim(tuple(subtopics), ints.tobytes(), tuple(sorted(agent for agent in agents if isinstance(agent, str))))
