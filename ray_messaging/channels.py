@@ -11,6 +11,7 @@ agent's channel, or `:` and the whole name of a plain one; as no subtopic holds 
 """
 
 import re
+from operator import index
 from typing import NamedTuple
 
 from ray_messaging.errors import InvalidAddress
@@ -70,11 +71,14 @@ def check_id(agent_id: object) -> AgentId:
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
         _check_text("agent id", agent_id, _UNFIT)
-        return agent_id
-    if not isinstance(agent_id, bool) and hasattr(agent_id, "__index__"):
-        number = agent_id.__index__()
+        return str(agent_id)  # numpy's str cannot be encoded
+    try:
+        number = None if isinstance(agent_id, bool) else index(agent_id)  # type: ignore[arg-type]  # others raise
+    except TypeError:
+        number = None
+    if number is not None:
         if INT64_MIN <= number <= INT64_MAX:
-            return int(number)
+            return number
         raise InvalidAddress(f"agent id {agent_id!r} does not fit 64 bits: use a smaller int, or a str", value=agent_id)
     raise InvalidAddress(
         f"agent id {agent_id!r} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
@@ -108,7 +112,7 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     """Take a channel apart; raise InvalidAddress where it is malformed or of another experiment."""
     if not isinstance(channel, str):
         raise InvalidAddress(f"channel {channel!r} must be a str", value=channel)
-    if len(channel) > 3 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
+    if len(channel) > 4 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
         raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
     if is_glob(channel):
         raise InvalidAddress(
@@ -120,6 +124,7 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     _check_experiment(exp_id, channel)
     rest = channel[len(exp_id) + 6 :]
     if not rest.startswith("agents:"):
+        _check_text("channel's end", rest, _UNFIT_CHANNEL)
         return Address(None, ":" + channel)
     agent_id, _, subtopic = rest[7:].partition(":")
     return Address(check_id(agent_id), check_subtopic(subtopic))

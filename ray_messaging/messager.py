@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
+from operator import index
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,7 +10,7 @@ from ray_messaging import channels as names
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
-from ray_messaging.errors import Closed, NotListening
+from ray_messaging.errors import Closed, ConfigError, NotListening
 from ray_messaging.frames import decode
 from ray_messaging.interception.judges import PassAll, judge_for
 from ray_messaging.interception.verdicts import Judge
@@ -70,8 +71,15 @@ class Messager:
             raise Closed("this messager is closed: make another one")
         if self._outbox is not None:
             return
-        judge = PassAll() if self._interceptor is None else self._judge()
+        judge = self._judge(self._interceptor)
         await self._transport.connect()
+        try:
+            await self._start(judge)
+        except BaseException:
+            await self._transport.close()
+            raise
+
+    async def _start(self, judge: Judge) -> None:
         shipper = Shipper(
             self._transport,
             self._directory,
@@ -116,8 +124,8 @@ class Messager:
         # Who leaves by an exception has not handled its messages: they come again.
         await self._close(commit=error is None)
 
-    def _judge(self) -> Judge:
-        return judge_for(self._interceptor, self.settings.interceptor_timeout_s)
+    def _judge(self, interceptor: object) -> Judge:
+        return PassAll() if interceptor is None else judge_for(interceptor, self.settings.interceptor_timeout_s)
 
     def _settled(self, posting: Posting) -> None:
         self._log.add(posting.batch, posting.outcome)
@@ -145,10 +153,11 @@ class Messager:
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
         """Have messages judged by another interceptor, from the next batch on; None lets everything pass."""
+        judge = self._judge(message_interceptor)
         self._interceptor = message_interceptor
         if self._outbox is not None:
             self._retired.append(self._outbox.judge)  # a batch may be with it: it is closed when we are
-            self._outbox.judge = PassAll() if message_interceptor is None else self._judge()
+            self._outbox.judge = judge
 
     @property
     def step(self) -> int | None:
@@ -157,7 +166,13 @@ class Messager:
 
     @step.setter
     def step(self, step: int | None) -> None:
-        self._step = None if step is None else int(step)
+        try:
+            number = None if step is None else index(step)
+        except TypeError:
+            number = 2**64
+        if number is not None and not names.INT64_MIN <= number <= names.INT64_MAX:
+            raise ConfigError(f"step {step!r} must be an int of 64 bits, or None")
+        self._step = number
         if self._outbox is not None:
             self._outbox.step = self._step
 
@@ -174,9 +189,12 @@ class Messager:
         outbox = self._outbox
         if outbox is None or self._closed:
             outbox = self._sending
-        address = self._addresses.get(channel) or self._address(channel)
+        try:
+            address = self._addresses.get(channel) or self._address(channel)
+        except TypeError:  # unhashable
+            address = self._address(channel)
         recipient = address.agent_id
-        if to_id is not None and to_id != recipient:
+        if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
             recipient = names.check_recipient(channel, recipient, to_id)
         if from_id.__class__ is not int:
             from_id = None if from_id is None else names.check_id(from_id)
@@ -255,6 +273,11 @@ class Messager:
     def subscription(self) -> Subscription:
         """Return the receiving side, for those who lend messages out (`cluster.group_host`)."""
         return self._receiving
+
+    @property
+    def directory(self) -> Directory:
+        """Return who listens where, as of the last look."""
+        return self._directory
 
     # -- the local log --------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Thin Ray shells round plain classes: Ray wraps every method of an actor class, so that hot code lives elsewhere."""
 
 import asyncio
-from collections.abc import Iterable
+import warnings
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import ray
@@ -12,13 +13,17 @@ from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.group_host import GroupHost
 from ray_messaging.cluster.interceptor_host import InterceptorHost
 from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.cluster.spec import Experiment, GroupSpec, InterceptorSpec
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import ConnectionFailed, MessagingError, ServerRefused
 from ray_messaging.interception.rules.black_list import Pair
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
+from ray_messaging.receiving.lending import Token
+
+# Between attempts of a restarted actor to reach the server.
+_PAUSE_S = 0.5
 
 
 class ServerActor:
@@ -49,11 +54,21 @@ class InterceptorActor:
         if redis is None:
             redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
         self._host = InterceptorHost(spec, redis)
+        while not await self._begin() and _restarted():
+            # The server is away, and may come back.
+            await asyncio.sleep(_PAUSE_S)
+            self._host = InterceptorHost(spec, redis)
+        tune_collector()
+
+    async def _begin(self) -> bool:
+        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
+        self._failure = None
         try:
             await self._host.start(get_node_ip_address())
         except MessagingError as error:
             self._failure = error
-        tune_collector()
+            await self._host.close(erase=False)
+        return not worth_a_retry(self._failure)
 
     async def ready(self) -> Experiment:
         """Return the experiment once everything runs; raise why it does not."""
@@ -111,21 +126,39 @@ class InterceptorActor:
 
 
 class GroupActor:
-    """Host agents: one mailbox, one outbox."""
+    """Host agents: one mailbox, one outbox.
 
-    async def __init__(self, experiment: Experiment, spec: GroupSpec) -> None:  # type: ignore[misc]
-        self._failure: MessagingError | None = None
-        # By name: a handle among the arguments of an actor that restarts would have to be kept by its creator.
+    It starts with little and is told its agents by `open`: Ray keeps no large arguments for a restart.
+    """
+
+    async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
+        context = ray.get_runtime_context()
         interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
         # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
-        owner = f"{experiment.run}/{ray.get_runtime_context().get_actor_id()}"
-        self._host = GroupHost(experiment, interceptor, spec, owner)
+        owner = f"{experiment.run}/{context.get_actor_id()}"
+        self._failure: MessagingError | None = None
+        self._host = GroupHost(experiment, interceptor, name, owner)
+        if _restarted():
+            while not await self._begin(self._host.resume()):
+                # The server is away, and may come back.
+                await asyncio.sleep(_PAUSE_S)
+                self._host = GroupHost(experiment, interceptor, name, owner)
+        tune_collector()
+
+    async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
+        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
+        self._failure = None
         try:
-            await self._host.start()
+            await start
         except MessagingError as error:
             self._failure = error
             await self._host.close()
-        tune_collector()
+        return not worth_a_retry(self._failure)
+
+    async def open(self, agents: list[AgentId], subtopics: tuple[str, ...]) -> None:
+        """Listen for agents; raise why that cannot be."""
+        await self._begin(self._host.start(agents, subtopics))
+        await self.ready()
 
     async def ready(self) -> None:
         """Return once the group listens; raise why it does not."""
@@ -137,20 +170,32 @@ class GroupActor:
         await self.ready()
         return await self._host.relay(caller, number, oldest, frames)
 
-    async def fetch(self, caller: str, token: int, limit: int | None, timeout: float | None) -> tuple[int, Messages]:
+    @ray.method(max_task_retries=-1)
+    async def fetch(
+        self, caller: str, token: Token | None, limit: int | None, timeout: float | None
+    ) -> tuple[Token | None, Messages]:
         """Commit what a handle's last fetch returned, and hand out what is there."""
         await self.ready()
         return await self._host.fetch(caller, token, limit, timeout)
 
-    async def ack(self, caller: str, token: int) -> None:
+    @ray.method(max_task_retries=-1)
+    async def ack(self, caller: str, token: Token | None) -> None:
         """Commit what a handle's last fetch returned."""
         await self.ready()
         await self._host.ack(caller, token)
 
+    @ray.method(max_task_retries=-1)
+    async def give_up(self, caller: str, token: Token | None) -> None:
+        """Let whoever fetches next have what a handle's last fetch returned."""
+        await self.ready()
+        await self._host.give_up(caller, token)
+
+    @ray.method(max_task_retries=-1)
     async def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
-        return list(self._host.spec.agents)
+        return self._host.agents
 
+    @ray.method(max_task_retries=-1)
     async def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
         return self._host.stats()
@@ -158,3 +203,14 @@ class GroupActor:
     async def close(self) -> None:
         """Send what was accepted, commit what was handled, and leave."""
         await asyncio.shield(self._host.close())
+
+
+def _restarted() -> bool:
+    """Tell whether an earlier process of this actor died."""
+    with warnings.catch_warnings(action="ignore"):  # Ray 2.60's property warns of another one that it uses itself
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def worth_a_retry(failure: MessagingError | None) -> bool:
+    """Tell whether a server that did not answer may yet do so."""
+    return isinstance(failure, ConnectionFailed) and not isinstance(failure, ServerRefused)

@@ -3,16 +3,20 @@
 import secrets
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
+
+from ray.exceptions import RayError
 
 from ray_messaging.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
 from ray_messaging.cluster.calls import result
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import ConfigError, InvalidAddress
+from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError
 from ray_messaging.message import Outgoing
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.lending import Token
 from ray_messaging.sending.bulk import columns_of, entries_of, frames_of_columns, frames_of_entries
 
 
@@ -25,7 +29,7 @@ class Group:
         with group.fetch(timeout=5) as messages: ...      # committed when the block ends without an error
     """
 
-    def __init__(self, experiment: Experiment, name: str, actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+    def __init__(self, experiment: Experiment, name: str, actor: Any, keep: object = None) -> None:  # noqa: ANN401 - a Ray actor handle
         self.name = name
         self.actor = actor
         self.step: int | None = None
@@ -33,8 +37,10 @@ class Group:
         self._caller = secrets.token_hex(8)
         self._numbers = 0
         self._waiting: set[int] = set()
-        self._lock = threading.Lock()
-        self._token = 0
+        self._sending = threading.Lock()
+        self._fetching = threading.Lock()
+        self._token: Token | None = None
+        self._keep = keep  # the experiment ends with the last one who holds what started it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Group, (self._experiment, self.name, self.actor)
@@ -72,16 +78,17 @@ class Group:
     def _relay(self, frames: list[bytes]) -> Receipts:
         if not frames:
             return Receipts([])
-        with self._lock:
-            number = self._numbers
-            self._numbers += 1
-            self._waiting.add(number)
-            ref = self.actor.relay.remote(self._caller, number, min(self._waiting), frames)
+        number = -1
         try:
+            with self._sending:
+                number = self._numbers
+                self._numbers += 1
+                self._waiting.add(number)
+                ref = self.actor.relay.remote(self._caller, number, min(self._waiting), frames)
             receipts: Receipts = result(ref, what=self._what, sends=True)
             return receipts
-        finally:
-            with self._lock:
+        finally:  # whatever happened: nobody may wait for this number any more
+            with self._sending:
                 self._waiting.discard(number)
 
     def fetch(self, *, limit: int | None = None, timeout: float | None = 0.0) -> "Fetched":
@@ -92,16 +99,22 @@ class Group:
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
-        with self._lock:
+        with self._fetching:
             ref = self.actor.fetch.remote(self._caller, self._token, limit, timeout)
             self._token, messages = result(ref, what=self._what)
         return Fetched(messages, self)
 
     def ack(self) -> None:
         """Commit what this handle's last fetch returned."""
-        with self._lock:
+        with self._fetching:
             result(self.actor.ack.remote(self._caller, self._token), what=self._what)
-            self._token = 0
+            self._token = None
+
+    def give_up(self) -> None:
+        """Hand back what this handle's last fetch returned, unhandled: the next one that fetches gets it."""
+        with self._fetching:
+            result(self.actor.give_up.remote(self._caller, self._token), what=self._what)
+            self._token = None
 
     @property
     def agents(self) -> list[AgentId]:
@@ -116,7 +129,7 @@ class Group:
 
 
 class Fetched(Messages):
-    """Be a fetched batch that is committed when a `with` block over it ends without an error."""
+    """Be a fetched batch: a `with` block over it commits it, or hands it back where it ends by an error."""
 
     __slots__ = ("_group",)
 
@@ -132,6 +145,9 @@ class Fetched(Messages):
     ) -> None:
         if error is None:
             self._group.ack()
+        else:
+            with suppress(MessagingError, RayError):  # the error at hand is the one to tell of
+                self._group.give_up()
 
 
 def check_agents(agents: object) -> None:

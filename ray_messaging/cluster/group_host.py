@@ -1,47 +1,70 @@
 """A group, without Ray: one messager, its callers' sends admitted in order, its messages lent to them."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from ray_messaging.cluster.spec import Experiment, GroupSpec
+from ray_messaging.channels import AgentId
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.errors import NotListening
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.lending import Lending
+from ray_messaging.receiving.lending import Lending, Token
 from ray_messaging.sending.admission import Admission
 
 
 class GroupHost:
-    """Host the agents of one group."""
+    """Host the agents of one group; `owner` names the actor, whose processes succeed each other in its mailbox."""
 
-    def __init__(self, experiment: Experiment, interceptor: object, spec: GroupSpec, owner: str) -> None:
-        self.spec = spec
+    def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
+        self.agents: list[AgentId] = []
         self.messager = Messager(
-            experiment.redis, experiment.exp_id, interceptor, name=spec.name, settings=experiment.settings
+            experiment.redis, experiment.exp_id, interceptor, name=name, settings=experiment.settings
         )
+        self._name = name
         self._owner = owner
         self._admission = Admission()
         self._loan_s = experiment.settings.loan_s
         self._lending: Lending | None = None
 
-    async def start(self) -> None:
+    async def start(self, agents: Sequence[AgentId], subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
         await self.messager.init()
-        await self.messager.host_agents(self.spec.agents, self.spec.subtopics, owner=self._owner)
+        await self.messager.host_agents(agents, subtopics, owner=self._owner)
+        self.agents = list(agents)
         self._lending = Lending(self.messager.exp_id, self.messager.subscription, self._loan_s)
+
+    async def resume(self) -> None:
+        """Go on where a process that died stopped; the directory knows whom it hosted. Raises NotListening."""
+        await self.messager.init()
+        record = self.messager.directory.records.get(self._name)
+        if record is None:
+            raise NotListening(
+                f"group {self._name!r} was removed, or its process died before it listened: create it again"
+            )
+        subtopics = [subtopic for claim in record.claims for subtopic in claim.subtopics]
+        await self.start(sorted(record.agents(), key=lambda agent: (isinstance(agent, str), agent)), subtopics)
 
     async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
         """Send what a handle has gathered: in the handle's order, and once."""
         return await self._admission.admit(caller, number, oldest, lambda: self.messager.relay(frames))
 
-    async def fetch(self, caller: str, token: int, limit: int | None, timeout: float | None) -> tuple[int, Messages]:
+    async def fetch(
+        self, caller: str, token: Token | None, limit: int | None, timeout: float | None
+    ) -> tuple[Token | None, Messages]:
         """Commit the loan of a token, and lend what is there."""
         assert self._lending is not None
         return await self._lending.fetch(caller, token, limit, timeout)
 
-    async def ack(self, caller: str, token: int) -> None:
+    async def ack(self, caller: str, token: Token | None) -> None:
         """Commit the loan of a token."""
         assert self._lending is not None
         await self._lending.give_back(caller, token)
+
+    async def give_up(self, caller: str, token: Token | None) -> None:
+        """Let whoever fetches next have the loan of a token."""
+        assert self._lending is not None
+        await self._lending.give_up(caller, token)
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""

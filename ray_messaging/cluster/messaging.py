@@ -11,11 +11,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_messaging.channels import AgentId, check_id, check_name
+from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.actors import GroupActor, InterceptorActor, ServerActor
 from ray_messaging.cluster.calls import NAMESPACE, awaited, result
 from ray_messaging.cluster.group import Group, check_agents
-from ray_messaging.cluster.spec import SUBTOPICS, Experiment, GroupSpec, InterceptorSpec
+from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
 from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
@@ -23,6 +23,7 @@ from ray_messaging.messager import Messager
 
 # Nobody waits for longer than this for actors to leave cleanly, in seconds.
 _CLOSE_S = 10.0
+_INLINE_BYTES = 50_000  # half of what Ray passes by value
 _ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
 
@@ -155,10 +156,11 @@ class Messaging:
         """
         check_name("group name", name)
         check_agents(agents)
-        spec = GroupSpec(name, tuple(dict.fromkeys(map(check_id, agents))), tuple(subtopics))
+        hosted = list(dict.fromkeys(map(check_id, agents)))
+        topics = tuple(map(check_subtopic, subtopics))
         options: dict[str, Any] = _ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
         try:
-            actor = _remote(GroupActor, options | (actor_options or {})).remote(self._experiment, spec)
+            actor = _remote(GroupActor, options | (actor_options or {})).remote(self._experiment, name)
         except ValueError as error:
             raise AlreadyExists(
                 f"experiment {self.exp_id!r} has a group {name!r} already: choose another name, or use "
@@ -168,11 +170,11 @@ class Messaging:
                 owner=None,
             ) from error
         try:
-            result(actor.ready.remote(), what=f"group {name!r}")
+            result(actor.open.remote(hosted, topics), what=f"group {name!r}")
         except BaseException:
             ray.kill(actor)
             raise
-        group = Group(self._experiment, name, actor)
+        group = Group(self._experiment, name, actor, self)
         if self._owned is not None:
             self._owned.groups[name] = actor
         self._groups[name] = group
@@ -192,7 +194,7 @@ class Messaging:
                 kind="group",
                 value=name,
             ) from error
-        return self._groups.setdefault(name, Group(self._experiment, name, actor))
+        return self._groups.setdefault(name, Group(self._experiment, name, actor, self))
 
     def groups(self) -> list[Group]:
         """Return the groups that `create_group` made, wherever it was called, by name."""
@@ -259,6 +261,7 @@ class _Owned:
         self.interceptor: Any = None
         self.groups: dict[str, Any] = {}
         self._server: Any = None
+        self._spec: Any = None
         self._ray_is_ours = ray_is_ours
 
     def start(self, spec: InterceptorSpec, config: RedisConfig | None) -> Experiment:
@@ -270,7 +273,10 @@ class _Owned:
             self._server = _remote(ServerActor, options | {"name": f"{spec.exp_id}/server"}).remote()
         options = _ACTOR | {"max_restarts": -1, "name": f"{spec.exp_id}/interceptor"}
         try:
-            self.interceptor = _remote(InterceptorActor, options).remote(spec, config)
+            # Ray copies small arguments for a restart; of large ones (a long black list) it must find the object.
+            large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
+            self._spec = ray.put(spec) if large else spec
+            self.interceptor = _remote(InterceptorActor, options).remote(self._spec, config)
         except ValueError as error:
             raise _runs_already(spec.exp_id) from error
         experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")

@@ -1,8 +1,8 @@
 """What the actors of one experiment are told when they start."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ray_messaging.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId
+from ray_messaging.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.interception.rules import Rule
 
@@ -37,12 +37,3 @@ class InterceptorSpec:
     settings: MessagingConfig
     rules: tuple[Rule, ...]
     on_existing: str
-
-
-@dataclass(frozen=True)
-class GroupSpec:
-    """Say whom a group hosts."""
-
-    name: str
-    agents: tuple[AgentId, ...]
-    subtopics: tuple[str, ...] = field(default=SUBTOPICS)

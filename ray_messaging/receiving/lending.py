@@ -102,13 +102,11 @@ class Lending:
         for at, loan in enumerate(self._loans):
             if not loan.returned and (loan.holder == holder or loan.due <= now):
                 rows = sum(part.high - part.low for part in loan.slices)
-                if limit is not None and rows > limit:
-                    loan = self._split(at, limit)
-                return loan
+                return loan if limit is None or rows <= limit else self._split(at, limit)
         return None
 
     def _split(self, at: int, limit: int) -> _Loan:
-        """Cut a loan in two; the cursor passes both with the second, so the first one's range is empty."""
+        """Cut a loan in two; the cursor passes both with the second, and no successor takes either for the whole."""
         loan, first = self._loans[at], []
         while limit:
             part = loan.slices[0]
@@ -118,7 +116,7 @@ class Lending:
             loan.slices = [part._replace(low=cut), *loan.slices[1:]] if cut < part.high else loan.slices[1:]
         token = Token(self._process, self._number(), loan.token.start, loan.token.start)
         # Who held the whole must not return the half that it has not got now.
-        loan.token = loan.token._replace(number=self._number())
+        loan.token = Token(self._process, self._number(), loan.token.end, loan.token.end)
         cut_off = _Loan(token, loan.holder, loan.due, first, NOTHING)
         self._loans.insert(at, cut_off)
         return cut_off

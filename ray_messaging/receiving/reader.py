@@ -57,6 +57,8 @@ class Reader:
             for entry, frame in frames:
                 await self._take(entry, frame)
                 last = entry
+            # Whoever waits for these goes first: asking for more takes a system call.
+            await asyncio.sleep(0)
 
     async def _frames(self, last: str, count: int) -> list[tuple[str, bytes]]:
         """Read; a server that is away is waited for, as its messages are."""

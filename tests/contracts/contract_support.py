@@ -44,6 +44,9 @@ async def vanish(messager):
     await asyncio.gather(subscription._renewing, return_exceptions=True)
     if subscription._reader is not None:
         await subscription._reader.close()
+        if subscription._commits._background is not None:
+            subscription._commits._background.cancel()
+            await asyncio.gather(subscription._commits._background, return_exceptions=True)
     await messager._transport.close()
     messager._closed = True
 

@@ -392,7 +392,7 @@ async def test_a_mailbox_that_stays_full(messagers):
     assert (copy.mailbox, copy.receipts, copy.message_ids) == (error.mailbox, error.receipts, error.message_ids)
     with pytest.raises(MailboxFull) as caught:
         await sender.send_messages([Outgoing.to_agents([99, 1, 98], {"n": 9})])
-    fates = [receipt and receipt.fate for receipt in caught.value.receipts]
+    fates = [receipt if receipt is None else receipt.fate for receipt in caught.value.receipts]
     assert fates == ["undeliverable", None, "undeliverable"]
     assert len(caught.value.message_ids) == 1
     rows = sender.get_log_list()

@@ -1,0 +1,301 @@
+"""Ids, channels, payloads, and what is refused with which words."""
+
+import datetime
+import pickle
+
+import numpy as np
+import pytest
+from contract_support import fetch_all
+
+from ray_messaging import (
+    Closed,
+    ConfigError,
+    InvalidAddress,
+    InvalidColumns,
+    InvalidPayload,
+    MessagingConfig,
+    MessagingError,
+    NotListening,
+    Outgoing,
+    PayloadTooLarge,
+)
+from ray_messaging.messager import Messager
+from ray_messaging.transports.memory import MemoryServer
+
+BAD_IDS = [1.5, True, b"ann", ("a",), [1], np.array([1, 2]), int, 2**63, "", "a:b", "a*", "x" * 300, "\n", "\ud800"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(7, 7), (np.int32(7), 7), ("7", 7), ("-7", -7), ("007", "007"), ("ann", "ann"), ("é 1", "é 1"), (2**63 - 1,) * 2,
+     (np.str_("ann"), "ann"), ("9" * 19, "9" * 19), ("+7", "+7"), ("-0", "-0")],
+    ids=repr,
+)  # fmt: skip
+async def test_ids_have_one_form(messagers, given, kept):
+    both = await messagers(host=[given])
+    channel = both.get_agent_chat_channel(given)
+    await both.send_message(channel, {"n": 1}, from_id=given, to_id=given)
+    await both.send_messages([Outgoing.to_agent(given, {"n": 2}, from_id=given)])
+    await both.send_messages([Outgoing(channel, {"n": 3}, given, given)])
+    await both.send_columns([given], [given], [{"n": 4}])
+    for message in await fetch_all(both, 4):
+        assert (message.from_id, message.to_id, message.channel) == (kept, kept, channel)
+        assert (type(message.from_id), type(message.to_id)) == (type(kept), type(kept))
+
+
+async def test_columns_of_numpy(messagers):
+    sender, receiver = await messagers(), await messagers(host=["ann", "bob", 3])
+    await sender.send_columns(np.array(["ann", "bob"]), np.array(["bob", "ann"]), {"n": 1})
+    await sender.send_columns(np.array([1, 2], np.uint64), np.array([3, 3], np.uint8), {"n": 2})
+    await sender.send_columns([None, "ann"], (3, 3), {"n": 3})
+    pairs = [(message.from_id, message.to_id) for message in await fetch_all(receiver, 6)]
+    assert pairs == [("ann", "bob"), ("bob", "ann"), (1, 3), (2, 3), (None, 3), ("ann", 3)]
+
+
+async def test_a_columns_array_may_be_reused(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1, 2])
+    ids = np.array([1, 2])
+    import asyncio
+
+    sending = asyncio.create_task(sender.send_columns(ids, ids, {}))
+    await asyncio.sleep(0)
+    ids[:] = 9
+    await sending
+    assert [message.to_id for message in await fetch_all(receiver, 2)] == [1, 2]
+
+
+@pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
+async def test_ids_that_cannot_be_used(bad):
+    async with Messager(MemoryServer(), "exp") as messager:
+        for send in (
+            lambda: messager.send_message("news", {}, from_id=bad),
+            lambda: messager.send_message("news", {}, to_id=bad),
+            lambda: messager.send_columns([bad], [1], [{}]),
+            lambda: messager.send_columns([1], [bad], [{}]),
+            lambda: messager.host_agents([bad], ["agent-chat"]),
+        ):
+            with pytest.raises(InvalidAddress) as caught:
+                await send()
+            assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
+        for build in (
+            lambda: Outgoing.to_agent(bad, {}),
+            lambda: Outgoing.to_agents([bad], {}),
+            lambda: Outgoing("news", {}, from_id=bad),
+            lambda: messager.get_agent_chat_channel(bad),
+        ):
+            with pytest.raises(InvalidAddress):
+                build()
+        assert messager.stats()["outbox"] == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["", "a\nb", 5, None, ["news"], "x" * 700, "exps:", "exps:exp", "exps:exp:agents", "exps:exp:agents:1",
+     "exps:exp:agents:1:chat:more", "exps:exp:agents::chat", "exps:exp:agents:1:", "news*", "n?", "exps:exp:x\ud800",
+     "news\ud800"],
+    ids=repr,
+)  # fmt: skip
+async def test_channels_that_cannot_be_used(bad):
+    async with Messager(MemoryServer(), "exp") as messager:
+        with pytest.raises(InvalidAddress):
+            await messager.send_message(bad, {})
+        if bad is not None:
+            with pytest.raises(InvalidAddress):
+                await messager.send_messages([Outgoing(bad, {})])
+        if not isinstance(bad, str) or not set(bad) & set("*?"):
+            with pytest.raises(InvalidAddress):
+                await messager.subscribe_and_start_listening([bad])
+        with pytest.raises(NotListening):
+            await messager.fetch_messages()
+        assert (await messager.send_message("news", {})).fate == "undeliverable"
+
+
+@pytest.mark.parametrize("bad", ["news", b"news", 5, None], ids=repr)
+async def test_subscribing_takes_a_list(bad):
+    async with Messager(MemoryServer(), "exp") as messager:
+        with pytest.raises(InvalidAddress, match="list"):
+            await messager.subscribe_and_start_listening(bad)
+
+
+async def test_nothing_crosses_experiments(messagers, exp_id):
+    other = f"{exp_id}-other"
+    here, there = await messagers(), await messagers(exp_id=other, host=[1], listen=["news"])
+    with pytest.raises(InvalidAddress, match=other):
+        await here.send_message(there.get_agent_chat_channel(1), {})
+    with pytest.raises(InvalidAddress):
+        await here.subscribe_and_start_listening([there.get_agent_chat_channel(1)])
+    assert (await here.send_message(here.get_agent_chat_channel(1), {})).fate == "undeliverable"
+
+
+@pytest.mark.parametrize("to_id", [2, "2", "ann", 1.0, True], ids=repr)
+async def test_a_to_id_that_contradicts_the_channel(to_id):
+    async with Messager(MemoryServer(), "exp") as messager:
+        channel = messager.get_agent_chat_channel(1)
+        with pytest.raises(InvalidAddress):
+            await messager.send_message(channel, {}, to_id=to_id)
+        with pytest.raises(InvalidAddress):
+            await messager.send_messages([Outgoing(channel, {}, to_id=to_id)])
+
+
+async def test_a_plain_channel_may_name_a_recipient(messagers):
+    sender, receiver = await messagers(), await messagers(listen=["news"])
+    await sender.send_message("news", {}, from_id=1, to_id="5")
+    assert [(message.from_id, message.to_id) for message in await fetch_all(receiver, 1)] == [(1, 5)]
+
+
+def circle():
+    found = {}
+    found["self"] = found
+    return found
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ["text", b"text", None, 5, [1], {"a": object()}, {"a": 1j}, circle(), {"a": "\ud800"}, {("a",): 1}],
+    ids=lambda payload: str(payload)[:20].encode("ascii", "replace").decode(),
+)
+async def test_payloads_that_are_no_json(payload):
+    async with Messager(MemoryServer(), "exp") as messager:
+        with pytest.raises(InvalidPayload):
+            await messager.send_message("news", payload)
+        with pytest.raises(InvalidPayload):
+            await messager.send_messages([Outgoing("news", {}), Outgoing("news", payload)])
+        with pytest.raises((InvalidPayload, InvalidColumns)):
+            await messager.send_columns([1, 1], [1, 1], [{}, payload])
+        assert messager.get_log_list() == []  # all is checked before anything is sent
+
+
+async def test_the_bad_row_is_named():
+    async with Messager(MemoryServer(), "exp", settings=MessagingConfig(payload_bytes=100)) as messager:
+        with pytest.raises(InvalidPayload, match="row 1"):
+            await messager.send_columns([1, 1], [1, 1], [{}, {"a": object()}])
+        with pytest.raises(PayloadTooLarge, match="row 2") as caught:
+            await messager.send_columns([1] * 3, [1] * 3, [{}, {}, {"a": "x" * 100}])
+        assert (caught.value.size, caught.value.limit) == (108, 100)
+
+
+async def test_payloads_up_to_the_limit(messagers):
+    sender, receiver = await messagers(payload_bytes=100), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"a": "x" * 92})
+    with pytest.raises(PayloadTooLarge) as caught:
+        await sender.send_message(channel, {"a": "x" * 93})
+    assert (caught.value.size, caught.value.limit) == (101, 100)
+    assert pickle.loads(pickle.dumps(caught.value)).size == 101
+    assert (await fetch_all(receiver, 1))[0].payload == {"a": "x" * 92}
+
+
+async def test_payloads_come_as_they_went(messagers):
+    both = await messagers(host=[1])
+    payload = {"text": 'é\u2028\n"\\\x00', "list": [1, -2.5, True, None, {}], "": {"deep": [[[]]]}, "big": 2**63}
+    await both.send_message(both.get_agent_chat_channel(1), payload)
+    await both.send_columns([1] * 2, [1] * 2, [payload, {"when": datetime.date(2026, 1, 1).isoformat()}])
+    messages = await fetch_all(both, 3)
+    assert messages[0].payload == messages[1].payload == payload
+
+
+async def test_large_payloads(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    text = "x" * 2_000_000
+    await sender.send_columns([1] * 12, [1] * 12, [{"t": text + str(n)} for n in range(12)])
+    assert [message.payload["t"][2_000_000:] for message in await fetch_all(receiver, 12)] == [*map(str, range(12))]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [([1], [1, 2], [{}, {}]), ([1, 2], [1, 2], [{}]), ([1], [1], "text"), ([1], [1], 5), ([1], [1], None)],
+    ids=["from_ids", "payloads", "text", "number", "none"],
+)
+async def test_columns_that_do_not_fit(columns):
+    async with Messager(MemoryServer(), "exp") as messager:
+        with pytest.raises(InvalidColumns):
+            await messager.send_columns(*columns)
+
+
+@pytest.mark.parametrize("bad", [5, None, 1.5, np.array(5)], ids=repr)
+async def test_ids_that_are_no_column(bad):
+    async with Messager(MemoryServer(), "exp") as messager:
+        with pytest.raises(InvalidAddress):
+            await messager.send_columns([1], bad, [{}])
+
+
+async def test_a_subtopic_that_cannot_be_used():
+    async with Messager(MemoryServer(), "exp") as messager:
+        for bad in ("", "a:b", None, 5, "x*"):
+            with pytest.raises(InvalidAddress):
+                await messager.send_columns([1], [1], [{}], subtopic=bad)
+            with pytest.raises(InvalidAddress):
+                Outgoing.to_agent(1, {}, subtopic=bad)
+            with pytest.raises(InvalidAddress):
+                await messager.host_agents([1], [bad])
+        with pytest.raises(InvalidPayload, match="Outgoing"):
+            await messager.send_messages([{"channel": "news"}])
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "a:b", "x" * 201, 5, None, "a/b", "é"], ids=repr)
+def test_names_that_cannot_be_used(bad):
+    with pytest.raises(InvalidAddress):
+        Messager(MemoryServer(), bad)
+    if bad is not None:
+        with pytest.raises(InvalidAddress):
+            Messager(MemoryServer(), "exp", name=bad)
+
+
+@pytest.mark.parametrize("bad", [None, 5, "http://host", "host:6379", "redis://host:99999", "redis://host/x"], ids=repr)
+def test_servers_that_cannot_be_used(bad):
+    with pytest.raises(ConfigError):
+        Messager(bad, "exp")
+
+
+async def test_an_interceptor_that_cannot_be_used():
+    with pytest.raises(ConfigError, match="forward"):
+        await Messager(MemoryServer(), "exp", object()).init()
+    async with Messager(MemoryServer(), "exp") as messager:
+        with pytest.raises(ConfigError):
+            messager.set_message_interceptor(5)
+        assert await messager.send_message("news", {}) is not None
+        assert messager.message_interceptor is None
+
+
+@pytest.mark.parametrize("bad", ["soon", 2**70, 1.5, [1]], ids=repr)
+async def test_a_step_that_is_no_number(bad):
+    async with Messager(MemoryServer(), "exp") as messager:
+        with pytest.raises((ConfigError, TypeError, ValueError)):
+            messager.step = bad
+        assert messager.step is None
+        await messager.send_message("news", {})
+
+
+async def test_a_messager_before_init_and_after_close(messagers, server, exp_id):
+    fresh = Messager(server, exp_id)
+    with pytest.raises(Closed, match="init"):
+        await fresh.send_message("news", {})
+    with pytest.raises(Closed):
+        await fresh.send_messages([])
+    with pytest.raises(NotListening):
+        await fresh.fetch_messages()
+    assert fresh.stats()["outbox"] == 0
+    await fresh.close()
+    messager = await messagers()
+    await messager.init()
+    await messager.close()
+    for send in (
+        lambda: messager.send_message("news", {}),
+        lambda: messager.send_messages([]),
+        lambda: messager.send_columns([], [], []),
+        lambda: messager.flush(),
+        lambda: messager.init(),
+    ):
+        with pytest.raises(Closed, match="closed") as caught:
+            await send()
+        assert isinstance(caught.value, MessagingError)
+    assert messager.get_log_list() == []
+
+
+async def test_channel_helpers(messagers, exp_id):
+    messager = await messagers()
+    assert messager.get_agent_chat_channel(1) == f"exps:{exp_id}:agents:1:agent-chat"
+    assert messager.get_user_chat_channel("ann") == f"exps:{exp_id}:agents:ann:user-chat"
+    assert messager.get_user_survey_channel("7") == f"exps:{exp_id}:agents:7:user-survey"
+    assert messager.get_subtopic_channel(1, "gossip") == f"exps:{exp_id}:agents:1:gossip"
+    assert messager.get_user_payback_channel() == f"exps:{exp_id}:user-payback"
