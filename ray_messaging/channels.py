@@ -149,6 +149,33 @@ def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
     return topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:{agent_id}:{topic}"
 
 
+class ChannelNames:
+    """Name the channels of one experiment, by AgentSociety's method names."""
+
+    def __init__(self, exp_id: str) -> None:
+        self.exp_id = check_name("exp_id", exp_id)
+
+    def get_subtopic_channel(self, agent_id: AgentId, subtopic: str) -> str:
+        """Return an agent's channel of any subtopic."""
+        return agent_channel(self.exp_id, agent_id, subtopic)
+
+    def get_user_survey_channel(self, agent_id: AgentId) -> str:
+        """Return the channel on which the user surveys an agent."""
+        return self.get_subtopic_channel(agent_id, USER_SURVEY)
+
+    def get_user_chat_channel(self, agent_id: AgentId) -> str:
+        """Return the channel on which the user chats with an agent."""
+        return self.get_subtopic_channel(agent_id, USER_CHAT)
+
+    def get_agent_chat_channel(self, agent_id: AgentId) -> str:
+        """Return the channel on which agents write to an agent."""
+        return self.get_subtopic_channel(agent_id, AGENT_CHAT)
+
+    def get_user_payback_channel(self) -> str:
+        """Return the channel on which agents answer the user."""
+        return payback_channel(self.exp_id)
+
+
 def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> AgentId:
     """Return to_id in its one form; raise InvalidAddress where it contradicts an agent's channel."""
     checked = check_id(to_id)

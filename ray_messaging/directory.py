@@ -147,10 +147,7 @@ class Directory:
         if topic[0] == ":":
             return np.full(len(ids), self._channels.get(topic[1:], NOBODY), np.int32)
         table = self._table(topic)
-        if table is None:
-            routes = np.zeros(len(ids), np.int32)
-        else:
-            routes = table.look_up(ids.values)
+        routes = np.zeros(len(ids), np.int32) if table is None else table.look_up(ids.values)
         if ids.kinds is not None:
             routes[ids.kinds != INT] = NOBODY
             names = [self._strings.get((topic, name), NOBODY) for name in ids.strings]

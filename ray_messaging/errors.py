@@ -26,10 +26,7 @@ Every error carries its facts as attributes, and pickles with them.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ray_messaging.receipt import Receipt
+from typing import Any
 
 
 class MessagingError(Exception):
@@ -121,7 +118,7 @@ class ServerFailed(MessagingError, RuntimeError):
 class TransitError(MessagingError):
     """A message's way was cut; `receipts` holds what is known (None where unknown), `message_ids` whose."""
 
-    receipts: "Sequence[Receipt | None] | None" = None
+    receipts: Sequence[Any] | None = None
     message_ids: Sequence[str] = ()
 
 

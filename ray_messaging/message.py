@@ -74,7 +74,7 @@ class Message:
                 self._payload = _decode(self.data)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise FrameError(
-                    f"the payload of message {self.id} on {self.channel} is no JSON ({error}): read message.data instead"
+                    f"the payload of message {self.id} on {self.channel} is no JSON ({error}): read message.data"
                 ) from error
         return self._payload
 

@@ -30,7 +30,7 @@ from ray_messaging.transports import open_transport
 _ADDRESSES_KEPT = 200_000
 
 
-class Messager:
+class Messager(names.ChannelNames):
     """Send to channels and fetch what comes to your own; AgentSociety's Messager and more.
 
     Args: `config` is a RedisConfig, its URL or a MemoryServer. `message_interceptor` is `messaging.interceptor`, or any
@@ -48,7 +48,7 @@ class Messager:
         name: str | None = None,
         settings: MessagingConfig | None = None,
     ) -> None:
-        self.exp_id = names.check_name("exp_id", exp_id)
+        super().__init__(exp_id)
         self.name = names.check_name("name", name) if name is not None else f"anon-{secrets.token_hex(8)}"
         self.settings = settings or MessagingConfig()
         self._named = name is not None
@@ -299,25 +299,3 @@ class Messager:
             "batches": 0 if outbox is None else outbox.batches,
             "log_dropped": self._log.dropped,
         } | ({} if subscription is None else subscription.stats())
-
-    # -- channels -------------------------------------------------------------------------------------------------
-
-    def get_subtopic_channel(self, agent_id: AgentId, subtopic: str) -> str:
-        """Return an agent's channel of any subtopic."""
-        return names.agent_channel(self.exp_id, agent_id, subtopic)
-
-    def get_user_survey_channel(self, agent_id: AgentId) -> str:
-        """Return the channel on which the user surveys an agent."""
-        return self.get_subtopic_channel(agent_id, names.USER_SURVEY)
-
-    def get_user_chat_channel(self, agent_id: AgentId) -> str:
-        """Return the channel on which the user chats with an agent."""
-        return self.get_subtopic_channel(agent_id, names.USER_CHAT)
-
-    def get_agent_chat_channel(self, agent_id: AgentId) -> str:
-        """Return the channel on which agents write to an agent."""
-        return self.get_subtopic_channel(agent_id, names.AGENT_CHAT)
-
-    def get_user_payback_channel(self) -> str:
-        """Return the channel on which agents answer the user."""
-        return names.payback_channel(self.exp_id)

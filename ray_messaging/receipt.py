@@ -122,7 +122,7 @@ class Receipts(Sequence[Receipt]):
         if not 0 <= row < len(self):
             raise IndexError(f"receipt {index} of {len(self)}")
         part = int(np.searchsorted(self._ends, row, side="right"))
-        outcome, low, high = self.parts[part]
+        outcome, _, high = self.parts[part]
         return Receipt(outcome, row - int(self._ends[part]) + high)
 
     def __iter__(self) -> Iterator[Receipt]:

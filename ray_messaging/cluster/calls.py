@@ -1,7 +1,5 @@
 """Call actors from drivers and tasks, and get our own errors back."""
 
-import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 import ray
@@ -21,14 +19,6 @@ def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 
         return ray.get(ref)
     except (RayTaskError, RayActorError) as error:
         raise translated(error, what=what, sends=sends) from error
-
-
-async def awaited(ref: Awaitable[Any], *, what: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call on an event loop and return its result; raises as `result`."""
-    try:
-        return await asyncio.ensure_future(ref)
-    except (RayTaskError, RayActorError) as error:
-        raise translated(error, what=what) from error
 
 
 def translated(error: RayTaskError | RayActorError, *, what: str, sends: bool = False) -> Exception:

@@ -1,30 +1,31 @@
 """The facade: start an experiment, find its groups, shut it down."""
 
-import logging
-import os
 import secrets
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
-from ray_messaging.cluster.actors import GroupActor, InterceptorActor, ServerActor
-from ray_messaging.cluster.calls import NAMESPACE, awaited, result
+from ray_messaging.cluster.actors import GroupActor
+from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.group import Group, check_agents
+from ray_messaging.cluster.lifecycle import (
+    ACTOR,
+    Owned,
+    check_rules,
+    end_server,
+    ensure_ray,
+    leave,
+    remote,
+    runs_already,
+)
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, RuleError, UnknownName
+from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, UnknownName
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import Messager
-
-# Nobody waits for longer than this for actors to leave cleanly, in seconds.
-_CLOSE_S = 10.0
-_INLINE_BYTES = 50_000  # half of what Ray passes by value
-_ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
 
 class Messaging:
@@ -33,7 +34,7 @@ class Messaging:
     The experiment lives as long as the process that started it, or until `shutdown`.
     """
 
-    def __init__(self, experiment: Experiment, interceptor: Any, owned: "_Owned | None" = None) -> None:  # noqa: ANN401 - a handle
+    def __init__(self, experiment: Experiment, interceptor: Any, owned: "Owned | None" = None) -> None:  # noqa: ANN401 - a handle
         self._experiment = experiment
         self._interceptor = interceptor
         self._owned = owned
@@ -66,10 +67,10 @@ class Messaging:
         settings = settings or MessagingConfig()
         if mirror:
             settings = settings.model_copy(update={"mirror": True})
-        owned = _Owned(ray_is_ours=_ensure_ray())
+        owned = Owned(ray_is_ours=ensure_ray())
         try:
             _make_way(exp_id, on_existing)
-            spec = InterceptorSpec(exp_id, secrets.token_hex(4), settings, _checked(rules), on_existing)
+            spec = InterceptorSpec(exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing)
             experiment = owned.start(spec, config)
         except BaseException:
             owned.close(erase=False)
@@ -158,9 +159,9 @@ class Messaging:
         check_agents(agents)
         hosted = list(dict.fromkeys(map(check_id, agents)))
         topics = tuple(map(check_subtopic, subtopics))
-        options: dict[str, Any] = _ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
+        options: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
         try:
-            actor = _remote(GroupActor, options | (actor_options or {})).remote(self._experiment, name)
+            actor = remote(GroupActor, options | (actor_options or {})).remote(self._experiment, name)
         except ValueError as error:
             raise AlreadyExists(
                 f"experiment {self.exp_id!r} has a group {name!r} already: choose another name, or use "
@@ -224,7 +225,7 @@ class Messaging:
     def remove_group(self, name: str) -> None:
         """Stop a group and remove its mailbox; what is unread becomes dead letters."""
         group = self.group(name)
-        _leave([group.actor])
+        leave([group.actor])
         self._groups.pop(name, None)
         if self._owned is not None:
             self._owned.groups.pop(name, None)
@@ -249,79 +250,6 @@ class Messaging:
             raise
         return messager
 
-    async def interceptor_call(self, method: str, *args: Any) -> Any:  # noqa: ANN401 - a method's arguments and result
-        """Call a method of the interceptor from an event loop, with errors in their own form."""
-        return await awaited(getattr(self._interceptor, method).remote(*args), what="the interceptor")
-
-
-class _Owned:
-    """What the process that started an experiment must stop."""
-
-    def __init__(self, *, ray_is_ours: bool) -> None:
-        self.interceptor: Any = None
-        self.groups: dict[str, Any] = {}
-        self._server: Any = None
-        self._spec: Any = None
-        self._ray_is_ours = ray_is_ours
-
-    def start(self, spec: InterceptorSpec, config: RedisConfig | None) -> Experiment:
-        """Start the server, unless there is one, and the interceptor."""
-        if config is None:
-            # Its data are on this node, so it must be, too.
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
-            self._server = _remote(ServerActor, options | {"name": f"{spec.exp_id}/server"}).remote()
-        options = _ACTOR | {"max_restarts": -1, "name": f"{spec.exp_id}/interceptor"}
-        try:
-            # Ray copies small arguments for a restart; of large ones (a long black list) it must find the object.
-            large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
-            self._spec = ray.put(spec) if large else spec
-            self.interceptor = _remote(InterceptorActor, options).remote(self._spec, config)
-        except ValueError as error:
-            raise _runs_already(spec.exp_id) from error
-        experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")
-        return experiment
-
-    def close(self, *, erase: bool) -> None:
-        """Stop groups, interceptor and server in this order, then Ray if we started it."""
-        if ray.is_initialized():
-            _leave(list(self.groups.values()))
-            if self.interceptor is not None:
-                _leave([self.interceptor], erase=erase)
-            if self._server is not None:
-                _attempt([self._server.stop.remote()])
-                ray.kill(self._server)
-            if self._ray_is_ours:
-                ray.shutdown()
-
-
-def _leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handles, a method's arguments
-    """Have actors close cleanly, then end them."""
-    _attempt([actor.close.remote(**kwargs) for actor in actors])
-    for actor in actors:
-        ray.kill(actor)
-
-
-def _attempt(refs: Sequence[Any]) -> None:
-    """Wait for calls, though not for ever, and whatever becomes of them: their actors are ended anyway."""
-    ray.wait(list(refs), num_returns=len(refs), timeout=_CLOSE_S) if refs else None
-
-
-def _remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
-    return ray.remote(**options)(actor_class)
-
-
-def _ensure_ray() -> bool:
-    """Start Ray where it does not run; tell whether that was us."""
-    if ray.is_initialized():
-        return False
-    ray.init(
-        address=os.environ.get("RAY_ADDRESS"),
-        include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
-        logging_level=logging.ERROR,
-    )
-    return True
-
 
 def _make_way(exp_id: str, on_existing: str) -> None:
     """See to an experiment of this name that runs already."""
@@ -330,35 +258,9 @@ def _make_way(exp_id: str, on_existing: str) -> None:
     except UnknownName:
         return
     except MessagingError as error:  # one that is just ending, or did not start
-        raise _runs_already(exp_id) from error
+        raise runs_already(exp_id) from error
     if on_existing != "reset":
-        raise _runs_already(exp_id)
-    _leave([group.actor for group in running.groups()])
-    _leave([running.interceptor], erase=True)
-
-
-def _runs_already(exp_id: str) -> AlreadyExists:
-    return AlreadyExists(
-        f"experiment {exp_id!r} runs already in this Ray cluster: use Messaging.connect({exp_id!r}), choose another "
-        "exp_id, or start it afresh by on_existing='reset'",
-        kind="experiment",
-        value=exp_id,
-        owner=None,
-    )
-
-
-def _checked(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Return the rules if they can cross to the interceptor; raise RuleError."""
-    if isinstance(rules, Rule):
-        raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
-    for rule in rules:
-        try:
-            ray.cloudpickle.dumps(rule)
-        except (TypeError, AttributeError, RayError, ValueError) as error:
-            name = getattr(rule, "name", repr(rule))
-            raise RuleError(
-                f"rule {name!r} cannot be sent to the interceptor ({error}): make connections and locks when they are "
-                "first used, not in __init__",
-                rule=name,
-            ) from error
-    return tuple(rules)
+        raise runs_already(exp_id)
+    leave([group.actor for group in running.groups()])
+    leave([running.interceptor], erase=True)
+    end_server(exp_id)

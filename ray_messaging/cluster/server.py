@@ -192,7 +192,7 @@ class _Guard:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
-        assert self._process.stdin and self._process.stdout  # noqa: S101, PT018 - pipes, as asked for
+        assert self._process.stdin and self._process.stdout  # noqa: PT018 - pipes, as asked for
         self._orders: IO[bytes] = self._process.stdin
         self._events: IO[bytes] = self._process.stdout
         os.set_blocking(self._events.fileno(), False)

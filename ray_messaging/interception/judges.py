@@ -6,6 +6,7 @@ Handles of Ray actors are used as they are, so that nothing here imports Ray.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -165,9 +166,8 @@ class ForeignJudge:
         """Ask for each message; what `forward` refuses is blocked."""
         from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
-        answers = []
-        for row in rows:  # one after the other: the actor may count, and Ray's async actors keep no order
-            answers.append(await _persist(lambda row=row: self._forward(batch, row), self._timeout_s))  # type: ignore[misc]
+        # One after the other: the actor may count, and Ray's async actors keep no order.
+        answers = [await _persist(partial(self._forward, batch, row), self._timeout_s) for row in rows]
         refused = [row for row, passed in zip(rows, answers, strict=True) if not passed]
         if not refused:
             return Verdicts(FOREIGN)

@@ -1,4 +1,4 @@
-"""Cut a batch into frames, one or more for each mailbox that listens, and publications for what nobody's mailbox owns."""
+"""Cut a batch into frames, one or more for each mailbox that listens, and publications for what nobody owns."""
 
 from dataclasses import dataclass
 from itertools import pairwise

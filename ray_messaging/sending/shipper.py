@@ -1,4 +1,4 @@
-"""Write crates into mailboxes: one script call for all that may go, a lane per mailbox so that a full one waits alone."""
+"""Write crates into mailboxes: one script call for all that may go; a lane each, so that a full one waits alone."""
 
 import asyncio
 import logging
@@ -127,7 +127,7 @@ class Shipper:
     async def _take(self, reply: SendReply, crates: list[Crate]) -> None:
         if reply.status is SendStatus.FENCED:
             error = Fenced(
-                f"another messager sends under the name {self.sender!r} now (our epoch is {self.epoch}): close this one",
+                f"another messager sends under the name {self.sender!r} now (our epoch is {self.epoch}): close it",
                 name=self.sender,
                 epoch=self.epoch,
             )

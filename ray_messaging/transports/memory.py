@@ -145,7 +145,7 @@ class MemoryTransport:
             raise _fenced(record.mailbox, epoch)
         if box is not None and owner and box.owner not in {"", owner} and box.alive_until >= now:
             raise AlreadyExists(
-                f"mailbox {record.mailbox!r} is held by {box.owner!r}, which is alive: choose another name, or close it",
+                f"mailbox {record.mailbox!r} is held by {box.owner!r}, which is alive: choose another name",
                 kind="group",
                 value=record.mailbox,
                 owner=box.owner,

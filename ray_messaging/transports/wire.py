@@ -13,12 +13,16 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
-    ConnectionError as RedisConnectionError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
@@ -48,7 +52,7 @@ class Wire(asyncio.Protocol):
         # Kept, as redis-py closes the socket of a connection that nobody holds.
         self._connection = connection
         # redis-py has no public way to hand its socket over.
-        writer: Any = connection._writer  # noqa: SLF001
+        writer: Any = connection._writer
         self._transport: asyncio.Transport = writer.transport
         self._transport.set_protocol(self)
 
@@ -108,7 +112,7 @@ class Wire(asyncio.Protocol):
             self._lost = why or RedisConnectionError("closed")
             self._transport.abort()
             # Or redis-py takes its connection for one that was forgotten.
-            self._connection._reader = self._connection._writer = None  # noqa: SLF001 - as above
+            self._connection._reader = self._connection._writer = None
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():

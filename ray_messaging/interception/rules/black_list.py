@@ -85,7 +85,7 @@ class BlackList(Rule):
         self._to_table = _Table([(0, b) for a, b in pairs if a is None and isinstance(b, int)])
 
     def _candidates(self, from_ids: Ids, to_ids: Ids) -> NDArray[np.intp]:
-        """Return the rows that may be blocked: those whose hashes are in a table, and those with ids that are no int."""
+        """Return the rows that may be blocked: those in a table of hashes, and those whose ids are no int."""
         if self._any_from:
             return np.arange(len(from_ids))
         sender, receiver = from_ids.values.view(np.uint64) * _SPREAD_FROM, to_ids.values.view(np.uint64) * _SPREAD_TO

@@ -1,0 +1,130 @@
+"""What an experiment is made of while it lives: its actors, and Ray itself where it did not run yet."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ray_messaging.cluster.actors import InterceptorActor, ServerActor
+from ray_messaging.cluster.calls import NAMESPACE, result
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec
+from ray_messaging.config import RedisConfig
+from ray_messaging.errors import AlreadyExists, RuleError
+from ray_messaging.interception.rules import Rule
+
+# Nobody waits for longer than this for actors to leave cleanly, in seconds.
+_CLOSE_S = 10.0
+_INLINE_BYTES = 50_000  # half of what Ray passes by value
+ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
+
+
+class Owned:
+    """What the process that started an experiment must stop."""
+
+    def __init__(self, *, ray_is_ours: bool) -> None:
+        self.interceptor: Any = None
+        self.groups: dict[str, Any] = {}
+        self._server: Any = None
+        self._spec: Any = None
+        self._ray_is_ours = ray_is_ours
+
+    def start(self, spec: InterceptorSpec, config: RedisConfig | None) -> Experiment:
+        """Start the server, unless there is one, and the interceptor."""
+        if config is None:
+            # Its data are on this node, so it must be, too.
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
+            self._server = remote(ServerActor, options | {"name": f"{spec.exp_id}/server"}).remote()
+        options = ACTOR | {"max_restarts": -1, "name": f"{spec.exp_id}/interceptor"}
+        try:
+            # Ray copies small arguments for a restart; of large ones (a long black list) it must find the object.
+            large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
+            self._spec = ray.put(spec) if large else spec
+            self.interceptor = remote(InterceptorActor, options).remote(self._spec, config)
+        except ValueError as error:
+            raise runs_already(spec.exp_id) from error
+        experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")
+        return experiment
+
+    def close(self, *, erase: bool) -> None:
+        """Stop groups, interceptor and server in this order, then Ray if we started it."""
+        if ray.is_initialized():
+            leave(list(self.groups.values()))
+            if self.interceptor is not None:
+                leave([self.interceptor], erase=erase)
+            if self._server is not None:
+                _attempt([self._server.stop.remote()])
+                ray.kill(self._server)
+            if self._ray_is_ours:
+                ray.shutdown()
+
+
+def leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handles, a method's arguments
+    """Have actors close cleanly, then end them."""
+    _attempt([actor.close.remote(**kwargs) for actor in actors])
+    for actor in actors:
+        ray.kill(actor)
+
+
+def _attempt(refs: Sequence[Any]) -> None:
+    """Wait for calls, though not for ever, and whatever becomes of them: their actors are ended anyway."""
+    ray.wait(list(refs), num_returns=len(refs), timeout=_CLOSE_S) if refs else None
+
+
+def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
+    """Make an actor class of ours one of Ray's."""
+    return ray.remote(**options)(actor_class)
+
+
+def ensure_ray() -> bool:
+    """Start Ray where it does not run; tell whether that was us."""
+    if ray.is_initialized():
+        return False
+    ray.init(
+        address=os.environ.get("RAY_ADDRESS"),
+        include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
+        logging_level=logging.ERROR,
+    )
+    return True
+
+
+def end_server(exp_id: str) -> None:
+    """End the embedded server of an experiment that somebody else started, if it has one."""
+    try:
+        server = ray.get_actor(f"{exp_id}/server", namespace=NAMESPACE)
+    except ValueError:
+        return
+    _attempt([server.stop.remote()])
+    ray.kill(server)
+
+
+def runs_already(exp_id: str) -> AlreadyExists:
+    """Build the error for an experiment that runs."""
+    return AlreadyExists(
+        f"experiment {exp_id!r} runs already in this Ray cluster: use Messaging.connect({exp_id!r}), choose another "
+        "exp_id, or start it afresh by on_existing='reset'",
+        kind="experiment",
+        value=exp_id,
+        owner=None,
+    )
+
+
+def check_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Return the rules if they can cross to the interceptor; raise RuleError."""
+    if isinstance(rules, Rule):
+        raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
+    for rule in rules:
+        try:
+            ray.cloudpickle.dumps(rule)
+        except (TypeError, AttributeError, RayError, ValueError) as error:
+            name = getattr(rule, "name", repr(rule))
+            raise RuleError(
+                f"rule {name!r} cannot be sent to the interceptor ({error}): make connections and locks when they are "
+                "first used, not in __init__",
+                rule=name,
+            ) from error
+    return tuple(rules)

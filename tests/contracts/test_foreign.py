@@ -1,0 +1,186 @@
+"""Foreign Redis clients: what they publish, and what they see."""
+
+import json
+import pickle
+
+import pytest
+from contract_support import fetch_all
+
+from ray_messaging import FrameError, Outgoing
+
+
+async def test_a_foreign_publish_reaches_its_agent(messagers, store):
+    receiver = await messagers(host=[1])
+    channel = receiver.get_user_chat_channel(1)
+    assert await store.publish(channel, b'{"text": "hi"}') == 1
+    (message,) = await fetch_all(receiver, 1)
+    assert message.payload == {"text": "hi"}
+    assert message.data == b'{"text": "hi"}'
+    assert (message.channel, message.from_id, message.to_id, message.subtopic) == (channel, None, 1, "user-chat")
+    assert dict(message) == {"type": "message", "pattern": None, "channel": channel.encode(), "data": message.data}
+    await receiver.ack()
+    assert receiver.stats()["ingress"] == 1
+
+
+async def test_a_foreign_publish_elsewhere_does_not(messagers, store):
+    receiver = await messagers(host=[1], listen=["news"])
+    for channel in (receiver.get_user_survey_channel(1), receiver.get_user_chat_channel(2), "other"):
+        assert await store.publish(channel, b"{}") == 0
+    await store.publish("news", b"{}")
+    assert [message.channel for message in await fetch_all(receiver, 1)] == ["news"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"plain", b"", b"a\nb\n\nc", b"\n", b'{"a":\n1}', b"\xff\x00\xfe", b"x" * 100_000, b'"text"', b"[1]"],
+    ids=["text", "empty", "newlines", "newline", "pretty", "binary", "large", "string", "list"],
+)  # fmt: skip
+async def test_foreign_payloads_come_and_pickle_as_they_went(messagers, store, data):
+    receiver = await messagers(listen=["news"])
+    await store.publish("news", data)
+    await store.publish("news", b'{"n":1}')
+    messages = await fetch_all(receiver, 2)
+    for message in (messages[0], pickle.loads(pickle.dumps(messages[0]))):
+        assert message.data == data
+        assert message["data"] == data
+        try:
+            expected = json.loads(data)
+        except ValueError:
+            with pytest.raises(FrameError):
+                _ = message.payload
+        else:
+            assert message.payload == expected
+    assert messages[1].payload == {"n": 1}
+
+
+async def test_foreign_batches_pickle(messagers, store):
+    receiver = await messagers(listen=["news"])
+    for data in (b"a\nb", b"{}", b""):
+        await store.publish("news", data)
+    found = await receiver.fetch_messages(timeout=10)
+    while len(found) < 3:
+        found = [*found, *await receiver.fetch_messages(timeout=10)]
+    copies = pickle.loads(pickle.dumps(found))
+    assert [message.data for message in copies] == [b"a\nb", b"{}", b""]
+
+
+async def test_exact_channel_and_patterns_bring_each_message_once(messagers, store):
+    receiver = await messagers()
+    channel = receiver.get_user_chat_channel(1)
+    prefix = channel.removesuffix("1:user-chat")
+    await receiver.subscribe_and_start_listening([channel, prefix + "*", prefix + "?:user-*"])
+    await receiver.subscribe_and_start_listening([prefix + "[0-9]:*"])
+    other = receiver.get_user_survey_channel(2)
+    for n in range(3):
+        await store.publish(channel, b'{"n":%d}' % n)
+        await store.publish(other, b'{"n":%d}' % (10 + n))
+    await store.publish(receiver.get_user_payback_channel(), b"{}")
+    await receiver.subscribe_and_start_listening(["end"])
+    await store.publish("end", b'{"n":"end"}')
+    messages = await fetch_all(receiver, 7)
+    assert [message.payload["n"] for message in messages] == [0, 10, 1, 11, 2, 12, "end"]
+    assert [message["type"] for message in messages[:2]] == ["message", "pmessage"]
+    assert messages[0]["pattern"] is None
+    assert messages[1]["pattern"].decode().startswith(prefix)
+    assert (messages[1].to_id, messages[1].subtopic) == (2, "user-survey")
+
+
+async def test_a_pattern_gets_our_own_messages_by_its_mailbox(messagers):
+    sender, receiver = await messagers(), await messagers(listen=["exps:*:agents:*:agent-chat", "n?ws"])
+    receipts = await sender.send_messages(
+        [Outgoing.to_agents([1, "ann"], {"n": 1}), Outgoing("news", {"n": 2}), Outgoing("nws", {"n": 3})]
+    )
+    assert receipts.fates.tolist() == ["delivered"] * 3 + ["undeliverable"]
+    assert [message.to_id for message in await fetch_all(receiver, 3)] == [1, "ann", None]
+
+
+@pytest.mark.parametrize(
+    ("glob", "yes", "no"),
+    [
+        ("a[^b]c", "axc", "abc"),
+        ("a[!b]c", "a!c", "axc"),
+        ("a[b-d]c", "acc", "aec"),
+        ("a[d-b]c", "acc", "aec"),
+        (r"a\[b", "a[b", "ab"),
+        ("a**c", "axxc", "axxd"),
+        ("a.c*", "a.c", "axc"),
+        ("a?", "ab", "a"),
+        (r"[\]x]", "x", "y"),
+        ("A*", "Ab", "ab"),
+    ],
+)
+async def test_patterns_mean_what_they_mean_to_redis(messagers, store, glob, yes, no):
+    sender, receiver = await messagers(), await messagers(listen=[glob])
+    assert await store.publish(yes, b"{}") == 1
+    assert await store.publish(no, b"{}") == 0
+    assert [message.channel for message in await fetch_all(receiver, 1)] == [yes]
+    if "[" not in yes:
+        assert (await sender.send_message(yes, {})).fate == "delivered"
+        assert (await sender.send_message(no, {})).fate == "undeliverable"
+
+
+async def test_a_foreign_subscriber_sees_only_what_no_mailbox_owns(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    mine, theirs = sender.get_agent_chat_channel(1), sender.get_agent_chat_channel(2)
+    get = await store.subscribe(globs=["exps:*:agents:*"])
+    receipts = await sender.send_messages([Outgoing(mine, {"n": 1}), Outgoing(theirs, {"n": 2}), Outgoing("x", {})])
+    assert receipts.fates.tolist() == ["delivered", "published", "undeliverable"]
+    assert await get() == (theirs, b'{"n":2}')
+    assert len(await fetch_all(receiver, 1)) == 1
+
+
+async def test_many_publications_have_their_own_fates(messagers, store):
+    sender = await messagers()
+    await store.subscribe(*[sender.get_agent_chat_channel(agent) for agent in range(0, 300, 3)])
+    receipts = await sender.send_columns(None, list(range(300)), {"n": 1})
+    assert receipts.fates.tolist() == ["published", "undeliverable", "undeliverable"] * 100
+
+
+async def test_mirror_publishes_what_a_mailbox_owns_too(messagers, store):
+    sender, receiver = await messagers(mirror=True), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    get = await store.subscribe(channel)
+    receipt = await sender.send_message(channel, {"n": 1}, from_id=2)
+    assert receipt.fate == "delivered"
+    assert await get() == (channel, b'{"n":1}')
+    assert await sender.send_message(channel, {"n": 2}, from_id=2)
+    await store.publish(channel, b'{"n":3}')  # what comes back to us would come before this
+    assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [1, 2, 3]
+    assert receiver.stats()["ingress"] == 1
+
+
+async def test_what_we_publish_never_comes_back_by_a_pattern(messagers, store):
+    both = await messagers(mirror=True, listen=["a*", "ab", "other"])
+    await both.send_message("ab", {"n": 1})
+    await both.send_message("ax", {"n": 2})
+    await both.send_message("zz", {"n": 3})
+    await store.publish("ab", b'{"n":4}')
+    found = [message.payload["n"] for message in await fetch_all(both, 3)]
+    assert sorted(found) == [1, 2, 4]
+    assert len(await both.fetch_messages()) == 0
+
+
+async def test_a_full_inbox_drops_what_foreign_clients_publish_and_counts_it(messagers, store):
+    receiver = await messagers(listen=["news", "end"], inbox_messages=4)
+    for n in range(10):
+        await store.publish("news", b'{"n":%d}' % n)
+
+    async def dropped():
+        return receiver.stats()["ingress_dropped"] == 6
+
+    from contract_support import until
+
+    await until(dropped)
+    assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [0, 1, 2, 3]
+    await store.publish("end", b'{"n":"end"}')
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["end"]
+
+
+async def test_after_close_foreign_clients_find_nobody(messagers, store):
+    receiver = await messagers(listen=["news", "n*"])
+    await receiver.close()
+    from contract_support import until
+
+    async def nobody():
+        return await store.publish("news", b"{}") == 0
+
+    await until(nobody)

@@ -1,0 +1,255 @@
+"""An interceptor in this process: rules in order, fail closed, once."""
+
+import asyncio
+
+import pytest
+from contract_support import Only, Whole, allow, fetch_all, until
+
+from ray_messaging import InterceptorUnavailable, Outgoing, RuleError
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block
+
+
+async def send(sender, pairs, **payload):
+    """Send a message for each pair in one batch; return the fates' first letters."""
+    receipts = await sender.send_messages([Outgoing.to_agent(to, payload, from_id=by) for by, to in pairs])
+    return "".join(fate[0] for fate in receipts.fates)
+
+
+async def test_a_black_list_with_wildcards(messagers):
+    sender = await messagers(Interceptor("x", [BlackList([(1, 2), (3, None), (None, 4), ("ann", "bob")])]))
+    await messagers(host=[1, 2, 4, "bob", "ann"])
+    assert await send(sender, [(1, 2), (2, 1), (3, 1), (3, "bob"), (1, 4), ("bob", 4)]) == "bdbbbb"
+    assert await send(sender, [("ann", "bob"), ("bob", "ann"), (1, 1)]) == "bdd"
+    # The user is no agent: no wildcard means it.
+    assert await send(sender, [(None, 4), (None, 2), (None, "bob")]) == "ddd"
+
+
+async def test_a_wildcard_for_everybody(messagers):
+    sender = await messagers(Interceptor("x", [BlackList([(None, None)])]))
+    await messagers(host=[1, 2], listen=["news"])
+    assert await send(sender, [(1, 2), ("ann", 1), (None, 1)]) == "bbd"
+    assert (await sender.send_message("news", {}, from_id=1)).fate == "blocked"
+    assert (await sender.send_message("news", {})).fate == "delivered"
+
+
+async def test_leaving_ids_out_slips_past_nothing(messagers):
+    sender = await messagers(Interceptor("x", [BlackList([(1, 2)])]))
+    await messagers(host=[2])
+    channel = sender.get_agent_chat_channel(2)
+    assert (await sender.send_message(channel, {}, from_id=1)).fate == "blocked"
+    assert (await sender.send_message(channel, {}, from_id="1")).fate == "blocked"
+    assert (await sender.send_messages([Outgoing(channel, {}, 1)]))[0].fate == "blocked"
+
+
+async def test_a_black_list_is_changed_at_run_time(messagers):
+    interceptor = Interceptor("x")
+    sender = await messagers(interceptor)
+    await messagers(host=[1, 2])
+    assert await send(sender, [(1, 2)]) == "d"
+    interceptor.black_list.add([(1, 2)])
+    assert await send(sender, [(1, 2), (2, 1)]) == "bd"
+    interceptor.black_list.set([(2, 1)])
+    assert await send(sender, [(1, 2), (2, 1)]) == "db"
+    interceptor.black_list.remove([(2, 1), (7, 7)])
+    assert await send(sender, [(1, 2), (2, 1)]) == "dd"
+
+
+async def test_the_receipt_names_rule_and_reason(messagers):
+    sender = await messagers(Interceptor("x", [Only(lambda _: block("too rude"), name="manners")]))
+    receipt = await sender.send_message("news", {}, from_id=1)
+    assert (receipt.fate, receipt.rule, receipt.reason, bool(receipt)) == ("blocked", "manners", "too rude", False)
+    assert "manners" in repr(receipt)
+
+
+async def test_max_length_asks_for_payloads(messagers):
+    interceptor = Interceptor("x")
+    sender = await messagers(interceptor)
+    await messagers(host=[1])
+    long = "x" * 100
+    assert await send(sender, [(1, 1)], text=long) == "d"
+    interceptor.insert(0, MaxLength(50))
+    assert await send(sender, [(1, 1)], text=long) == "b"
+    assert await send(sender, [(1, 1)], text="x") == "d"
+    receipts = await sender.send_columns([1] * 3, [1] * 3, [{}, {"text": long}, {}])
+    assert receipts.fates.tolist() == ["delivered", "blocked", "delivered"]
+    assert receipts[1].reason == "payload of 111 bytes, the limit is 50"
+    receipts = await sender.send_messages([Outgoing.to_agents([1, 1], {"text": long}), Outgoing.to_agent(1, {})])
+    assert receipts.fates.tolist() == ["blocked", "blocked", "delivered"]
+    interceptor.rules.clear()
+    assert await send(sender, [(1, 1)], text=long) == "d"
+
+
+async def test_a_rule_without_need_sees_no_payload(messagers):
+    sender = await messagers(Interceptor("x", [Only(lambda message: block(str(message.payload)))]))
+    receipt = await sender.send_message("news", {"text": "secret"})
+    assert receipt.fate == "blocked"
+    assert "needs_payload" in receipt.reason
+
+
+async def test_a_rule_sees_the_message(messagers):
+    seen = []
+
+    class Look(Rule):
+        needs_payload = True
+
+        def check(self, message):
+            seen.append((message.channel, message.payload, message.from_id, message.to_id, message.step, message.id))
+            return ALLOW
+
+    sender = await messagers(Interceptor("x", [Look()]))
+    interceptor_exp = "x"
+    sender.step = 3
+    receipt = await sender.send_message(sender.get_user_chat_channel(5), {"n": 1}, from_id="ann")
+    assert seen == [(f"exps:{interceptor_exp}:agents:5:user-chat", {"n": 1}, "ann", 5, 3, receipt.message_id)]
+
+
+def crash(_):
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [(crash, "ValueError: boom"), (lambda _: None, ""), (lambda _: True, ""), (lambda _: False, ""),
+     (lambda _: "no", ""), (lambda _: (0, 0), ""), (lambda _: Verdict(True, 5), ""), (lambda _: {}, ""),
+     (lambda _: Verdict(False, None), "")],
+    ids=["crash", "None", "True", "False", "text", "tuple", "reason", "dict", "no reason"],
+)  # fmt: skip
+async def test_a_rule_that_fails_on_a_message_blocks_it_alone(messagers, verdict, says, caplog):
+    rule = Only(lambda message: verdict(message) if message.from_id == 13 else ALLOW)
+    sender = await messagers(Interceptor("x", [rule]))
+    await messagers(host=[1])
+    receipts = await sender.send_columns([1, 13, 2], [1, 1, 1], {})
+    assert receipts.fates.tolist() == ["delivered", "blocked", "delivered"]
+    assert receipts[1].rule == "only"
+    assert "the rule failed" in receipts[1].reason
+    assert says in receipts[1].reason
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [crash, lambda _: None, lambda _: True, lambda _: [], lambda _: [0], lambda _: {5: "x"}, lambda _: {-1: "x"},
+     lambda _: {"0": "x"}, lambda _: {0: None}, lambda _: {0.5: "x"}, lambda _: {None: "x"}, lambda _: "no",
+     lambda batch: batch.nothing],
+    ids=["crash", "None", "True", "list", "rows", "beyond", "negative", "text row", "no reason", "half", "no row",
+         "text", "attribute"],
+)  # fmt: skip
+async def test_a_rule_that_fails_on_a_batch_blocks_it(messagers, verdict):
+    sender = await messagers(Interceptor("x", [Whole(verdict)]))
+    await messagers(host=[1])
+    receipts = await sender.send_columns([1, 2, 3], [1, 1, 1], {})
+    assert receipts.counts()["blocked"] == 3
+    assert receipts[0].rule == "whole"
+    assert "the rule failed" in receipts[0].reason
+
+
+@pytest.mark.parametrize("rule", [Only(crash, on_error="allow"), Whole(crash, on_error="allow")], ids=["one", "batch"])
+async def test_a_rule_may_say_otherwise(messagers, rule):
+    sender = await messagers(Interceptor("x", [rule, BlackList([(2, 1)])]))
+    await messagers(host=[1])
+    assert await send(sender, [(1, 1), (2, 1)]) == "db"
+
+
+async def test_a_reason_that_is_no_text_for_the_wire(messagers):
+    sender = await messagers(Interceptor("x", [Only(lambda _: block("odd \ud800"))]))
+    receipt = await sender.send_message("news", {})
+    assert receipt.fate == "blocked"
+    assert receipt.reason.startswith("odd ")
+    assert (await sender.send_message("news", {})).fate == "blocked"
+
+
+async def test_the_first_block_wins_and_later_rules_see_the_rest(messagers):
+    early = Only(lambda message: block("early") if message.from_id == 2 else ALLOW, name="early")
+    late = Only(lambda message: block("late") if message.from_id in {2, 4} else ALLOW, name="late")
+    last = Only(allow, name="last")
+    sender = await messagers(Interceptor("x", [early, Whole(lambda _: {0: "first of all"}), late, last]))
+    await messagers(host=[9])
+    receipts = await sender.send_columns([1, 2, 3, 4, 5], [9] * 5, {})
+    assert [receipt.rule for receipt in receipts] == ["whole", "early", None, "late", None]
+    assert [pair[0] for pair in late.asked] == [3, 4, 5]
+    assert [pair[0] for pair in last.asked] == [3, 5]
+
+
+async def test_a_batch_asked_again_is_answered_the_same_once(messagers):
+    rule = Only(allow)
+    interceptor = Interceptor("x", [rule])
+    requests = []
+    answer = interceptor.answer
+    interceptor.answer = lambda request: (requests.append(request), answer(request), answer(request))[-1]
+    sender = await messagers(interceptor)
+    await sender.send_columns([1, 2], [1, 1], {})
+    await sender.send_columns([3], [1], {})
+    assert len(rule.asked) == 3
+    assert interceptor.judged == 3
+    first = answer(requests[1])
+    rule.judge = lambda _: block("now")
+    assert answer(requests[1]) == first
+    assert len(rule.asked) == 3
+
+
+async def test_another_interceptor_at_run_time(messagers):
+    sender = await messagers(Interceptor("x", [BlackList([(None, None)])]))
+    await messagers(host=[1])
+    assert await send(sender, [(1, 1)]) == "b"
+    assert sender.stats()["interceptor"] == "local"
+    sender.set_message_interceptor(None)
+    assert await send(sender, [(1, 1)]) == "d"
+    assert sender.stats()["interceptor"] == "none"
+    sender.set_message_interceptor(interceptor := Interceptor("x", [Only(lambda _: block("no"))]))
+    assert sender.message_interceptor is interceptor
+    assert await send(sender, [(1, 1)]) == "b"
+
+
+async def test_forward_is_the_call_of_agent_society():
+    interceptor = Interceptor("x", [BlackList([(1, 2)]), MaxLength(50)])
+    assert interceptor.forward(1, 3, "hello") is True
+    assert interceptor.forward(1, 2, "hello") is False
+    assert interceptor.forward("1", "2", {"content": "hello"}) is False
+    assert interceptor.forward(None, 3, {"content": "x" * 50}) is False
+    assert interceptor.forward(None, None, {}) is True
+    assert (interceptor.judged, interceptor.blocked) == (5, 3)
+
+
+def test_rules_that_cannot_be_used():
+    with pytest.raises(RuleError, match="no rule"):
+        Interceptor("x", [object()])
+    with pytest.raises(RuleError, match="black_list"):
+        Interceptor("x", [BlackList(), BlackList()])
+    Interceptor("x", [BlackList(), BlackList(name="second")])
+    with pytest.raises(RuleError):
+        BlackList([5])
+    with pytest.raises(RuleError):
+        BlackList([(1, 2, 3)])
+    with pytest.raises(RuleError):
+        MaxLength(1)
+
+
+async def test_verdicts_of_a_fenced_interceptor_are_asked_for_again(messagers, store):
+    sender, receiver = await messagers(old := Interceptor("x", epoch=1)), await messagers(host=[1])
+    await store.set_interceptor(1)
+    assert await send(sender, [(1, 1)]) == "d"
+    await store.set_interceptor(2)  # a successor has taken over
+    waiting = asyncio.create_task(send(sender, [(1, 1), (13, 1)]))
+
+    async def asked_again():
+        return old.judged >= 3
+
+    await until(asked_again)
+    assert not waiting.done()
+    sender.set_message_interceptor(new := Interceptor("x", [BlackList([(13, 1)])], epoch=2))
+    assert await waiting == "db"
+    assert new.judged == 2
+    assert len(await fetch_all(receiver, 2)) == 2
+    assert await send(sender, [(1, 1)]) == "d"
+
+
+async def test_a_fenced_interceptor_that_never_goes(messagers, store):
+    sender = await messagers(Interceptor("x", epoch=1), interceptor_timeout_s=0.1)
+    await messagers(host=[1])
+    await store.set_interceptor(2)
+    with pytest.raises(InterceptorUnavailable) as caught:
+        await send(sender, [(1, 1)])
+    assert len(caught.value.message_ids) == 1
+    assert list(caught.value.receipts) == [None]
+    sender.set_message_interceptor(Interceptor("x", epoch=2))
+    assert await send(sender, [(1, 1)]) == "d"
