@@ -11,6 +11,7 @@ agent's channel, or `:` and the whole name of a plain one; as no subtopic holds 
 """
 
 import re
+from functools import cache
 from operator import index
 from typing import NamedTuple
 
@@ -106,6 +107,44 @@ def payback_channel(exp_id: str) -> str:
 def is_glob(channel: str) -> bool:
     """Tell whether a subscription is a Redis pattern rather than one channel."""
     return _GLOB.search(channel) is not None
+
+
+@cache
+def glob_pattern(glob: str) -> re.Pattern[bytes]:
+    """Translate a Redis pattern, which speaks of bytes, knows [^a] but not [!a], and escapes by a backslash."""
+    text, at, parts = glob.encode(), 0, []
+    while at < len(text):
+        character = text[at : at + 1]
+        at += 1
+        if character == b"[":
+            part, at = _glob_set(text, at)
+        elif character == b"\\" and at < len(text):
+            part, at = re.escape(text[at : at + 1]), at + 1
+        else:
+            part = {b"*": b".*", b"?": b"."}.get(character) or re.escape(character)
+        if part != b".*" or parts[-1:] != [b".*"]:
+            parts.append(part)
+    return re.compile(b"".join(parts), re.DOTALL)
+
+
+def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
+    """Translate what stands between [ and ] (or the end); return it and where it ends."""
+    inverted = text[at : at + 1] == b"^"
+    at += inverted
+    found: set[int] = set()
+    while at < len(text) and text[at] != ord("]"):
+        if text[at] == ord("\\") and at + 1 < len(text):
+            found.add(text[at + 1])
+            at += 2
+        elif at + 2 < len(text) and text[at + 1] == ord("-"):
+            low, high = sorted((text[at], text[at + 2]))
+            found.update(range(low, high + 1))
+            at += 3
+        else:
+            found.add(text[at])
+            at += 1
+    wanted = b"".join(b"\\x%02x" % byte for byte in sorted(set(range(256)) - found if inverted else found))
+    return (b"[" + wanted + b"]" if wanted else b"(?!)"), at + 1
 
 
 def parse_channel(exp_id: str, channel: object) -> Address:

@@ -1,6 +1,5 @@
 """Who listens where: the records of all mailboxes, and for each message the mailboxes it goes to."""
 
-import fnmatch
 import re
 from collections.abc import Iterable
 
@@ -8,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId, build_channel
+from ray_messaging.channels import AgentId, build_channel, glob_pattern
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, STR, Ids
@@ -103,7 +102,7 @@ class Directory:
         self._tables: dict[str, _Table | None] = {}
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
-        self._globs: list[tuple[re.Pattern[str], str]] = []
+        self._globs: list[tuple[re.Pattern[bytes], str]] = []
 
     def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str]) -> None:
         """Take over the records that changed; `mailboxes` names all that are there."""
@@ -113,7 +112,7 @@ class Directory:
         self.version = version
         self._clear()
         for record in self.records.values():
-            self._globs += [(re.compile(fnmatch.translate(glob)), record.mailbox) for glob in record.globs]
+            self._globs += [(glob_pattern(glob), record.mailbox) for glob in record.globs]
             for channel in record.channels:
                 self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
 
@@ -199,9 +198,9 @@ class Directory:
             topic = batch.topic_of(row)
             if (to_id, topic) not in known:
                 route = int(self._route_topic(topic, Ids.of([to_id]))[0])
-                channel = build_channel(self.exp_id, to_id, topic)
+                channel = build_channel(self.exp_id, to_id, topic).encode()
                 for pattern, mailbox in self._globs:
-                    if pattern.match(channel):
+                    if pattern.fullmatch(channel):
                         route = self._extend(route, mailbox)
                 known[to_id, topic] = route
             routes[row] = known[to_id, topic]

@@ -31,10 +31,16 @@ class ServerActor:
 
     def __init__(self) -> None:
         self._server = EmbeddedServer(get_node_ip_address())
-        self._config = self._server.start()
+        self._config: RedisConfig | None = None
+        try:
+            self._config = self._server.start()
+        except MessagingError as error:
+            self._failure = error  # raised here, it would reach nobody in its own form
 
     def config(self) -> RedisConfig:
-        """Return where the server is, password included."""
+        """Return where the server is, password included; raise why it did not start."""
+        if self._config is None:
+            raise self._failure
         return self._config
 
     def stop(self) -> None:

@@ -28,9 +28,9 @@ def translated(error: RayTaskError | RayActorError, *, what: str, sends: bool = 
         return cause
     if isinstance(error, ActorDiedError | ActorUnavailableError):
         if sends:
+            later = "it was shut down" if isinstance(error, ActorDiedError) else "it starts again, so send again"
             return OutcomeUnknown(
-                f"{what} went down during this send, which may or may not have happened: fetch on the other side to "
-                "see, or send again"
+                f"{what} went down before or during this send, which may or may not have happened; {later}"
             )
         why = (str(error).strip().splitlines() or ["no reason given"])[-1]
         return Closed(f"{what} is gone: it was shut down, or it died and cannot come back ({why})")

@@ -14,6 +14,7 @@ from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import AlreadyExists, RuleError
+from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import Rule
 
 # Nobody waits for longer than this for actors to leave cleanly, in seconds.
@@ -39,7 +40,8 @@ class Owned:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
             self._server = remote(ServerActor, options | {"name": f"{spec.exp_id}/server"}).remote()
-        options = ACTOR | {"max_restarts": -1, "name": f"{spec.exp_id}/interceptor"}
+        # All of its calls may be repeated.
+        options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
         try:
             # Ray copies small arguments for a restart; of large ones (a long black list) it must find the object.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
@@ -47,6 +49,8 @@ class Owned:
             self.interceptor = remote(InterceptorActor, options).remote(self._spec, config)
         except ValueError as error:
             raise runs_already(spec.exp_id) from error
+        if self._server is not None:
+            result(self._server.config.remote(), what=f"the server of experiment {spec.exp_id!r}")
         experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")
         return experiment
 
@@ -117,6 +121,9 @@ def check_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     """Return the rules if they can cross to the interceptor; raise RuleError."""
     if isinstance(rules, Rule):
         raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
+    if not isinstance(rules, list | tuple):
+        raise RuleError(f"rules must be a list of rules, not {rules!r}", rule=repr(rules))
+    Interceptor("", rules)  # it finds what is no rule, and names that are there twice
     for rule in rules:
         try:
             ray.cloudpickle.dumps(rule)

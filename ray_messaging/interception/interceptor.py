@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
+from operator import index
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Interceptor:
         self.rules: list[Rule] = []
         for rule in rules:
             self.insert(len(self.rules), rule)
-        self._answers: OrderedDict[str, tuple[tuple[int, int, int], bytes]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[tuple[int, ...], bytes]] = OrderedDict()
         self.judged = 0
         self.blocked = 0
 
@@ -76,7 +77,7 @@ class Interceptor:
         batch = decode(request)
         if self.wants_payload and batch.lines is None:
             return encode_verdicts(Verdicts(self.epoch, judged=False, wants_payload=True))
-        identity = (batch.epoch, batch.first, len(batch))
+        identity = (self.epoch, batch.epoch, batch.first, len(batch))
         known = self._answers.get(batch.sender)
         if known is not None and known[0] == identity:
             return known[1]
@@ -110,7 +111,9 @@ class Interceptor:
     def _apply(self, rule: Rule, batch: Batch) -> Mapping[int, str]:
         try:
             found = rule.check_batch(batch, self.exp_id)
-            if found and not (min(found) >= 0 and max(found) < len(batch) and all(map(_is_reason, found.values()))):
+            if not isinstance(found, Mapping) or not all(
+                0 <= index(row) < len(batch) and isinstance(reason, str) for row, reason in found.items()
+            ):
                 raise RuleError(f"rule {rule.name!r} answered {found!r} for {len(batch)} messages", rule=rule.name)  # noqa: TRY301 - one way out
         except Exception as error:
             logger.exception("rule %r failed on a batch of %d messages", rule.name, len(batch))
@@ -120,12 +123,9 @@ class Interceptor:
         return found
 
 
-def _is_reason(reason: object) -> bool:
-    return isinstance(reason, str)
-
-
 def _grouped(blocked: Mapping[int, tuple[str, str]]) -> tuple[Blocked, ...]:
     groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for row, why in blocked.items():
         groups[why].append(row)
-    return tuple(Blocked(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in groups.items())
+    # A reason may quote what cannot be encoded.
+    return tuple(Blocked(rule, reason.encode(errors="replace").decode(), np.array(rows, "<u4").tobytes()) for (rule, reason), rows in groups.items())

@@ -8,16 +8,21 @@ from collections.abc import Callable, Sequence
 
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown, TransitError
+from ray_messaging.errors import Closed, MessagingError, TransitError
 from ray_messaging.frames import Batch
-from ray_messaging.interception.verdicts import Judge, Verdicts
+from ray_messaging.interception.verdicts import Judge
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.bulk import ColumnChunk
 from ray_messaging.sending.parcel import BATCH_ROWS, Columns, Draft, Entry, Many, Parcel, Relayed
 from ray_messaging.sending.posting import Posting
+from ray_messaging.sending.pump import Pump
 from ray_messaging.sending.shipper import Shipper
 
 logger = logging.getLogger(__name__)
+
+
+# A batch that nothing overlaps is sent in halves from this size on.
+_SPLIT_ROWS = 256
 
 
 class Outbox:
@@ -26,24 +31,31 @@ class Outbox:
     def __init__(
         self, shipper: Shipper, judge: Judge, settings: MessagingConfig, settled: Callable[[Posting], None]
     ) -> None:
-        self.judge = judge
         self.step: int | None = None
-        self._shipper = shipper
         self._settings = settings
         self._settled = settled
         self._parcels: deque[Parcel] = deque()
-        self._number = 0
         self.rows = 0  # accepted, but without a receipt yet
-        self._wake = asyncio.Event()
-        self._awake = False
         self._loop = asyncio.get_running_loop()
         self._open: Draft | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._broken: MessagingError | None = None
-        self._posting: Posting | None = None
-        self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
-        self.batches = 0
+        self._pump = Pump(shipper, judge, settings, self._next, self._finish, self._break)
+
+    @property
+    def judge(self) -> Judge:
+        """Return who gives verdicts; another one can be set, for the batches from then on."""
+        return self._pump.judge
+
+    @judge.setter
+    def judge(self, judge: Judge) -> None:
+        self._pump.judge = judge
+
+    @property
+    def batches(self) -> int:
+        """Return how many batches were sent."""
+        return self._pump.batches
 
     def check(self) -> None:
         """Raise why nothing can be sent any more, if so."""
@@ -98,9 +110,7 @@ class Outbox:
             draft = self._draft()
         draft.rows.append((from_id, to_id, topic, line, time.time(), future))
         self.rows += 1
-        if not self._awake:
-            self._awake = True
-            self._wake.set()
+        self._pump.wake()
         return future
 
     async def gather(self, entries: Sequence[Entry]) -> Receipts:
@@ -152,8 +162,7 @@ class Outbox:
             self._open = None
             self._parcels.append(parcel)
         self.rows += rows
-        self._awake = True
-        self._wake.set()
+        self._pump.wake()
 
     async def flush(self) -> None:
         """Wait until all that was accepted has its receipt."""
@@ -170,79 +179,21 @@ class Outbox:
 
     async def stop(self, why: MessagingError) -> None:
         """Stop at once; what has no receipt yet gets the error."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._pump.stop(why)
         self._break(why)
 
-    async def _run(self) -> None:
-        try:
-            while True:
-                await self._work()
-                if not self._parcels:
-                    await self._sleep()
-                self._wake.clear()
-                self._awake = False
-                if self._parcels:
-                    await self._post(self._next())
-                await self._shipper.ship()
-                while self._shipper.stale_verdicts:
-                    await self._judge_again()
-        except MessagingError as error:
-            self._break(error)
-        except Exception as error:
-            logger.exception("the outbox of %s stopped", self._shipper.sender)
-            broken = OutcomeUnknown(f"the outbox failed ({type(error).__name__}: {error}): please report this")
-            broken.__cause__ = error
-            self._break(broken)
-
-    async def _work(self) -> None:
-        """Let those who wait for a receipt or for room go on before the next batch is closed."""
-        await asyncio.sleep(0)
-
-    async def _sleep(self) -> None:
-        """Wait for a message, or for the time at which a full mailbox is to be tried again."""
-        retry_at = self._shipper.retry_at
-        if retry_at is None:
-            await self._wake.wait()
-            return
-        try:
-            async with asyncio.timeout_at(retry_at):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-
-    def _next(self) -> Parcel:
-        parcel = self._parcels.popleft()
+    def _next(self, idle: bool) -> Parcel | None:  # noqa: FBT001 - the pump's question
+        """Give the pump its next parcel; `idle` says that nothing else is under way."""
+        if not self._parcels:
+            return None
+        parcel = self._parcels[0]
+        if idle and parcel is self._open and len(parcel) >= _SPLIT_ROWS and not parcel.manies:
+            # Everybody waits for this one batch: in halves, one is judged while the other one is written, and those
+            # whose receipts are there go on meanwhile.
+            return self._open.split()
         if parcel is self._open:
             self._open = None
-        return parcel
-
-    async def _post(self, parcel: Parcel) -> None:
-        batch = parcel.seal(self._shipper.sender, self._shipper.epoch, self._number)
-        self._number += len(batch)
-        self.batches += 1
-        self._posting = posting = Posting(parcel, batch, self._finish)
-        await self._judge(posting)
-
-    async def _judge(self, posting: Posting) -> None:
-        try:
-            verdicts: Verdicts = await self.judge.judge(posting.batch)
-            blocked = verdicts.rows(len(posting.batch)) if verdicts.blocked else None
-        except MessagingError as error:
-            posting.fail(None, error)
-            return
-        if blocked:
-            posting.block(blocked)
-        if posting.open:
-            deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_s
-            self._shipper.load(posting, verdicts.epoch, deadline)
-
-    async def _judge_again(self) -> None:
-        """Ask the interceptor's successor about what its predecessor passed but nobody has."""
-        postings, self._shipper.stale_verdicts = self._shipper.stale_verdicts, []
-        for posting in postings:
-            await self._judge(posting)
-        await self._shipper.ship()
+        return self._parcels.popleft()
 
     def _finish(self, posting: Posting) -> None:
         self.rows -= len(posting.batch)
@@ -258,16 +209,8 @@ class Outbox:
         """Give everybody who waits the error."""
         if self._broken is None:
             self._broken = error
-        self._shipper.abandon(error)
-        if self._posting is not None and self._posting.open:
-            self._posting.fail(None, error)
-        while self._parcels:
-            parcel = self._parcels.popleft()
-            posting = Posting(
-                parcel, parcel.seal(self._shipper.sender, self._shipper.epoch, self._number), self._finish
-            )
-            self._number += len(parcel)
-            posting.fail(None, error)
+        while (parcel := self._next(idle=False)) is not None:
+            self._pump.post(parcel).fail(None, error)
         for waiting in (*self._room, *self._idle):
             if not waiting.done():
                 waiting.set_exception(error)

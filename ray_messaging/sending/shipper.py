@@ -204,5 +204,6 @@ class Shipper:
 
     def abandon(self, error: MessagingError) -> None:
         """Give everybody whose messages wait the error."""
-        for posting in self._unload():
+        stale, self.stale_verdicts = self.stale_verdicts, []
+        for posting in (*stale, *self._unload()):
             posting.fail(None, error)

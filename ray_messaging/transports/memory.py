@@ -1,12 +1,12 @@
 """Mailboxes in this process's memory: the reference that the other transports are held against, and for tests."""
 
 import asyncio
-import fnmatch
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ray_messaging.channels import glob_pattern
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists, Fenced
 from ray_messaging.transports.base import (
@@ -75,7 +75,7 @@ class MemoryServer:
         """Publish as a foreign client would; return how many took it. What experiment `by` publishes passes it by."""
         taken = 0
         for sink, (channels, globs, exp_id) in list(self._subscribers.items()):
-            glob = next((glob for glob in globs if fnmatch.fnmatchcase(channel, glob)), None)
+            glob = next((glob for glob in globs if glob_pattern(glob).fullmatch(channel.encode())), None)
             if (channel in channels or glob is not None) and (by is None or exp_id != by):
                 sink(Ingress(channel, data, None if channel in channels else glob))
                 taken += 1

@@ -48,7 +48,7 @@ class Rule:
         found: dict[int, str] = {}
         for row in range(len(batch)):
             try:
-                blocked, reason = self.check(Message(exp_id, batch, row))
+                blocked, reason = _checked(self.check(Message(exp_id, batch, row)))
             except Exception as error:  # noqa: BLE001 - a rule is the user's code: fail closed, and say so
                 blocked, reason = self.on_error == "block", failure(error)
             if blocked:
@@ -61,6 +61,13 @@ class Rule:
 
     def load(self, state: Any) -> None:  # noqa: ANN401 - JSON of any shape
         """Take over a state that `dump` gave."""
+
+
+def _checked(verdict: object) -> Verdict:
+    """Return what a rule answered, if it is a verdict; raise TypeError otherwise."""
+    if isinstance(verdict, Verdict) and isinstance(verdict.reason, str):
+        return verdict
+    raise TypeError(f"{verdict!r} is no verdict: return ALLOW, or block('why')")
 
 
 def failure(error: BaseException) -> str:

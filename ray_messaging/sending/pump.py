@@ -1,0 +1,162 @@
+"""The pump: one batch after the other through the interceptor and into the mailboxes, two of them under way at most."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import MessagingError, OutcomeUnknown
+from ray_messaging.interception.verdicts import Judge, Verdicts
+from ray_messaging.sending.parcel import Parcel
+from ray_messaging.sending.posting import Posting
+from ray_messaging.sending.shipper import Shipper
+
+logger = logging.getLogger(__name__)
+
+
+class Pump:
+    """Take parcels, have them judged, and ship them, in order.
+
+    While one batch is shipped the next one is judged, and waits for the one before it to be written: what is asked
+    overlaps what is written, and nothing overtakes.
+    """
+
+    def __init__(
+        self,
+        shipper: Shipper,
+        judge: Judge,
+        settings: MessagingConfig,
+        take: Callable[[bool], Parcel | None],
+        finish: Callable[[Posting], None],
+        broken: Callable[[MessagingError], None],
+    ) -> None:
+        self.judge = judge
+        self.batches = 0
+        self._shipper = shipper
+        self._settings = settings
+        self._take = take
+        self._finish = finish
+        self._broken = broken
+        self._number = 0
+        self._awake = False
+        self._wake = asyncio.Event()
+        self._judging: Posting | None = None
+        self._shipping: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
+
+    def wake(self) -> None:
+        """Say that there is a parcel."""
+        if not self._awake:
+            self._awake = True
+            self._wake.set()
+
+    async def stop(self, why: MessagingError) -> None:
+        """Stop at once; what has no receipt yet gets the error."""
+        tasks = [task for task in (self._task, self._shipping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._abandon(why)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                # Those who wait for a receipt or for room go on before the next batch is closed.
+                await asyncio.sleep(0)
+                await self._step()
+        except MessagingError as error:
+            self._break(error)
+        except Exception as error:
+            logger.exception("the outbox of %s stopped", self._shipper.sender)
+            broken = OutcomeUnknown(f"the outbox failed ({type(error).__name__}: {error}): please report this")
+            broken.__cause__ = error
+            self._break(broken)
+
+    async def _step(self) -> None:
+        parcel = self._take(self._shipping is None)
+        if parcel is None:
+            await self._sleep()
+            if self._shipping is not None and self._shipping.done():
+                await self._shipped()
+            if self._shipping is None and self._due():
+                self._ship_soon()
+            return
+        posting = self._judging = self.post(parcel)
+        verdicts = await self._ask(posting)
+        await self._shipped()
+        self._judging = None
+        if verdicts is not None:
+            self._load(posting, verdicts)
+            self._ship_soon()
+
+    def _due(self) -> bool:
+        """Tell whether a full mailbox is to be tried again."""
+        retry_at = self._shipper.retry_at
+        return retry_at is not None and retry_at <= asyncio.get_running_loop().time()
+
+    def _ship_soon(self) -> None:
+        self._shipping = asyncio.create_task(self._ship(), name="ray_messaging shipping")
+        self._shipping.add_done_callback(lambda _: self.wake())
+
+    def post(self, parcel: Parcel) -> Posting:
+        """Give a parcel's messages their numbers."""
+        batch = parcel.seal(self._shipper.sender, self._shipper.epoch, self._number)
+        self._number += len(batch)
+        self.batches += 1
+        return Posting(parcel, batch, self._finish)
+
+    async def _sleep(self) -> None:
+        """Wait for a parcel, the end of a shipping, or the time at which a full mailbox is to be tried again."""
+        retry_at = self._shipper.retry_at if self._shipping is None else None
+        try:
+            if retry_at is None:
+                await self._wake.wait()
+            else:
+                async with asyncio.timeout_at(retry_at):
+                    await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        self._awake = False
+
+    async def _ask(self, posting: Posting) -> Verdicts | None:
+        """Have a posting judged; None: nobody did, and whoever waits has been told."""
+        try:
+            verdicts = await self.judge.judge(posting.batch)
+            posting.block(verdicts.rows(len(posting.batch)) if verdicts.blocked else {})
+        except MessagingError as error:
+            posting.fail(None, error)
+            return None
+        return verdicts
+
+    def _load(self, posting: Posting, verdicts: Verdicts) -> None:
+        if posting.open:
+            deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_s
+            self._shipper.load(posting, verdicts.epoch, deadline)
+
+    async def _shipped(self) -> None:
+        """Wait for the batch before; raise what stopped it for good."""
+        if self._shipping is not None:
+            await self._shipping
+            self._shipping = None
+
+    async def _ship(self) -> None:
+        await self._shipper.ship()
+        while self._shipper.stale_verdicts:
+            # The interceptor's successor is asked about what its predecessor passed but nobody has.
+            for posting in self._shipper.stale_verdicts:
+                verdicts = await self._ask(posting)
+                if verdicts is not None:
+                    self._load(posting, verdicts)
+            self._shipper.stale_verdicts = []
+            await self._shipper.ship()
+
+    def _break(self, error: MessagingError) -> None:
+        self._abandon(error)
+        self._broken(error)
+
+    def _abandon(self, error: MessagingError) -> None:
+        """Give everybody whose messages are under way the error."""
+        self._shipper.abandon(error)
+        if self._judging is not None and self._judging.open:
+            self._judging.fail(None, error)

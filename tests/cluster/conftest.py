@@ -1,0 +1,80 @@
+"""One Ray for the whole session, few experiments, and agents of its own for each test."""
+
+import itertools
+import logging
+import uuid
+
+import cluster_support
+import pytest
+import ray
+from cluster_support import new_handle
+
+from ray_messaging import Messaging
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Run Ray on this machine, once."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    # Tasks of the tests may use it, and workers cannot import it.
+    ray.cloudpickle.register_pickle_by_value(cluster_support)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(cluster_support)
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def messaging(ray_cluster):
+    """Give the experiment that most tests share, on the embedded server."""
+    with Messaging.start(f"shared-{uuid.uuid4().hex[:8]}") as started:
+        yield started
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def make_group():
+    """Return a function that makes a group of agents that no other test has; it is removed at the end."""
+    made = []
+
+    def make(messaging, agents=4, **options):
+        number = next(_numbers)
+        ids = range(number * 1000, number * 1000 + agents) if isinstance(agents, int) else agents
+        group = messaging.create_group(f"group-{number}", ids, **options)
+        made.append((messaging, group))
+        return group
+
+    yield make
+    for messaging, group in made:
+        messaging.remove_group(group.name)
+
+
+@pytest.fixture(scope="session")
+def pairs():
+    """Keep the groups that tests leave behind empty for the next test: making a group takes half a second."""
+    return []
+
+
+@pytest.fixture
+def pair(messaging, pairs):
+    """Give new handles of two groups of four agents each, whose mailboxes are empty."""
+    if not pairs or any(messaging.stats()["waiting"][group.name] for group in pairs[-1]):
+        number = len(pairs)
+        low = 1_000_000 + 10 * number
+        west = messaging.create_group(f"west-{number}", range(low, low + 4))
+        pairs.append([west, messaging.create_group(f"east-{number}", range(low + 5, low + 9))])
+    return [new_handle(group) for group in pairs[-1]]
+
+
+@pytest.fixture
+def data(request):
+    """Return a function from a real data set's name to its path; it skips the test where there is none."""
+
+    def path_of(name):
+        path = request.config.rootpath.parent / "shared" / "data" / name
+        if not path.exists():
+            pytest.skip(f"{path} is absent: the real traces are not part of the repository")
+        return path
+
+    return path_of

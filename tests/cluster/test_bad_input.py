@@ -1,0 +1,183 @@
+"""What the facade answers to input that cannot work: an error that names the value and the remedy."""
+
+import pickle
+import threading
+
+import pytest
+import ray
+
+from ray_messaging import Messaging, Outgoing, rules
+from ray_messaging.cluster.actors import ServerActor
+from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.errors import (
+    AlreadyExists,
+    ConfigError,
+    InvalidAddress,
+    InvalidColumns,
+    InvalidPayload,
+    MessagingError,
+    PayloadTooLarge,
+    RuleError,
+    ServerFailed,
+    UnknownName,
+)
+
+
+def raised(error_type, call, /, *words, **facts):
+    """Check that a call raises exactly this kind, naming these words, with these fields, and that it pickles."""
+    with pytest.raises(MessagingError) as caught:
+        call()
+    error = caught.value
+    assert type(error) is error_type
+    for word in words:
+        assert str(word) in str(error), str(error)
+    assert {name: getattr(error, name) for name in facts} == facts
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (error_type, str(error))
+    assert {name: getattr(again, name) for name in facts} == facts
+    return error
+
+
+def test_an_experiment_that_does_not_run(ray_cluster):
+    raised(UnknownName, lambda: Messaging.connect("nowhere"), "'nowhere'", "start", kind="experiment", value="nowhere")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "é", "x" * 201, 7, None])
+def test_names_that_cannot_be_used(messaging, name):
+    for call in (
+        lambda: Messaging.start(name),
+        lambda: Messaging.connect(name),
+        lambda: messaging.create_group(name, [1]),
+    ):
+        raised(InvalidAddress, call, repr(name), "A-Z a-z 0-9", value=name)
+
+
+def test_an_experiment_that_runs_already(messaging):
+    for on_existing in ("error", "resume"):
+        raised(
+            AlreadyExists,
+            lambda how=on_existing: Messaging.start(messaging.exp_id, on_existing=how),
+            repr(messaging.exp_id),
+            "connect",
+            kind="experiment",
+            value=messaging.exp_id,
+        )
+    assert messaging.stats()["epoch"] >= 1  # it is as it was
+
+
+def test_an_unknown_group_or_agent(messaging, pair):
+    raised(UnknownName, lambda: messaging.group("moon"), "'moon'", pair[0].name, kind="group", value="moon")
+    raised(UnknownName, lambda: messaging.remove_group("moon"), "'moon'", kind="group", value="moon")
+    raised(UnknownName, lambda: messaging.group_of(-77), "-77", "create_group", kind="agent", value=-77)
+    raised(InvalidAddress, lambda: messaging.group_of(1.5), "1.5", "int or a str", value=1.5)
+    assert pair[0].send(pair[0].agents[0], -77, {}).fate == "undeliverable"
+
+
+def test_a_group_name_used_twice(messaging, pair):
+    name = pair[0].name
+    raised(AlreadyExists, lambda: messaging.create_group(name, [-1]), repr(name), "another", kind="group", value=name)
+    assert pair[0].send(pair[0].agents[0], pair[0].agents[1], {}).fate == "delivered"  # the first one lives
+    pair[0].fetch(timeout=10)
+    pair[0].ack()
+
+
+def test_an_agent_that_two_groups_claim(messaging, pair):
+    agent = pair[0].agents[2]
+    raised(
+        AlreadyExists,
+        lambda: messaging.create_group("thief", [-5, agent]),
+        agent,
+        pair[0].name,
+        "leave it out",
+        kind="agent",
+        value=agent,
+        owner=pair[0].name,
+    )
+    # Nothing is left of the group that could not be.
+    group = messaging.create_group("thief", [-5])
+    assert group.agents == [-5]
+    messaging.remove_group("thief")
+
+
+def test_group_names_are_taken_across_processes(messaging, pair):
+    @ray.remote(num_cpus=0)
+    def make(messaging, name, agents):
+        messaging.create_group(name, agents)
+
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        ray.get(make.remote(messaging, "other", [pair[0].agents[0]]))
+    assert isinstance(caught.value, AlreadyExists)  # Ray's error is both
+    assert (caught.value.cause.kind, caught.value.cause.owner) == ("agent", pair[0].name)
+
+
+@pytest.mark.parametrize("agents", ["ann", b"ann", 7, None, [1.5], [True], [None], ["a:b"], [2**63]])
+def test_agents_that_are_none(messaging, agents):
+    bad = agents[0] if isinstance(agents, list) else agents
+    raised(InvalidAddress, lambda: messaging.create_group("none", agents), repr(bad), value=bad)
+    with pytest.raises(UnknownName):
+        messaging.group("none")
+
+
+@pytest.mark.parametrize("subtopic", ["", "a:b", "x*", 7])
+def test_subtopics_that_cannot_be_used(messaging, pair, subtopic):
+    west = pair[0]
+    raised(InvalidAddress, lambda: messaging.create_group("none", [-1], subtopics=[subtopic]), repr(subtopic))
+    raised(InvalidAddress, lambda: west.send(1, 2, {}, subtopic), repr(subtopic), value=subtopic)
+
+
+def test_settings_that_make_no_sense(ray_cluster):
+    raised(ConfigError, lambda: Messaging.start("x", on_existing="overwrite"), "'overwrite'", "'resume'")
+    raised(ConfigError, lambda: Messaging.start("x", redis="http://localhost"), "'http'", "redis://")
+    secret = raised(ConfigError, lambda: Messaging.start("x", redis="redis://:secret@host:99999/0"), "port")
+    assert "secret" not in str(secret)
+
+
+class Locked(rules.Rule):
+    def __init__(self):
+        self.name = "locked"
+        self.lock = threading.Lock()
+
+
+def test_rules_that_cannot_be_used(ray_cluster):
+    twice = [rules.BlackList(), rules.BlackList()]
+    raised(RuleError, lambda: Messaging.start("x", rules=rules.BlackList()), "rules=[", rule="black_list")
+    raised(RuleError, lambda: Messaging.start("x", rules=[Locked()]), "'locked'", "__init__", rule="locked")
+    raised(RuleError, lambda: Messaging.start("x", rules=twice), "'black_list'", "another name", rule="black_list")
+    for bad in ("black_list", [42], 42, None):
+        raised(RuleError, lambda bad=bad: Messaging.start("x", rules=bad), "Rule" if bad == [42] else repr(bad))
+    raised(UnknownName, lambda: Messaging.connect("x"))  # none of these is left behind
+
+
+def test_a_server_that_does_not_start_says_why(monkeypatch):
+    def fail(self):
+        raise ServerFailed("no Valkey binary", log="")
+
+    monkeypatch.setattr(EmbeddedServer, "start", fail)
+    raised(ServerFailed, ServerActor().config, "no Valkey binary", log="")
+
+
+def test_messages_that_cannot_be_sent(messaging, pair):
+    west, east = pair
+    a, b = west.agents[0], east.agents[0]
+    elsewhere = Outgoing("exps:elsewhere:agents:1:agent-chat", {})
+    contradiction = Outgoing(f"exps:{messaging.exp_id}:agents:{b}:agent-chat", {}, a, -3)
+    raised(InvalidPayload, lambda: west.send(a, b, "hello"), "dict", "{'content': ...}")
+    raised(InvalidPayload, lambda: west.send(a, b, {"x": object()}), "JSON")
+    raised(InvalidPayload, lambda: west.send_many(["hello"]), "Outgoing")
+    raised(PayloadTooLarge, lambda: west.send(a, b, {"x": "y" * 2**23}), "limit", limit=2**23)
+    raised(InvalidAddress, lambda: west.send(1.5, b, {}), "1.5", value=1.5)
+    raised(InvalidAddress, lambda: west.send(a, 1.5, {}), "1.5", value=1.5)
+    raised(InvalidAddress, lambda: west.send_many([elsewhere]), "elsewhere", messaging.exp_id)
+    raised(InvalidAddress, lambda: west.send_many([contradiction]), "-3", b, value=-3)
+    raised(InvalidColumns, lambda: west.send_columns([a], [b, b], {}), "1 from_ids", "2 to_ids")
+    raised(InvalidColumns, lambda: west.send_columns([a], [b], "hello"), "str")
+    raised(InvalidPayload, lambda: west.send_columns([a, a], [b, b], [{}, 7]), "row 1")
+    assert len(east.fetch(timeout=0.1)) == 0
+
+
+def test_bad_changes_of_the_black_list_keep_their_type(messaging):
+    with pytest.raises(RuleError, match="is no pair"):
+        ray.get(messaging.interceptor.add_to_black_set.remote([(1, 2, 3)]))
+    with pytest.raises(InvalidAddress, match=r"1\.5"):
+        ray.get(messaging.interceptor.set_black_set.remote([(1.5, None)]))
+    assert ray.get(messaging.interceptor.black_set.remote()) == set()

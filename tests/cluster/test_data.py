@@ -1,0 +1,192 @@
+"""Real traffic through groups: friends who write to each other, games with text, a room that all listen to."""
+
+import gzip
+import json
+import uuid
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+import ray
+import redis
+from cluster_support import PATIENCE_S, drain
+
+from ray_messaging import Messaging, Outgoing
+from ray_messaging.channels import Keys
+from ray_messaging.replay.trace import read_trace
+from ray_messaging.sending import bulk
+
+GROUPS = 4
+CHUNK = 2_000
+
+
+@pytest.fixture(scope="module")
+def experiment(ray_cluster):
+    with Messaging.start(f"data-{uuid.uuid4().hex[:8]}") as started:
+        yield started
+
+
+@pytest.fixture
+def society(experiment, make_group):
+    """Return a function that spreads agents over four groups; it gives the groups and each agent's."""
+
+    def spread(agents):
+        groups = [make_group(experiment, agents[place::GROUPS]) for place in range(GROUPS)]
+        return groups, {agent: place % GROUPS for place, agent in enumerate(agents)}
+
+    return spread
+
+
+@ray.remote(num_cpus=0)
+def receive_rows(group, count):
+    """Fetch until all is there and one more fetch found nothing; return senders, receivers and payloads."""
+    found = []
+    while sum(map(len, found)) < count:
+        found.append(group.fetch(timeout=PATIENCE_S))
+        assert len(found[-1]), f"{sum(map(len, found))} of {count} messages came"
+    found.append(group.fetch(timeout=0.2))
+    group.ack()
+    return [(m.from_id, m.to_id, m.payload) for messages in found for m in messages]
+
+
+@ray.remote(num_cpus=0)
+def send_rows(group, senders, receivers, payloads):
+    """Send what a group's agents say, chunk by chunk; return how many were delivered."""
+    delivered = 0
+    for low in range(0, len(senders), CHUNK):
+        part = slice(low, low + CHUNK)
+        delivered += group.send_columns(senders[part], receivers[part], payloads[part]).counts()["delivered"]
+    return delivered
+
+
+def exchange(groups, group_of, senders, receivers, payloads):
+    """Have Ray tasks send everything and receive it at the same time; return what each group received."""
+    shares, expected = defaultdict(list), Counter(group_of[receiver] for receiver in receivers)
+    for row, sender in enumerate(senders):
+        shares[group_of[sender]].append(row)
+    receiving = [receive_rows.remote(group, expected[place]) for place, group in enumerate(groups)]
+    sending = [
+        send_rows.remote(groups[place], *([column[row] for row in rows] for column in (senders, receivers, payloads)))
+        for place, rows in shares.items()
+    ]
+    assert sum(ray.get(sending)) == len(senders)
+    return ray.get(receiving)
+
+
+def by_pair(rows):
+    pairs = defaultdict(list)
+    for sender, receiver, payload in rows:
+        pairs[sender, receiver].append(payload)
+    return pairs
+
+
+def test_college_messages(data, society):
+    trace = read_trace(data("collegemsg/CollegeMsg.txt.gz"))
+    assert len(trace) == 59_835
+    groups, group_of = society(trace.agents)
+    rows = list(zip(trace.senders, trace.receivers, [{"n": n} for n in range(len(trace))], strict=True))
+    received = exchange(groups, group_of, *map(list, zip(*rows, strict=True)))
+    for place, found in enumerate(received):
+        assert {group_of[receiver] for _, receiver, _ in found} <= {place}
+    found = [row for part in received for row in part]
+    assert len(found) == len({payload["n"] for _, _, payload in found}) == 59_835
+    assert Counter(receiver for _, receiver, _ in found) == Counter(trace.receivers)
+    assert by_pair(found) == by_pair(rows)
+
+
+def test_diplomacy_games(data, society):
+    """Every ordered pair's messages arrive in the order of `seq`, with identical text."""
+    lines = gzip.decompress(data("diplomacy-deception/messages_flat.jsonl.gz").read_bytes()).splitlines()
+    messages = [json.loads(line) for line in lines]
+    assert len(messages) == 17_289
+    assert len({message["game"] for message in messages}) == 12
+    rows = [
+        (f"{m['game']}-{m['sender']}", f"{m['game']}-{m['receiver']}", {"seq": m["seq"], "text": m["text"]})
+        for m in messages
+    ]
+    agents = list(dict.fromkeys(agent for row in rows for agent in row[:2]))
+    assert len(agents) == 84
+    groups, group_of = society(agents)
+    received = exchange(groups, group_of, *map(list, zip(*rows, strict=True)))
+    found, expected = by_pair(row for part in received for row in part), by_pair(rows)
+    for payloads in found.values():
+        assert [payload["seq"] for payload in payloads] == sorted({payload["seq"] for payload in payloads})
+    same = found == expected  # outside the assert: pytest would print the texts
+    assert same
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Count the payloads that are encoded in this process."""
+    count, encode = Counter(), bulk.encode_payload
+
+    def counting(*args):
+        count["payloads"] += 1
+        return encode(*args)
+
+    monkeypatch.setattr(bulk, "encode_payload", counting)
+    return count
+
+
+def test_a_room_of_gitter(data, society, encoded):
+    """Every member of a room gets every message; each is encoded once."""
+    with gzip.open(data("gitter-freecodecamp/gitter_rooms_A.jsonl.gz"), "rt") as lines:
+        everything = [json.loads(line) for line in lines]
+    room = [row for row in everything if row["room"] == "FreeCodeCamp/DataScience" and row["user_id"]]
+    members = list(dict.fromkeys(row["user_id"] for row in room))
+    assert (len(room), len(members)) == (7_636, 217)
+    groups, _ = society(members)
+    host = groups[0]
+    receiving = [count_texts.remote(group, len(group.agents) * len(room)) for group in groups]
+    delivered = 0
+    for low in range(0, len(room), 200):
+        said = [Outgoing.to_agents(members, {"text": row["text"]}, row["user_id"]) for row in room[low : low + 200]]
+        delivered += host.send_many(said).counts()["delivered"]
+    assert delivered == len(room) * len(members) == 1_657_012
+    assert encoded["payloads"] == len(room)
+    heard = {member: texts for part in ray.get(receiving) for member, texts in part.items()}
+    # One speaker's messages keep their order for each member, and so do all here: one task sends for all.
+    expected = [row["text"] for row in room]
+    assert heard.keys() == set(members)
+    same = [member for member in members if heard[member] == expected]
+    assert len(same) == len(members)
+
+
+@ray.remote(num_cpus=0)
+def count_texts(group, count):
+    """Return the texts that each agent of a group heard, in order."""
+    decoded, heard, left = {}, defaultdict(list), count
+    while left:
+        messages = group.fetch(timeout=PATIENCE_S)
+        assert len(messages)
+        left -= len(messages)
+        for line, member in zip(messages.data, messages.to_ids.tolist(), strict=True):
+            if line not in decoded:
+                decoded[line] = json.loads(line)["text"]
+            heard[member].append(decoded[line])
+    assert len(group.fetch(timeout=0.2)) == 0
+    return dict(heard)
+
+
+def test_a_fan_out_holds_its_text_once(experiment, society, encoded):
+    """From the sender to each mailbox: one frame with one text for all recipients there."""
+    members = [f"member {n}" for n in range(400)]
+    groups, _ = society(members)
+    text = "said once " * 50
+    receipts = groups[0].send_many([Outgoing.to_agents(members, {"text": text}, "member 0")])
+    assert receipts.counts()["delivered"] == 400
+    assert encoded["payloads"] == 1
+    frame = bulk.frames_of_entries(
+        bulk.entries_of([Outgoing.to_agents(members, {"text": text})], lambda _: None, 10_000), None
+    )
+    assert [part.count(text.encode()) for part in frame] == [1]
+    config = experiment.redis
+    with redis.Redis(config.server, config.port, password=config.password) as client:
+        for group in groups:
+            [(_, fields)] = client.xrange(Keys(experiment.exp_id).stream(group.name))
+            assert sum(value.count(text.encode()) for value in fields.values()) == 1
+    for group in groups:
+        messages = drain(group, 100)
+        assert {message.payload["text"] for message in messages} == {text}
+        assert sorted(m.to_id for m in messages) == sorted(group.agents)
+    assert np.all(receipts.sent)

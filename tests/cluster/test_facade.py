@@ -1,0 +1,282 @@
+"""The facade on a running Ray: handles that go anywhere, groups that come and go, verdicts that change."""
+
+import pickle
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import ray
+import redis
+from cluster_support import drain, kill, new_handle, numbered, numbers, wait_for
+
+from ray_messaging import Messaging, Outgoing, rules
+from ray_messaging.errors import AlreadyExists, Closed, OutcomeUnknown, UnknownName
+
+
+def test_start_connect_and_shutdown(ray_cluster):
+    exp_id = f"short-{uuid.uuid4().hex[:8]}"
+    with Messaging.start(exp_id, rules=[rules.MaxLength(20)], mirror=True) as messaging:
+        assert messaging.exp_id == exp_id
+        assert repr(messaging) == f"Messaging({exp_id!r})"
+        group = messaging.create_group("all", ["ann", "bob", 3])
+        assert group.agents == ["ann", "bob", 3]
+        found = Messaging.connect(exp_id)
+        assert [
+            receipt.fate
+            for receipt in found.group("all").send_columns(
+                "ann", [3, 3], [{"content": "short"}, {"content": "too long"}]
+            )
+        ] == ["delivered", "blocked"]
+        found.shutdown()  # it only lets go
+        assert found.stats()["judged"] == 2
+        with redis.Redis(found.redis.server, found.redis.port, password=found.redis.password) as client:
+            listener = client.pubsub()
+            listener.psubscribe(f"exps:{exp_id}:*")
+            wait_for(lambda: listener.get_message(timeout=1), "the subscription")
+            group.send("bob", "ann", {"content": "hi"})
+            mirrored = wait_for(lambda: listener.get_message(timeout=1), "the mirrored message")
+            assert mirrored["channel"] == f"exps:{exp_id}:agents:ann:agent-chat".encode()
+            listener.close()
+        interceptor = messaging.interceptor
+    messaging.shutdown()
+    assert ray.is_initialized()  # it was not ours to stop
+    with pytest.raises(UnknownName):
+        Messaging.connect(exp_id)
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(interceptor.ready.remote())
+    with pytest.raises(Closed, match="group 'all' of experiment"):
+        group.fetch()
+    with pytest.raises(OutcomeUnknown, match="shut down"):
+        group.send("ann", "bob", {})
+
+
+def test_a_group_keeps_its_experiment_alive(ray_cluster):
+    def make():
+        return Messaging.start(f"kept-{uuid.uuid4().hex[:8]}").create_group("all", [1, 2])
+
+    group = make()
+    assert group.send(1, 2, {"n": 1})
+    assert numbers(drain(group, 1)) == [1]
+    group._keep.shutdown()
+
+
+def test_groups_are_found(messaging, make_group):
+    one, two = make_group(messaging), make_group(messaging, ["ann the first", "bob"])
+    assert {one.name, two.name} <= {group.name for group in messaging.groups()}
+    assert messaging.group(one.name).name == one.name
+    assert messaging.group_of("bob").name == two.name
+    assert messaging.group_of(str(one.agents[1])).name == one.name
+    assert {group.name for group in Messaging.connect(messaging.exp_id).groups()} >= {one.name, two.name}
+
+
+def test_a_removed_group_is_gone_and_its_name_is_free(messaging):
+    group = messaging.create_group("fleeting", ["mayfly", "moth"])
+    assert group.send("mayfly", "moth", {"n": 1})
+    messaging.remove_group("fleeting")
+    with pytest.raises(UnknownName):
+        messaging.group("fleeting")
+    assert "fleeting" not in messaging.stats()["waiting"]
+    again = messaging.create_group("fleeting", ["moth"])
+    assert len(again.fetch(timeout=0.2)) == 0  # what was unread went to the dead letters
+    assert again.send("moth", "mayfly", {}).fate == "undeliverable"
+    messaging.remove_group("fleeting")
+
+
+def test_handles_travel_into_tasks_and_actors(messaging, pair):
+    west, east = pair
+
+    @ray.remote(num_cpus=0)
+    def send(messaging, group, to_id):
+        connected = Messaging.connect(messaging.exp_id).group(group.name)
+        assert pickle.loads(pickle.dumps(group)).agents == connected.agents
+        messaging.group(group.name).send(group.agents[0], to_id, {"n": 1})
+        return group.send(group.agents[0], to_id, {"n": 2})
+
+    @ray.remote(num_cpus=0)
+    class Receiver:
+        def __init__(self, group):
+            self.group = group
+
+        def receive(self, count):
+            return drain(self.group, count)
+
+    receiver = Receiver.remote(east)
+    receipt = ray.get(send.remote(messaging, west, east.agents[0]))
+    assert receipt.fate == "delivered"
+    found = ray.get(receiver.receive.remote(2))
+    assert numbers(found) == [1, 2]
+    assert found[1].id == receipt.message_id
+    ray.kill(receiver)
+
+
+def test_a_task_makes_a_group_that_the_driver_uses(messaging):
+    @ray.remote(num_cpus=0)
+    class Maker:
+        def make(self, messaging):
+            self.group = messaging.create_group("made-elsewhere", [-1, -2])
+            return self.group
+
+    maker = Maker.remote()
+    group = ray.get(maker.make.remote(messaging))
+    assert group.send(-1, -2, {"n": 3})
+    assert numbers(drain(messaging.group("made-elsewhere"), 1)) == [3]
+    messaging.remove_group("made-elsewhere")
+    ray.kill(maker)
+
+
+def test_a_step_is_stamped(pair):
+    west, east = pair
+    west.step = 7
+    west.send(west.agents[0], east.agents[0], {"n": 0})
+    west.step = None
+    west.send_many([Outgoing.to_agent(east.agents[0], {"n": 1}, west.agents[0])])
+    assert [message.step for message in drain(east, 2)] == [7, None]
+
+
+def test_stats(messaging, pair):
+    west, east = pair
+    west.send_columns([west.agents[0]] * 3, [east.agents[0]] * 3, numbered(3))
+    stats = messaging.stats()
+    assert stats["exp_id"] == messaging.exp_id
+    assert stats["waiting"][east.name] == 3
+    assert stats["judged"] >= 3
+    assert stats["lane_connections"] >= 1
+    assert west.stats()["interceptor"] == "lane"
+    assert west.stats()["name"] == west.name
+    east.fetch(timeout=10)
+    assert east.stats()["lent"] == 3
+    east.ack()
+    assert east.stats()["lent"] == 0
+
+
+# -- the interceptor's handle -------------------------------------------------------------------------------------
+
+
+def fates(group, from_id, to_ids):
+    return [receipt.fate for receipt in group.send_columns(from_id, to_ids, {"content": "hello"})]
+
+
+def test_a_black_list_changes_while_messages_run(messaging, pair):
+    west, east = pair
+    a, b = west.agents[:2]
+    c, d = east.agents[:2]
+    interceptor = messaging.interceptor
+    assert ray.get(interceptor.forward.remote(a, c, {"content": "x"})) is True
+    ray.get(interceptor.add_to_black_set.remote([(a, c), (None, d), (b, None)]))
+    assert ray.get(interceptor.forward.remote(a, c, "x")) is False
+    assert fates(west, a, [c, d, a]) == ["blocked", "blocked", "delivered"]
+    assert fates(west, b, [c, a]) == ["blocked", "blocked"]
+    assert fates(west, None, [c, d]) == ["delivered", "delivered"]  # the user is no agent
+    receipt = west.send(a, c, {})
+    assert (receipt.rule, bool(receipt)) == ("black_list", False)
+    assert str(a) in receipt.reason
+    ray.get(interceptor.remove_from_black_set.remote([(a, c)]))
+    assert fates(west, a, [c, d]) == ["delivered", "blocked"]
+    ray.get(interceptor.set_black_set.remote([(c, a)]))
+    assert ray.get(interceptor.black_set.remote()) == {(c, a)}
+    assert fates(west, b, [c, d]) == ["delivered", "delivered"]
+    assert fates(east, c, [a]) == ["blocked"]
+    ray.get(interceptor.set_black_set.remote([]))
+    drain(west, 1)
+    drain(east, 5)
+
+
+def test_once_the_black_list_has_changed_no_send_escapes_it(messaging, pair):
+    """Sends run all the while; those that began after the change had returned are all stopped."""
+    west, east = pair
+    pair_ids = (west.agents[0], east.agents[0])
+
+    began, enough = [], threading.Event()
+
+    def talk():
+        handle = new_handle(west)
+        while not enough.is_set():
+            at = time.monotonic()
+            receipts = handle.send_columns([pair_ids[0]] * 5, [pair_ids[1]] * 5, {"n": 0})
+            began.append((at, receipts.counts()))
+
+    with ThreadPoolExecutor(4) as pool:
+        talks = [pool.submit(talk) for _ in range(4)]
+        wait_for(lambda: len(began) >= 20, "the first sends")
+        ray.get(messaging.interceptor.add_to_black_set.remote([pair_ids]))
+        changed = time.monotonic()
+        wait_for(lambda: sum(at > changed for at, _ in began) >= 40, "sends after the change")
+        enough.set()
+        for each in talks:
+            each.result()
+    ray.get(messaging.interceptor.remove_from_black_set.remote([pair_ids]))
+    assert all(counts["blocked"] == 5 for at, counts in began if at > changed)
+    delivered = sum(counts["delivered"] for _, counts in began)
+    assert delivered >= 100
+    assert len(drain(east, delivered)) == delivered
+
+
+# -- a group inside your own actor --------------------------------------------------------------------------------
+
+
+@ray.remote(num_cpus=0, max_restarts=1)
+class Society:
+    """Host agents in an actor of the user's own."""
+
+    def __init__(self, messaging, name, agents):
+        self.messaging, self.name, self.hosted = messaging, name, agents
+        self.messager = None
+
+    async def open(self):
+        self.messager = await self.messaging.open_messager(self.name, self.hosted)
+        return self.messager.stats()["interceptor"]
+
+    async def send(self, from_id, to_id, payload):
+        return await self.messager.send_message(self.messager.get_agent_chat_channel(to_id), payload, from_id, to_id)
+
+    async def receive(self, count):
+        found = []
+        while len(found) < count:
+            found += await self.messager.fetch_messages(timeout=10)
+        return found
+
+    async def close(self):
+        await self.messager.close()
+
+
+def test_a_group_in_your_own_actor(messaging, pair):
+    west, _ = pair
+    society = Society.remote(messaging, "society", ["carl", "dora"])
+    rival = Society.remote(messaging, "society", ["eve"])
+    try:
+        assert ray.get(society.open.remote()) == "lane"
+        assert messaging.stats()["waiting"]["society"] == 0
+        assert west.send(west.agents[0], "carl", {"n": 1})
+        assert ray.get(society.send.remote("carl", west.agents[0], {"n": 2}))
+        assert numbers(ray.get(society.receive.remote(1))) == [1]
+        assert numbers(drain(west, 1)) == [2]
+        with pytest.raises(UnknownName, match="lives in your own actor"):
+            messaging.group("society")
+        with pytest.raises(AlreadyExists, match="is held by") as caught:
+            ray.get(rival.open.remote())
+        assert (caught.value.cause.kind, caught.value.cause.value) == ("group", "society")
+        # Killed and started again by Ray, the same actor goes on in its mailbox.
+        assert west.send(west.agents[0], "dora", {"n": 3})
+        kill(society)
+        wait_for(lambda: _opened(society), "the restart")
+        assert west.send(west.agents[0], "carl", {"n": 4})
+        # It had fetched 1, but not committed it.
+        assert numbers(ray.get(society.receive.remote(3))) == [1, 3, 4]
+        ray.get(society.close.remote())
+        # A name that nobody holds any more is free.
+        with pytest.raises(AlreadyExists, match="'carl' lives in group 'society' already"):
+            ray.get(Society.remote(messaging, "another", ["carl"]).open.remote())
+        assert ray.get(rival.open.remote()) == "lane"
+        ray.get(rival.close.remote())
+    finally:
+        ray.kill(society)
+        ray.kill(rival)
+
+
+def _opened(society):
+    try:
+        return ray.get(society.open.remote())
+    except ray.exceptions.ActorUnavailableError:
+        return None

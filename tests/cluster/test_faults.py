@@ -1,0 +1,224 @@
+"""Processes that die in the middle of their work: nothing acknowledged is lost, nothing comes twice."""
+
+import threading
+import uuid
+
+import pytest
+import ray
+from cluster_support import PATIENCE_S, drain, kill, kill_and_wait, new_handle, numbered, numbers, wait_for
+
+from ray_messaging import Messaging, rules
+from ray_messaging.errors import OutcomeUnknown
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def groups(messaging, make_group):
+    """Give two groups of their own, as they will die."""
+    return make_group(messaging), make_group(messaging)
+
+
+def send(west, east, count, start=0):
+    return west.send_columns([west.agents[0]] * count, [east.agents[0]] * count, numbered(count, start))
+
+
+class Talk(threading.Thread):
+    """Send small batches in order until told to stop; note what was acknowledged, and what became of it."""
+
+    def __init__(self, group, from_id, to_id):
+        super().__init__()
+        self.group, self.pair = group, (from_id, to_id)
+        self.delivered, self.blocked, self.unknown = [], [], []
+        self.errors, self.enough = [], threading.Event()
+
+    def run(self):
+        handle, n = new_handle(self.group), 0
+        from_id, to_id = self.pair
+        try:
+            while not self.enough.is_set():
+                batch = numbered(20, n)
+                n += 20
+                try:
+                    receipts = handle.send_columns([from_id] * 20, [to_id] * 20, batch)
+                except OutcomeUnknown:
+                    self.unknown += [payload["n"] for payload in batch]
+                    continue
+                for payload, receipt in zip(batch, receipts, strict=True):
+                    {"delivered": self.delivered, "blocked": self.blocked}[receipt.fate].append(payload["n"])
+        except Exception as error:  # noqa: BLE001 - the test tells
+            self.errors.append(error)
+
+    def stop(self):
+        self.enough.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        assert not self.errors
+        return self
+
+
+@pytest.fixture
+def talk():
+    """Return a function that starts to talk; at the end all fall silent, before their groups go."""
+    started = []
+
+    def start(group, from_id, to_id):
+        started.append(Talk(group, from_id, to_id))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.enough.set()
+    for each in started:
+        each.join(PATIENCE_S)
+
+
+def assert_exactly_once(talk, messages):
+    found = numbers(m for m in messages if (m.from_id, m.to_id) == talk.pair)
+    assert len(set(found)) == len(found), "a message came twice"
+    assert found == sorted(found), "messages came out of order"
+    assert set(talk.delivered) <= set(found), "a message was lost"
+    assert set(found) <= set(talk.delivered) | set(talk.unknown)
+
+
+# -- a group dies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["held", "acknowledged", "in a with block"])
+def test_a_handle_goes_on_where_it_was_when_its_group_died(messaging, groups, how):
+    west, east = groups
+    send(west, east, 300)
+    found = numbers(east.fetch(limit=100, timeout=10))
+    if how == "in a with block":
+        with east.fetch(limit=100, timeout=10) as messages:
+            found += numbers(messages)
+            kill(east.actor)
+    else:
+        found += numbers(east.fetch(limit=100, timeout=10))
+        if how == "acknowledged":
+            east.ack()
+        kill(east.actor)
+    found += numbers(drain(east, 100))
+    assert found == list(range(300))
+    assert messaging.stats()["waiting"][east.name] == 0
+
+
+def test_what_a_dead_group_had_not_committed_comes_again(messaging, groups):
+    west, east = groups
+    send(west, east, 300)
+    dead = new_handle(east)
+    assert numbers(dead.fetch(limit=100, timeout=10)) == list(range(100))
+    assert numbers(dead.fetch(limit=100, timeout=10)) == list(range(100, 200))
+    kill(east.actor)
+    # Who held the second batch died, too.
+    assert numbers(drain(east, 200)) == list(range(100, 300))
+
+
+def test_two_handles_when_their_group_dies(groups):
+    west, east = groups
+    send(west, east, 300)
+    other = new_handle(east)
+    first, second = numbers(east.fetch(limit=100, timeout=10)), numbers(other.fetch(limit=100, timeout=10))
+    kill(east.actor)
+    east.ack()
+    other.ack()
+    assert first + second + numbers(drain(east, 100)) == list(range(300))
+
+
+def test_a_group_dies_twice_while_others_send(groups, talk):
+    west, east = groups
+    talk = talk(west, west.agents[0], east.agents[0])
+    found = []
+    for _ in range(2):
+        found += [*east.fetch(timeout=PATIENCE_S)]
+        kill(east.actor)
+    found += [*east.fetch(timeout=PATIENCE_S)]
+    talk.stop()
+    assert not talk.unknown
+    found += drain(east, len(talk.delivered) - len(found))
+    assert_exactly_once(talk, found)
+    assert numbers(found) == talk.delivered
+
+
+def test_a_group_dies_while_it_sends(groups, talk):
+    west, east = groups
+    talks = [talk(west, west.agents[n], east.agents[n]) for n in range(3)]
+    wait_for(lambda: all(talk.delivered for talk in talks), "a first receipt")
+    for _ in range(2):
+        kill_and_wait(west.actor)
+        before = [len(talk.delivered) for talk in talks]
+        wait_for(
+            lambda before=before: all(len(t.delivered) > n for t, n in zip(talks, before, strict=True)),
+            "a receipt after the restart",
+        )
+    found = drain(east, sum(len(talk.stop().delivered) for talk in talks))
+    for talk in talks:
+        assert_exactly_once(talk, found)
+
+
+def test_a_large_group_comes_back(messaging, make_group):
+    """What Ray keeps for a restart does not hold 30,000 ids."""
+    low = 50_000_000
+    group = make_group(messaging, range(low, low + 30_000))
+    kill(group.actor)
+    assert len(group.agents) == 30_000
+    assert group.send(low, low + 29_999, {"n": 1})
+    assert numbers(drain(group, 1)) == [1]
+
+
+# -- the interceptor dies -----------------------------------------------------------------------------------------
+
+
+def test_the_interceptor_dies_while_others_send(messaging, groups, talk):
+    west, east = groups
+    talks = [talk(west, west.agents[n], east.agents[n]) for n in range(2)]
+    talks.append(talk(east, east.agents[0], west.agents[0]))
+    wait_for(lambda: all(talk.delivered for talk in talks), "a first receipt")
+    silenced = talks[1]
+    ray.get(messaging.interceptor.add_to_black_set.remote([silenced.pair]))
+    last = silenced.delivered[-1]  # perhaps one batch more was under way
+    wait_for(lambda: silenced.blocked, "a blocked message")
+    epoch = messaging.stats()["epoch"]
+    for _ in range(2):
+        kill_and_wait(messaging.interceptor)
+        before = [len(talk.delivered) for talk in (talks[0], talks[2])]
+        wait_for(
+            lambda before=before: all(len(t.delivered) > n for t, n in zip((talks[0], talks[2]), before, strict=True)),
+            "a receipt after the restart",
+        )
+    for talk in talks:
+        talk.stop()
+        assert not talk.unknown
+    stats = messaging.stats()
+    assert stats["epoch"] == epoch + 2
+    assert stats["lane_connections"] >= 2
+    assert west.stats()["interceptor"] == east.stats()["interceptor"] == "lane"
+    assert silenced.delivered == list(range(len(silenced.delivered)))
+    assert silenced.delivered[-1] <= last + 40
+    assert silenced.blocked[0] == silenced.delivered[-1] + 1
+    found = drain(east, len(talks[0].delivered) + len(silenced.delivered)) + drain(west, len(talks[2].delivered))
+    for talk in talks:
+        assert_exactly_once(talk, found)
+        assert len(numbers(m for m in found if (m.from_id, m.to_id) == talk.pair)) == len(talk.delivered)
+    ray.get(messaging.interceptor.remove_from_black_set.remote([silenced.pair]))
+
+
+def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
+    """Ray keeps no large arguments for a restart by itself."""
+    pairs = [(n, n + 1) for n in range(50_000)]
+    with Messaging.start(f"long-{uuid.uuid4().hex[:8]}", rules=[rules.BlackList(pairs)]) as messaging:
+        group = messaging.create_group("all", range(10))
+        kill(messaging.interceptor)
+        assert [receipt.fate for receipt in group.send_columns([1, 1], [2, 3], {})] == ["blocked", "delivered"]
+
+
+def test_everybody_dies(messaging, groups):
+    west, east = groups
+    send(west, east, 50)
+    assert numbers(east.fetch(limit=20, timeout=10)) == list(range(20))
+    for actor in (messaging.interceptor, west.actor, east.actor):
+        kill(actor)
+    west.stats()  # it is back
+    assert send(west, east, 50, start=50).counts()["delivered"] == 50
+    assert numbers(drain(east, 80)) == list(range(20, 100))

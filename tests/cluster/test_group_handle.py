@@ -1,0 +1,266 @@
+"""What a group's handle promises: order, sends that happen once, messages that are lent until they are handled."""
+
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import ray
+from cluster_support import drain, new_handle, numbered, numbers, wait_for
+
+from ray_messaging import Messaging, Outgoing
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import ConfigError
+from ray_messaging.sending.bulk import columns_of, frames_of_columns
+
+LIMIT = 2**20
+
+
+@pytest.fixture(scope="module")
+def hasty(ray_cluster):
+    """Give an experiment in which a loan ends soon."""
+    with Messaging.start(f"hasty-{uuid.uuid4().hex[:8]}", settings=MessagingConfig(loan_s=0.5)) as started:
+        yield started
+
+
+@pytest.fixture
+def caller():
+    return uuid.uuid4().hex
+
+
+def frames(group, start, count):
+    sender, receiver = group.agents[:2]
+    return frames_of_columns(
+        columns_of([sender] * count, [receiver] * count, numbered(count, start), LIMIT), "agent-chat", None
+    )
+
+
+# -- sending ------------------------------------------------------------------------------------------------------
+
+
+def test_one_handle_in_many_threads_keeps_each_ones_order(pair):
+    west, east = pair
+    receiver, threads, count = east.agents[0], 8, 40
+
+    def chat(thread):
+        for n in range(count):
+            assert west.send(west.agents[thread % 4], receiver, {"thread": thread, "n": n})
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(chat, range(threads)))
+    found = drain(east, threads * count)
+    assert len(found) == threads * count
+    for thread in range(threads):
+        assert [m.payload["n"] for m in found if m.payload["thread"] == thread] == list(range(count))
+
+
+def test_calls_that_are_not_awaited_keep_their_order(pair, caller):
+    """Ray's async actors do not keep one caller's order; ours admits calls by their numbers."""
+    west, east = pair
+    sender, receiver = west.agents[0], east.agents[0]
+    calls = [
+        frames_of_columns(columns_of([sender], [receiver], numbered(1, n), LIMIT), "agent-chat", None)
+        for n in range(100)
+    ]
+    order = [*range(1, 100), 0]  # the first one comes last
+    ray.get([west.actor.relay.remote(caller, n, 0, calls[n]) for n in order])
+    assert numbers(drain(east, 100)) == list(range(100))
+
+
+def test_a_repeated_call_sends_once_and_gets_the_same_receipts(pair, caller):
+    west, _ = pair
+    call = (caller, 0, 0, frames(west, 0, 5))
+    first, again = ray.get([west.actor.relay.remote(*call), west.actor.relay.remote(*call)])
+    later = ray.get(west.actor.relay.remote(*call))
+    assert first.message_ids == again.message_ids == later.message_ids
+    assert first.counts()["delivered"] == 5
+    assert numbers(drain(west, 5)) == list(range(5))
+
+
+def test_a_failed_call_does_not_hold_up_the_next(pair, monkeypatch):
+    west, east = pair
+
+    class Actor:
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(west, "actor", Actor())
+        with pytest.raises(KeyboardInterrupt):
+            west.send(west.agents[0], east.agents[0], {"n": -1})
+    assert west.send(west.agents[0], east.agents[0], {"n": 0})
+    assert numbers(drain(east, 1)) == [0]
+
+
+def test_a_waiting_fetch_does_not_hold_up_sends(pair):
+    west, _ = pair
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(west.fetch(timeout=None)))
+    thread.start()
+    wait_for(lambda: west._fetching.locked(), "the fetch")
+    assert west.send(west.agents[0], west.agents[1], {"n": 7})
+    thread.join(20)
+    assert numbers(found) == [7]
+
+
+def test_sends_of_every_form(pair):
+    west, east = pair
+    west.step = 12
+    a, b = east.agents[:2]
+    receipts = west.send_many(
+        [Outgoing.to_agents([a, b], {"n": 0}, west.agents[0]), Outgoing.to_agent(a, {"n": 1}, subtopic="user-chat")]
+    )
+    assert [receipt.fate for receipt in receipts] == ["delivered"] * 3
+    assert len(west.send_columns([], [], [])) == 0
+    found = drain(east, 3)
+    assert [(m.to_id, m.from_id, m.payload["n"], m.step, m.subtopic) for m in found] == [
+        (a, west.agents[0], 0, 12, "agent-chat"),
+        (b, west.agents[0], 0, 12, "agent-chat"),
+        (a, None, 1, 12, "user-chat"),
+    ]
+    assert [m.id for m in found] == receipts.message_ids
+
+
+def test_texts_arrive_as_they_were_sent(pair):
+    west, east = pair
+    texts = [
+        "",
+        "a\nb\r\n\n",
+        "\x00\x1f\u2028",
+        "Zwölf Boxkämpfer 你好 👩‍👩‍👧 \U0010ffff",
+        '"\\{}[]',
+        "x" * 4000,
+        "ü\n" * 2000,
+    ]
+    west.send_columns([west.agents[0]] * len(texts), [east.agents[1]] * len(texts), [{"text": t} for t in texts])
+    found = drain(east, len(texts))
+    assert [m.payload for m in found] == [{"text": text} for text in texts]
+
+
+# -- fetching -----------------------------------------------------------------------------------------------------
+
+
+def ids(messages):
+    return [message.id for message in messages]
+
+
+def fill(group, count):
+    sender, receiver = group.agents[:2]
+    return group.send_columns([sender] * count, [receiver] * count, numbered(count)).message_ids
+
+
+def test_fetch_commits_what_the_last_one_returned(messaging, pair):
+    west, _ = pair
+    sent = fill(west, 9)
+    found = [ids(west.fetch(limit=3, timeout=10)) for _ in range(3)]
+    assert found == [sent[:3], sent[3:6], sent[6:]]
+    waiting = lambda: messaging.stats()["waiting"][west.name]  # noqa: E731
+    assert waiting() == 3
+    west.ack()
+    assert waiting() == 0
+    assert len(west.fetch()) == 0
+
+
+def test_a_with_block_commits(messaging, pair):
+    west, _ = pair
+    sent = fill(west, 3)
+    with west.fetch(timeout=10) as messages:
+        assert ids(messages) == sent
+    assert messaging.stats()["waiting"][west.name] == 0
+    assert len(new_handle(west).fetch()) == 0
+
+
+@pytest.mark.parametrize("whose", ["the same handle", "another handle"])
+def test_a_with_block_that_fails_hands_its_messages_back(messaging, pair, whose):
+    west, _ = pair
+    sent = fill(west, 3)
+    with pytest.raises(RuntimeError, match="mine"), west.fetch(timeout=10) as messages:  # noqa: PT012
+        assert ids(messages) == sent
+        raise RuntimeError("mine")
+    handle = west if whose == "the same handle" else new_handle(west)
+    with handle.fetch(timeout=10) as messages:
+        assert ids(messages) == sent
+    assert messaging.stats()["waiting"][west.name] == 0
+
+
+def test_two_handles_get_different_messages(messaging, pair):
+    west, _ = pair
+    other = new_handle(west)
+    sent = fill(west, 90)
+    found = [ids(handle.fetch(limit=30, timeout=10)) for handle in (west, other, west)]
+    assert found == [sent[:30], sent[30:60], sent[60:]]
+    assert west.stats()["lent"] == 60
+    west.ack()
+    # The cursor passes only what all before it was returned.
+    assert messaging.stats()["waiting"][west.name] == 60
+    other.ack()
+    assert messaging.stats()["waiting"][west.name] == 0
+
+
+def test_a_lost_answer_is_given_again(pair, caller):
+    west, _ = pair
+    sent = fill(west, 50)
+    token, first = ray.get(west.actor.fetch.remote(caller, None, 20, 10.0))
+    lost = [ray.get(west.actor.fetch.remote(caller, token, 20, 10.0)) for _ in range(2)]
+    assert ids(first) == sent[:20]
+    assert ids(lost[0][1]) == ids(lost[1][1]) == sent[20:40]
+    assert lost[0][0] == lost[1][0]
+    assert ids(ray.get(west.actor.fetch.remote(caller, lost[1][0], None, 10.0))[1]) == sent[40:]
+
+
+def test_what_is_given_again_keeps_to_the_limit(messaging, pair):
+    west, _ = pair
+    sent = fill(west, 50)
+    west.fetch(timeout=10)
+    west.give_up()
+    other = new_handle(west)
+    found = [ids(other.fetch(limit=20, timeout=10)) for _ in range(3)]
+    assert found == [sent[:20], sent[20:40], sent[40:]]
+    other.ack()
+    assert messaging.stats()["waiting"][west.name] == 0
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_that_makes_no_sense(pair, limit):
+    with pytest.raises(ConfigError, match=f"limit must be at least 1, not {limit}"):
+        pair[0].fetch(limit=limit)
+
+
+def test_what_a_dead_task_held_goes_to_the_next(hasty, make_group):
+    group = make_group(hasty)
+    sent = fill(group, 30)
+
+    @ray.remote(num_cpus=0, max_retries=0)
+    def die(group):
+        import os
+
+        assert len(group.fetch(limit=10, timeout=10)) == 10
+        os._exit(1)
+
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(die.remote(group))
+    found = []
+    wait_for(lambda: found.extend(group.fetch(timeout=10)) or len(found) >= 30, "the rest")
+    group.ack()
+    assert sorted(ids(found)) == sorted(sent)
+    assert hasty.stats()["waiting"][group.name] == 0
+
+
+def test_who_already_waits_gets_what_a_dead_caller_held(hasty, make_group):
+    group = make_group(hasty)
+    sent = fill(group, 3)
+    assert ids(ray.get(group.actor.fetch.remote("dead", None, None, 10.0))[1]) == sent
+    assert ids(group.fetch(timeout=None)) == sent
+
+
+def test_a_handle_that_was_passed_on_is_one_of_its_own(pair):
+    west, _ = pair
+    fill(west, 4)
+
+    @ray.remote(num_cpus=0)
+    def take(group):
+        with group.fetch(limit=2, timeout=10) as messages:
+            return numbers(messages)
+
+    found = sorted(ray.get([take.remote(west), take.remote(west)]))
+    assert found == [[0, 1], [2, 3]]

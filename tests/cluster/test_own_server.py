@@ -1,0 +1,145 @@
+"""Experiments on a server of the user's own: what is there before, and what is left after."""
+
+import time
+import uuid
+
+import pytest
+import ray
+import redis
+from cluster_support import drain, numbered, numbers
+
+from ray_messaging import Messaging, RedisConfig, rules
+from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, ServerRefused, UnknownName
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture
+def exp_id():
+    return f"own-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def client(redis_config):
+    with redis.Redis(redis_config.server, redis_config.port, password=redis_config.password) as client:
+        yield client
+
+
+@pytest.fixture
+def left(redis_config, exp_id):
+    """Leave an experiment with two unread messages and a black list that was set at run time."""
+    with Messaging.start(exp_id, redis=redis_config) as messaging:
+        group = messaging.create_group("all", [1, 2, 3])
+        group.send_columns([1] * 3, [2] * 3, numbered(3))
+        assert numbers(group.fetch(limit=1, timeout=10)) == [0]
+        group.ack()
+        ray.get(messaging.interceptor.add_to_black_set.remote([(3, None)]))
+        messaging.shutdown(erase=False)
+    return redis_config
+
+
+def keys(client, exp_id):
+    return sorted(client.scan_iter(f"*{exp_id}*"))
+
+
+def test_shutdown_erases_its_own_keys_and_no_others(redis_config, client, exp_id):
+    others = {f"rm:{{{exp_id}0}}:meta", f"mine:{exp_id}", f"rm:{exp_id}"}
+    for key in others:
+        client.set(key, 1)
+    user = redis_config
+    with Messaging.start(exp_id, redis=f"redis://:{user.password}@{user.server}:{user.port}/0") as messaging:
+        messaging.create_group("all", [1, 2]).send(1, 2, {"n": 1})
+        assert len(keys(client, exp_id)) > len(others)
+        assert "password" not in repr(messaging.redis)
+    assert {key.decode() for key in keys(client, exp_id)} == others
+    client.delete(*others)
+
+
+def test_shutdown_can_leave_the_data(left, client, exp_id):
+    assert len(keys(client, exp_id)) > 3
+
+
+def test_data_that_are_there_stop_a_start(left, client, exp_id):
+    before = keys(client, exp_id)
+    with pytest.raises(AlreadyExists, match="has data on the server") as caught:
+        Messaging.start(exp_id, redis=left)
+    assert (caught.value.kind, caught.value.value) == ("experiment", exp_id)
+    assert "on_existing='resume'" in str(caught.value)
+    assert keys(client, exp_id) == before
+    with pytest.raises(UnknownName):
+        Messaging.connect(exp_id)
+
+
+def test_resume_goes_on(left, exp_id, client):
+    with Messaging.start(exp_id, redis=left, on_existing="resume") as messaging:
+        assert messaging.stats()["waiting"] == {"all": 2}
+        assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
+        group = messaging.create_group("all", [1, 2, 3])
+        assert group.send(3, 1, {}).fate == "blocked"
+        assert group.send(1, 2, {"n": 3})
+        assert numbers(drain(group, 3)) == [1, 2, 3]
+    assert keys(client, exp_id) == []
+
+
+def test_resume_with_other_rules_takes_what_was_set_at_run_time(left, exp_id):
+    listed = [rules.BlackList([(1, 2)])]
+    with Messaging.start(exp_id, redis=left, on_existing="resume", rules=listed) as messaging:
+        assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
+
+
+def test_reset_begins_afresh(left, exp_id):
+    with Messaging.start(exp_id, redis=left, on_existing="reset") as messaging:
+        assert messaging.stats()["waiting"] == {}
+        group = messaging.create_group("all", [1, 2, 3])
+        assert group.send(3, 1, {"n": 9})
+        assert numbers(drain(group, 1)) == [9]
+
+
+def test_reset_ends_what_runs(left, exp_id):
+    old = Messaging.start(exp_id, redis=left, on_existing="resume")
+    old.create_group("old", [7])
+    with Messaging.start(exp_id, redis=left, on_existing="reset") as messaging:
+        assert messaging.groups() == []
+        group = messaging.create_group("old", [7, 8])
+        old.shutdown()  # it has nothing any more that it could stop
+        assert group.send(7, 8, {"n": 1})
+        assert numbers(drain(group, 1)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"server": "127.0.0.2", "port": 1}, ConnectionFailed, "127.0.0.2"),
+        ({"server": "no-such-host.invalid"}, ConnectionFailed, "no-such-host.invalid"),
+        ({"server": "192.0.2.123"}, ConnectionFailed, "192.0.2.123"),
+        ({"port": 1}, ConnectionFailed, ":1"),
+        ({"password": "wrong"}, ServerRefused, "password"),
+        ({"password": None}, ServerRefused, "password"),
+        ({"username": "nobody"}, ServerRefused, "user"),
+        ({"db": 99}, ServerRefused, "99"),
+    ],
+    ids=str,
+)
+def test_a_wrong_address_is_told_at_once(redis_config, exp_id, change, error, words):
+    wrong = redis_config.model_copy(update=change)
+    began = time.monotonic()
+    with pytest.raises(error) as caught:
+        Messaging.start(exp_id, redis=wrong)
+    # 5 s for the connection, and the start of an actor on a busy machine.
+    assert time.monotonic() - began < 5 + 5
+    assert type(caught.value) is error
+    assert words in str(caught.value)
+    assert redis_config.password not in str(caught.value)
+    if issubclass(error, ServerRefused):
+        assert isinstance(caught.value, ConfigError)
+    # Nothing is in the way of a second attempt.
+    with pytest.raises(UnknownName):
+        Messaging.connect(exp_id)
+
+
+def test_after_a_wrong_address_the_right_one_works(redis_config, exp_id):
+    wrong = RedisConfig(server=redis_config.server, port=redis_config.port, password="wrong")
+    with pytest.raises(ServerRefused):
+        Messaging.start(exp_id, redis=wrong)
+    with Messaging.start(exp_id, redis=redis_config) as messaging:
+        assert messaging.create_group("all", [1]).send(1, 1, {})

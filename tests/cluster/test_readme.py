@@ -1,0 +1,73 @@
+"""The README's ten lines, as they stand there: on one node, and on two."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(90)
+
+ONE_NODE = """
+import ray
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+"""
+
+TWO_NODES = """
+import ray
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False}
+)
+cluster.add_node(num_cpus=2, resources={"right": 1})
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+"""
+
+PLACED = """
+# The same again, with each group on a node of its own, and each task beside the other one's.
+with Messaging.start("apart", rules=[rules.BlackList([(3, 13)])]) as messaging:
+    left, right = {"resources": {"left": 0.1}}, {"resources": {"right": 0.1}}
+    west = messaging.create_group("west", range(10), actor_options=left)
+    east = messaging.create_group("east", range(10, 20), actor_options=right)
+    where = lambda self: ray.get_runtime_context().get_node_id()
+    nodes = {ray.get(group.actor.__ray_call__.remote(where)) for group in (west, east)}
+    assert len(nodes) == 2, nodes
+    tasks = [chat.options(**right).remote(west, east.agents), chat.options(**left).remote(east, west.agents)]
+    print(ray.get(tasks))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+EXPECTED = [
+    [(n + 10, n, "hello") for n in range(10)],
+    [(n, n + 10, "hello") for n in range(10) if n != 3],  # the black list stops agent 3
+]
+
+
+@pytest.fixture
+def ten_lines(request):
+    readme = (request.config.rootpath / "README.md").read_text()
+    block = re.search(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    assert block is not None, "README.md has no ```python block"
+    return block[1]
+
+
+def run(script):
+    """Run a script in a process of its own, and return what it printed, line by line."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=80, check=False)
+    assert done.returncode == 0, done.stderr
+    return [ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+
+
+def test_they_are_ten_lines(ten_lines):
+    assert len([line for line in ten_lines.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
+
+
+def test_on_one_node(ten_lines):
+    assert run(ONE_NODE + ten_lines) == [EXPECTED]
+
+
+def test_on_two_nodes(ten_lines):
+    assert run(TWO_NODES + ten_lines + PLACED) == [EXPECTED, EXPECTED]
