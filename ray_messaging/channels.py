@@ -112,7 +112,8 @@ def is_glob(channel: str) -> bool:
 @cache
 def glob_pattern(glob: str) -> re.Pattern[bytes]:
     """Translate a Redis pattern, which speaks of bytes, knows [^a] but not [!a], and escapes by a backslash."""
-    text, at, parts = glob.encode(), 0, []
+    text, at = glob.encode(), 0
+    parts: list[bytes] = []
     while at < len(text):
         character = text[at : at + 1]
         at += 1

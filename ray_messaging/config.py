@@ -16,6 +16,9 @@ class RedisConfig(BaseModel):
     `timeout` (s) bounds a command; connecting has its own 5 s. A `server` that begins with `/` is a unix socket.
     """
 
+    # A typo in `password` must not go unnoticed, and an error about another field must not print it.
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
     server: str
     port: int = Field(default=6379, ge=0, le=65535)
     password: str | None = Field(default=None, repr=False)
@@ -28,7 +31,10 @@ class RedisConfig(BaseModel):
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
         """Read redis://, rediss:// or unix:// ([user][:password]@host[:port][/db]); raise ConfigError otherwise."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise ConfigError("cannot read the server's address: write redis://[user:password@]host:port/db") from None
         if parts.scheme not in {"redis", "rediss", "unix"}:
             raise ConfigError(
                 f"cannot read a server's address with scheme {parts.scheme!r}: "
@@ -48,8 +54,8 @@ class RedisConfig(BaseModel):
         except (ValidationError, ValueError):
             # The cause would show the password.
             raise ConfigError(
-                f"cannot read the server's address (scheme {parts.scheme!r}, path {parts.path!r}): "
-                "the port must be 0 to 65535 and the db a number"
+                "cannot read the server's address: write redis://[user:password@]host:port/db, with a port of 0 to "
+                "65535, a number for db, and / @ : in the password as %2F %40 %3A"
             ) from None
 
 
@@ -62,7 +68,8 @@ class MessagingConfig(BaseModel):
     mailbox_bytes: PositiveInt = 256 * 2**20
     inbox_messages: PositiveInt = 100_000
     outbox_messages: PositiveInt = 200_000
-    payload_bytes: PositiveInt = 8 * 2**20
+    outbox_bytes: PositiveInt = 256 * 2**20
+    payload_bytes: int = Field(default=8 * 2**20, gt=0, le=64 * 2**20)
     frame_rows: PositiveInt = 4096
     frame_bytes: PositiveInt = 16 * 2**20
     send_timeout_s: PositiveFloat = 30.0
@@ -70,6 +77,7 @@ class MessagingConfig(BaseModel):
     lease_s: PositiveFloat = 30.0
     loan_s: PositiveFloat = 60.0  # what a caller over Ray holds uncommitted for longer goes to the next one
     log_list_messages: int = Field(default=100_000, ge=0)
+    log_list_bytes: int = Field(default=64 * 2**20, ge=0)
     mirror: bool = False
 
 

@@ -16,7 +16,7 @@ MessagingError
 ├── RuleError                   a rule that cannot be used
 ├── TraceError                  a trace file with a broken line
 ├── ServerFailed                the embedded server did not start, or died
-└── TransitError                a message's way was cut; carries receipts and message ids
+└── TransitError                a message's way was cut
     ├── ConnectionFailed        the server cannot be reached
     ├── InterceptorUnavailable  nobody gives verdicts, so nothing may pass
     ├── MailboxFull             a receiver does not keep up
@@ -30,7 +30,14 @@ from typing import Any
 
 
 class MessagingError(Exception):
-    """Be the root of every error this package raises on purpose."""
+    """Be the root of every error this package raises on purpose.
+
+    One raised for sends carries what is known: `receipts`, one for each (None where unknown), and the `message_ids` of
+    those it concerns.
+    """
+
+    receipts: Sequence[Any] | None = None
+    message_ids: Sequence[str] = ()
 
     def __init__(self, message: str, **facts: Any) -> None:  # noqa: ANN401 - facts are of any type by design
         super().__init__(message)
@@ -116,10 +123,7 @@ class ServerFailed(MessagingError, RuntimeError):
 
 
 class TransitError(MessagingError):
-    """A message's way was cut; `receipts` holds what is known (None where unknown), `message_ids` whose."""
-
-    receipts: Sequence[Any] | None = None
-    message_ids: Sequence[str] = ()
+    """A message's way was cut."""
 
 
 class ConnectionFailed(TransitError, ConnectionError):

@@ -78,8 +78,20 @@ class Ids:
 
     def take(self, rows: Any) -> "Ids":  # noqa: ANN401 - a slice, a mask or an index array
         """Return the column of some rows (a slice, a mask or an index array)."""
-        kinds = None if self.kinds is None else self.kinds[rows]
-        return Ids(self.values[rows], kinds, self.strings)
+        values, kinds = self.values[rows], None if self.kinds is None else self.kinds[rows]
+        if kinds is None or len(values) >= len(self.strings):
+            return Ids(values, kinds, self.strings)
+        # Only the names that are used go along: each frame carries its table.
+        named = kinds == STR
+        used, places = np.unique(values[named], return_inverse=True)
+        values = values.copy()
+        values[named] = places
+        return Ids(values, kinds, tuple(self.strings[place] for place in used.tolist()))
+
+    @property
+    def width(self) -> int:
+        """Return the most bytes that an id's name takes beside the column."""
+        return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
         """Return the ids as Python objects; the list is kept, so do not change it."""

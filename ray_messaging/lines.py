@@ -11,6 +11,7 @@ from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 # One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
 _encoder = msgspec.json.Encoder()
 _encode = _encoder.encode
+_NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
 
 def encode_payload(payload: object, limit_bytes: int) -> bytes:
@@ -25,6 +26,8 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
         raise InvalidPayload(
             f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
         ) from error
+    if b"\n" in line:
+        raise InvalidPayload(_NEWLINE)
     if len(line) > limit_bytes:
         raise too_large(len(line), limit_bytes)
     return line
@@ -79,6 +82,8 @@ class Lines:
                 pass  # found again below, with its row
             else:
                 made = cls(blob, len(payloads))
+                if blob.count(b"\n") != len(payloads):
+                    raise InvalidPayload(_NEWLINE)
                 # Only a blob of that size can hold a payload above the limit.
                 if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
                     return made

@@ -12,12 +12,14 @@ from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome, Receipt
 
 
 class LocalLog:
-    """Keep the latest sends, up to `limit` messages; the oldest go first, and are counted."""
+    """Keep the latest sends, up to `limit` messages and `limit_bytes`; the oldest go first, and are counted."""
 
-    def __init__(self, exp_id: str, limit: int) -> None:
+    def __init__(self, exp_id: str, limit: int, limit_bytes: int) -> None:
         self._exp_id = exp_id
         self._limit = limit
+        self._limit_bytes = limit_bytes
         self._size = 0
+        self._nbytes = 0
         self._gone = 0
         self._batches: deque[tuple[Batch, Outcome]] = deque()
 
@@ -35,16 +37,20 @@ class LocalLog:
         """Keep a settled batch."""
         self._batches.append((batch, outcome))
         self._size += len(batch)
-        while self._batches and self._size - len(self._batches[0][0]) >= self._limit:
+        self._nbytes += _nbytes(batch)
+        while self._batches and (
+            self._size - len(self._batches[0][0]) >= self._limit or self._nbytes > self._limit_bytes
+        ):
             oldest, _ = self._batches.popleft()
             self._size -= len(oldest)
+            self._nbytes -= _nbytes(oldest)
             self._gone += len(oldest)
 
     def clear(self) -> None:
         """Forget everything."""
         self._gone = self.dropped
         self._batches.clear()
-        self._size = 0
+        self._size = self._nbytes = 0
 
     def rows(self) -> list[dict[str, Any]]:
         """Build a dict per send, the oldest first."""
@@ -68,3 +74,7 @@ class LocalLog:
             "reason": receipt.reason,
             "message_id": receipt.message_id,
         }
+
+
+def _nbytes(batch: Batch) -> int:
+    return 0 if batch.lines is None else batch.lines.nbytes

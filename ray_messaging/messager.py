@@ -56,7 +56,8 @@ class Messager(names.ChannelNames):
         self._transport = open_transport(config, exp_id, self.settings)
         self._directory = Directory(exp_id)
         self._addresses: dict[str, names.Address] = {}
-        self._log = LocalLog(exp_id, self.settings.log_list_messages)
+        self._log = LocalLog(exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
+        self._shipper: Shipper | None = None
         self._outbox: Outbox | None = None
         self._subscription: Subscription | None = None
         self._step: int | None = None
@@ -80,14 +81,14 @@ class Messager(names.ChannelNames):
             raise
 
     async def _start(self, judge: Judge) -> None:
-        shipper = Shipper(
+        self._shipper = shipper = Shipper(
             self._transport,
             self._directory,
             Cutter(self._directory, mirror=self.settings.mirror),
             self.name,
             0 if self._named else KEEP_S,
         )
-        await shipper.start()
+        await shipper.reload()
         self._subscription = Subscription(self._transport, self._directory, self.name, self.settings, named=self._named)
         self._outbox = Outbox(shipper, judge, self.settings, self._settled)
         self._outbox.step = self._step
@@ -201,8 +202,8 @@ class Messager(names.ChannelNames):
         elif not names.INT64_MIN <= from_id <= names.INT64_MAX:
             names.check_id(from_id)
         line = encode_payload(payload, self.settings.payload_bytes)
-        if outbox.full:
-            await outbox.room()
+        if outbox.room.crowded:
+            await outbox.room.wait()
         return await outbox.append(from_id, recipient, address.topic, line)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
@@ -245,6 +246,7 @@ class Messager(names.ChannelNames):
     async def subscribe_and_start_listening(self, channels: list[str]) -> None:
         """Listen on channels, and on patterns that hold Redis's * ? [ ]; more can be added later."""
         await self._receiving.subscribe(channels)
+        await self._succeed()
 
     async def host_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "") -> None:
         """Claim agents for this messager alone and listen on their channels; raise AlreadyExists if one is claimed.
@@ -252,6 +254,12 @@ class Messager(names.ChannelNames):
         Args: owner names who holds the mailbox: while one lives, no other can take it over.
         """
         await self._receiving.host(agents, subtopics, owner=owner)
+        await self._succeed()
+
+    async def _succeed(self) -> None:
+        """Stop whoever sent under this name before: now that the mailbox is ours, the name is, too."""
+        if self._named and self._shipper is not None:
+            await self._shipper.begin()
 
     async def fetch_messages(self, *, limit: int | None = None, timeout: float | None = 0.0) -> Messages:
         """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
@@ -295,7 +303,7 @@ class Messager(names.ChannelNames):
         return {
             "name": self.name,
             "interceptor": "none" if outbox is None else outbox.judge.way,
-            "outbox": 0 if outbox is None else outbox.rows,
+            "outbox": 0 if outbox is None else outbox.room.rows,
             "batches": 0 if outbox is None else outbox.batches,
             "log_dropped": self._log.dropped,
         } | ({} if subscription is None else subscription.stats())

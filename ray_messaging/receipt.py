@@ -24,8 +24,9 @@ class Outcome:
         self.sender = batch.sender
         self.epoch = batch.epoch
         self.first = batch.first
-        self._numbers = batch.numbers
-        self.sent_at = batch.sent_at
+        # Copies: a view would keep the whole frame, payloads and all, for as long as somebody holds a receipt.
+        self._numbers = None if batch.numbers is None else batch.numbers.copy()
+        self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.fates = np.full(len(batch), UNKNOWN, np.uint8)
         self.blocks: dict[int, tuple[str, str]] = {}
         self.done_at = 0.0

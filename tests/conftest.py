@@ -9,11 +9,16 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
+
+# Other processes may have the machine: nothing here depends on time.
+settings.register_profile("ray_messaging", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ray_messaging")
 
 HOST = "127.0.0.1"
 PASSWORD = "a secret of the tests"

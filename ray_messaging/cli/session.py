@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,11 @@ def run(
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
     console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")
-    with Messaging.start(exp_id, redis=redis, rules=rules) as messaging, Engine(messaging, plan, probe=probe) as engine:
+    messaging = Messaging.start(exp_id, redis=redis, rules=rules)
+    # Nobody will go on with these data: they do not stay behind on a server of the user's.
+    with ExitStack() as stack:
+        stack.callback(messaging.shutdown, erase=True)
+        engine = stack.enter_context(Engine(messaging, plan, probe=probe))
         startup_seconds = time.monotonic() - began
         console.print(f"Ready after {startup_seconds:.1f} s. Sending {len(plan.traffic):,} messages ...")
         with progress_bars(console, len(plan.traffic)) as on_progress:

@@ -29,10 +29,17 @@ class Group:
         with group.fetch(timeout=5) as messages: ...      # committed when the block ends without an error
     """
 
-    def __init__(self, experiment: Experiment, name: str, actor: Any, keep: object = None) -> None:  # noqa: ANN401 - a Ray actor handle
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        actor: Any,  # noqa: ANN401 - a Ray actor handle
+        step: int | None = None,
+        keep: object = None,
+    ) -> None:
         self.name = name
         self.actor = actor
-        self.step: int | None = None
+        self.step = step
         self._experiment = experiment
         self._caller = secrets.token_hex(8)
         self._numbers = 0
@@ -43,7 +50,7 @@ class Group:
         self._keep = keep  # the experiment ends with the last one who holds what started it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Group, (self._experiment, self.name, self.actor)
+        return Group, (self._experiment, self.name, self.actor, self.step)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, exp_id={self._experiment.exp_id!r})"

@@ -1,5 +1,6 @@
 """The interceptor with its lane and its state on the server, without Ray."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from ray_messaging.directory import Directory
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
-from ray_messaging.interception.rules import BlackList
+from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.transports.redis import RedisTransport
 
 _ERASE_CHUNK = 1000
@@ -29,6 +30,7 @@ class InterceptorHost:
         self._spec = spec
         self._lane = LaneServer(self.interceptor.answer)
         self._directory = Directory(spec.exp_id)
+        self._changing = asyncio.Lock()
 
     async def start(self, host: str) -> None:
         """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
@@ -37,12 +39,17 @@ class InterceptorHost:
         """
         keys, link = self.transport.keys, self.transport.link
         await self.transport.connect()
-        await self._take_experiment()
+        restarted = await self._take_experiment()
         saved = await link.command("HGETALL", keys.rules)
         states = {name.decode(): state for name, state in zip(saved[::2], saved[1::2], strict=True)}
         for rule in self.interceptor.rules:
             if rule.name in states:
-                rule.load(msgspec.msgpack.decode(states.pop(rule.name)))
+                state = msgspec.msgpack.decode(states.pop(rule.name))
+                if restarted:
+                    rule.load(state)
+                else:
+                    rule.merge(state)
+                    await self._store(rule)
         if states.get(BlackList.name):
             # One that was put in at run time.
             self.interceptor.black_list.load(msgspec.msgpack.decode(states[BlackList.name]))
@@ -50,14 +57,15 @@ class InterceptorHost:
         self.interceptor.epoch = int(await link.command("HINCRBY", keys.meta, "interceptor", 1))
         self.lane_address = await self._lane.start(host)
 
-    async def _take_experiment(self) -> None:
+    async def _take_experiment(self) -> bool:
+        """Enter this run as the experiment's; tell whether it was there, as after a restart of this actor."""
         keys, link, spec = self.transport.keys, self.transport.link, self._spec
         if spec.on_existing == "reset" and await link.command("HGET", keys.meta, "run") != spec.run.encode():
             await self._erase()
         fresh = await link.command("HSETNX", keys.meta, "run", spec.run)
         holder = await link.command("HGET", keys.meta, "run")
-        if fresh or holder == spec.run.encode():  # a restart of this actor, or a repeated command
-            return
+        if fresh or holder == spec.run.encode():
+            return not fresh
         if spec.on_existing == "error":
             raise AlreadyExists(
                 f"experiment {spec.exp_id!r} has data on the server at {link.where} already: go on with them by "
@@ -67,15 +75,18 @@ class InterceptorHost:
                 owner=None,
             )
         await link.command("HSET", keys.meta, "run", spec.run)
+        return False
+
+    async def _store(self, rule: Rule) -> None:
+        state = msgspec.msgpack.encode(rule.dump())
+        await self.transport.link.command("HSET", self.transport.keys.rules, rule.name, state)
 
     async def change_black_list(self, change: Callable[[BlackList], None]) -> None:
         """Change the black list; it is on the server, and in force, once this has returned."""
-        rule = self.interceptor.black_list
-        before = rule.pairs
-        change(rule)
-        if rule.pairs != before:
-            state = msgspec.msgpack.encode(rule.dump())
-            await self.transport.link.command("HSET", self.transport.keys.rules, rule.name, state)
+        async with self._changing:  # what is stored last is what was changed last
+            rule = self.interceptor.black_list
+            change(rule)
+            await self._store(rule)
 
     async def groups(self) -> list[str]:
         """Return the names of the mailboxes that claim agents for themselves."""

@@ -91,10 +91,11 @@ class Messaging:
             ) from error
         return cls(result(interceptor.ready.remote(), what=f"experiment {exp_id!r}"), interceptor)
 
-    def shutdown(self, *, erase: bool = True) -> None:
+    def shutdown(self, *, erase: bool = False) -> None:
         """Let the groups send what they accepted, then stop everything; twice does no harm.
 
-        Args: erase says whether data on a server of yours go, too (the embedded one's always do). Stopping an
+        Args: erase deletes the experiment's data from a server of yours, unread messages, too; else `on_existing`
+        says at the next start what becomes of them. The embedded server's data always go with it. Stopping an
         experiment is for whoever started it: elsewhere this only lets go.
         """
         owned, self._owned = self._owned, None
@@ -175,7 +176,7 @@ class Messaging:
         except BaseException:
             ray.kill(actor)
             raise
-        group = Group(self._experiment, name, actor, self)
+        group = Group(self._experiment, name, actor, keep=self)
         if self._owned is not None:
             self._owned.groups[name] = actor
         self._groups[name] = group
@@ -195,7 +196,7 @@ class Messaging:
                 kind="group",
                 value=name,
             ) from error
-        return self._groups.setdefault(name, Group(self._experiment, name, actor, self))
+        return self._groups.setdefault(name, Group(self._experiment, name, actor, keep=self))
 
     def groups(self) -> list[Group]:
         """Return the groups that `create_group` made, wherever it was called, by name."""

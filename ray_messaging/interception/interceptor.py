@@ -81,14 +81,23 @@ class Interceptor:
         known = self._answers.get(batch.sender)
         if known is not None and known[0] == identity:
             return known[1]
-        answer = encode_verdicts(
-            Verdicts(self.epoch, wants_payload=self.wants_payload, blocked=_grouped(self.judge(batch)))
-        )
+        answer = self._encode(batch)
         self._answers[batch.sender] = (identity, answer)
         self._answers.move_to_end(batch.sender)
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)
         return answer
+
+    def _encode(self, batch: Batch) -> bytes:
+        try:
+            return encode_verdicts(
+                Verdicts(self.epoch, wants_payload=self.wants_payload, blocked=_grouped(self.judge(batch)))
+            )
+        except Exception as error:
+            # A rule can answer what passes every check and still cannot be sent; nobody must wait for it for ever.
+            logger.exception("a batch of %d messages could not be judged", len(batch))
+            blocked = _grouped(dict.fromkeys(range(len(batch)), ("interceptor", ascii(failure(error)))))
+            return encode_verdicts(Verdicts(self.epoch, wants_payload=self.wants_payload, blocked=blocked))
 
     def judge(self, batch: Batch) -> dict[int, tuple[str, str]]:
         """Return the rows that are blocked, with rule and reason; later rules see only what passed the earlier."""
@@ -128,4 +137,7 @@ def _grouped(blocked: Mapping[int, tuple[str, str]]) -> tuple[Blocked, ...]:
     for row, why in blocked.items():
         groups[why].append(row)
     # A reason may quote what cannot be encoded.
-    return tuple(Blocked(rule, reason.encode(errors="replace").decode(), np.array(rows, "<u4").tobytes()) for (rule, reason), rows in groups.items())
+    return tuple(
+        Blocked(rule, reason.encode(errors="replace").decode(), np.array(rows, "<u4").tobytes())
+        for (rule, reason), rows in groups.items()
+    )

@@ -20,9 +20,13 @@ from ray_messaging.message import Message
 
 logger = logging.getLogger(__name__)
 
+# Where the lane cannot be opened (a firewall that drops packets), it is tried again after so many seconds.
+_BY_RAY_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 # What a Ray handle raises when its actor will not come back; by name, as Ray is not imported here.
 _GONE = {"ActorDiedError"}
+# What it raises when the user's own code raised: asking again would not help.
+_APPLICATION_ERROR = "RayTaskError"
 
 
 def judge_for(interceptor: object, timeout_s: float) -> Judge:
@@ -118,6 +122,7 @@ class RemoteJudge(_Asking):
         self._handle = handle
         self._timeout_s = timeout_s
         self._lane: LaneClient | None = None
+        self._by_ray_until = 0.0
         self.way = "lane"
 
     async def _ask(self, request: bytes) -> bytes:
@@ -135,10 +140,13 @@ class RemoteJudge(_Asking):
 
     async def _ask_anew(self, request: bytes) -> bytes:
         """Open the lane where the actor serves it now, and ask; by Ray call where it cannot be opened."""
+        if asyncio.get_running_loop().time() < self._by_ray_until:
+            return bytes(await self._handle.forward_batch.remote(request))
         address = LaneAddress(*await self._handle.lane.remote())
         try:
             self._lane = await LaneClient.open(address)
         except OSError as error:
+            self._by_ray_until = asyncio.get_running_loop().time() + _BY_RAY_S
             if self.way == "lane":
                 logger.warning("cannot open the verdict lane at %r (%s): asking by Ray calls, slower", address, error)
             self.way = "ray"
@@ -168,16 +176,25 @@ class ForeignJudge:
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
         # One after the other: the actor may count, and Ray's async actors keep no order.
         answers = [await _persist(partial(self._forward, batch, row), self._timeout_s) for row in rows]
-        refused = [row for row, passed in zip(rows, answers, strict=True) if not passed]
-        if not refused:
-            return Verdicts(FOREIGN)
-        blocked = Blocked("forward", "the interceptor refused it", np.array(refused, "<u4").tobytes())
-        return Verdicts(FOREIGN, blocked=(blocked,))
+        refused = [
+            Blocked("forward", reason.decode(), np.array([row], "<u4").tobytes())
+            for row, reason in zip(rows, answers, strict=True)
+            if reason
+        ]
+        return Verdicts(FOREIGN, blocked=tuple(refused))
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
+        """Return why a message is refused; nothing where it may pass."""
         payload = Message("", batch, row).payload
-        passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], payload)
-        return b"1" if passed else b""
+        try:
+            passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], payload)
+        except Exception as error:
+            if not any(base.__name__.startswith(_APPLICATION_ERROR) for base in type(error).__mro__):
+                raise
+            last = str(error).strip().rpartition("\n")[2]  # Ray's text holds the whole traceback
+            logger.warning("the interceptor's forward failed on a message, which is blocked: %s", last)
+            return f"the interceptor failed: {last or type(error).__name__}".encode(errors="replace")
+        return b"" if passed else b"the interceptor refused it"
 
     async def close(self) -> None:
         """Do nothing."""

@@ -108,6 +108,10 @@ class Inbox:
         self._taken()
         return handled
 
+    def reaches(self, end: Cursor) -> bool:
+        """Tell whether something behind a cursor is there."""
+        return any(piece.entry is not None and place(Cursor(piece.entry, 1)) > place(end) for piece in self._pieces)
+
     def _taken(self) -> None:
         if not self._pieces:
             self._arrived.clear()

@@ -48,6 +48,7 @@ class Lending:
         self._loans: deque[_Loan] = deque()
         self._process = secrets.token_hex(4)
         self._last = 0
+        self._passing = asyncio.Lock()
         self._at = subscription.cursor  # what lies before it is lent, or was handled
 
     @property
@@ -81,6 +82,8 @@ class Lending:
             loan = self._again(holder, limit, clock())
             if loan is None:
                 left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
+                async with self._passing:
+                    pass  # what was handled already must not be handed out
                 slices, handled = await self._subscription.take(limit, left)
                 loan = self._lend(holder, slices, handled)
             if loan.slices:
@@ -131,6 +134,8 @@ class Lending:
         loan = _Loan(token, holder, 0.0, slices, handled, returned=not slices)
         if slices or handled != NOTHING:
             self._loans.append(loan)
+        if self._passing.locked():
+            self._subscription.inbox.wake()  # whoever passes rows over may have lost them to this caller
         return loan
 
     def _number(self) -> int:
@@ -139,5 +144,13 @@ class Lending:
 
     async def _pass_over(self, token: Token) -> None:
         """Drop what a predecessor in this mailbox had lent and its caller has handled, as far as nobody has it yet."""
-        while place(token.start) <= place(self._at) < place(token.end):
-            self._lend("", [], await self._subscription.drop(token.end))
+
+        def wanted() -> bool:
+            return place(token.start) <= place(self._at) < place(token.end)
+
+        async with self._passing:
+            while wanted():
+                handled = await self._subscription.drop(token.end, wanted)
+                if handled == NOTHING:
+                    return  # it was handed out meanwhile
+                self._lend("", [], handled)

@@ -2,14 +2,19 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 from ray_messaging.channels import NAME_LENGTH
-from ray_messaging.errors import ConnectionFailed, FrameError, MessagingError, ServerRefused
+from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
 from ray_messaging.frames import Batch, decode
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _BLOCK_S = 5.0
 _FRAMES = 32  # per read
@@ -53,21 +58,22 @@ class Reader:
         while True:
             await self._inbox.room(self._frame_rows)
             room = (self._inbox.limit - self._inbox.size) // self._frame_rows
-            frames = await self._frames(last, max(1, min(_FRAMES, room)))
+            count = max(1, min(_FRAMES, room))
+            frames = await self._insist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
             for entry, frame in frames:
                 await self._take(entry, frame)
                 last = entry
             # Whoever waits for these goes first: asking for more takes a system call.
             await asyncio.sleep(0)
 
-    async def _frames(self, last: str, count: int) -> list[tuple[str, bytes]]:
-        """Read; a server that is away is waited for, as its messages are."""
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Wait for a server that is away, or out of memory, as its messages do."""
         while True:
             try:
-                return await self._transport.read(self._mailbox, last, count, _BLOCK_S)
+                return await call()
             except ServerRefused:
                 raise
-            except ConnectionFailed as error:
+            except (ConnectionFailed, MailboxFull) as error:
                 logger.warning("mailbox %s cannot be read, trying on: %s", self._mailbox, error)
 
     async def _take(self, entry: str, frame: bytes) -> None:
@@ -79,7 +85,7 @@ class Reader:
         except FrameError as error:
             self.unreadable += 1
             logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
-            await self._transport.bury(self._mailbox, entry, frame, str(error)[:NAME_LENGTH])
+            await self._insist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
             self._inbox.put(Piece(entry, None, 0, 0, 0))
             return
         low = min(self._cursor.row if entry == self._cursor.entry else 0, len(batch))

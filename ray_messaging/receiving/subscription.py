@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from ray_messaging.channels import AgentId, parse_channel
@@ -134,7 +134,7 @@ class Subscription:
                 "this messager listens on nothing: `await messager.subscribe_and_start_listening([...])` first"
             )
         if self._reader.error is not None:
-            raise self._reader.error
+            raise self._reader.error.with_traceback(None)
         return self._reader, self._commits
 
     async def fetch(self, limit: int | None, timeout: float | None) -> Messages:
@@ -170,10 +170,10 @@ class Subscription:
         slices, handled = self.inbox.take(limit)
         return slices, before.plus(handled)
 
-    async def drop(self, end: Cursor) -> Handled:
-        """Take out what lies before a cursor, and hand it to nobody; wait until some of it is there."""
+    async def drop(self, end: Cursor, wanted: Callable[[], bool]) -> Handled:
+        """Take out what lies before a cursor, and hand it to nobody; wait for it as long as it is wanted."""
         handled = self.inbox.drop(end)
-        while handled == NOTHING:
+        while handled == NOTHING and wanted() and not self.inbox.reaches(end):
             await self.inbox.arrival()
             self._ready()
             handled = self.inbox.drop(end)
@@ -226,10 +226,10 @@ class Subscription:
                 logger.warning("cannot renew the lease of %s: %s", self._name, error)
                 continue
             except MessagingError as error:
-                self._stop(error)
+                await self._stop(error)
                 return
             if not there:
-                self._stop(
+                await self._stop(
                     NotListening(
                         f"mailbox {self._name!r} was removed, or this process stood still for longer than its lease of "
                         f"{self._settings.lease_s:g} s: open a new messager; unread messages are among the dead letters"
@@ -237,9 +237,11 @@ class Subscription:
                 )
                 return
 
-    def _stop(self, error: MessagingError) -> None:
+    async def _stop(self, error: MessagingError) -> None:
         if self._reader is not None:
             self._reader.stop(error)
+        # Else it would go on taking what is published, and nobody would see it.
+        await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:
         """Stop listening; a mailbox without a given name leaves the directory."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from ray_messaging.errors import OutcomeUnknown
 from ray_messaging.receipt import Receipts
 
+# A call that Ray repeats comes again within this time, in seconds; then its answer is forgotten.
+_REPEATED_S = 60.0
 CALLERS = 10_000  # the ones longest silent are forgotten first
 
 
@@ -29,6 +31,7 @@ class Admission:
 
         Raises: OutcomeUnknown where a repeated call's first run was forgotten.
         """
+        loop = asyncio.get_running_loop()
         caller = self._callers.setdefault(caller_id, _Caller(oldest))
         self._callers.move_to_end(caller_id)
         while len(self._callers) > CALLERS:
@@ -42,7 +45,8 @@ class Admission:
             if number not in caller.calls:
                 if number < caller.next:
                     raise OutcomeUnknown("this call came twice, and what became of the first is not known any more")
-                caller.calls[number] = asyncio.create_task(_finish(run), name="ray_messaging send")
+                task = caller.calls[number] = asyncio.create_task(_finish(run), name="ray_messaging send")
+                task.add_done_callback(lambda _: loop.call_later(_REPEATED_S, caller.calls.pop, number, None))
                 caller.next = number + 1
                 caller.turn.notify_all()
         # The first run goes on when its caller is gone: it may have been repeated.

@@ -1,7 +1,7 @@
 """What users pass to bulk sends, checked and encoded before anything is sent."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines, encode_payload
 from ray_messaging.message import Outgoing
-from ray_messaging.sending.parcel import BATCH_ROWS, Draft, Entry
+from ray_messaging.sending.parcel import BATCH_BYTES, BATCH_ROWS, Draft, Entry
 
 
 class ColumnChunk(NamedTuple):
@@ -64,28 +64,55 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
     count = rows if shared is not None else len(payloads)  # type: ignore[arg-type]  # a Sequence, as of the line above
     if not len(senders) == rows == count:
         raise InvalidColumns(f"the columns differ in length: {len(senders)} from_ids, {rows} to_ids, {count} payloads")
-    chunks = []
+    chunks: list[ColumnChunk] = []
     for low in range(0, rows, BATCH_ROWS):
         part = slice(low, min(rows, low + BATCH_ROWS))
         if shared is not None:
             lines = Lines.of([shared], np.zeros(part.stop - low, np.uint32))
         else:
             lines = Lines.encode(payloads[part], limit_bytes)  # type: ignore[index]  # a Sequence, see above
-        chunks.append(ColumnChunk(senders.take(part), receivers.take(part), lines))
+        chunks += _within_bytes(ColumnChunk(senders.take(part), receivers.take(part), lines))
     return chunks
+
+
+def _within_bytes(chunk: ColumnChunk) -> list[ColumnChunk]:
+    """Halve a chunk until its payloads keep to a batch's bytes."""
+    rows = len(chunk.from_ids)
+    if chunk.lines.nbytes <= BATCH_BYTES or rows == 1:
+        return [chunk]
+    found = []
+    for half in (np.arange(rows // 2), np.arange(rows // 2, rows)):
+        part = ColumnChunk(chunk.from_ids.take(half), chunk.to_ids.take(half), chunk.lines.take(half))
+        found += _within_bytes(part)
+    return found
 
 
 def frames_of_entries(entries: Sequence[Entry], step: int | None) -> list[bytes]:
     """Encode entries for a messager in another process, in frames of a batch."""
     frames: list[bytes] = []
-    draft = Draft(step)
     now = time.time()
+    for chunk in entry_chunks(entries):
+        draft = Draft(step)
+        for entry in chunk:
+            draft.extend(entry, now)
+        frames.append(encode(draft.seal("", 0, 0)))
+    return frames
+
+
+def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Cut entries into batches, by rows and by bytes."""
+    chunk: list[Entry] = []
+    rows = nbytes = 0
     for entry in entries:
-        if len(draft) and len(draft) + len(entry.to_ids) > BATCH_ROWS:
-            frames.append(encode(draft.seal("", 0, 0)))
-            draft = Draft(step)
-        draft.extend(entry, now)
-    return [*frames, encode(draft.seal("", 0, 0))] if len(draft) else frames
+        if chunk and (rows + len(entry.to_ids) > BATCH_ROWS or nbytes + len(entry.line) > BATCH_BYTES):
+            yield chunk
+            chunk, rows, nbytes = [], 0, 0
+        if entry.to_ids:
+            chunk.append(entry)
+        rows += len(entry.to_ids)
+        nbytes += len(entry.line)
+    if chunk:
+        yield chunk
 
 
 def frames_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[bytes]:

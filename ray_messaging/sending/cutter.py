@@ -12,6 +12,7 @@ from ray_messaging.receipt import DELIVERED
 from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import Published
 
+_ROW_BYTES = 40  # what the columns take of a message, beside names
 BARE = ""  # the lane of what no mailbox owns
 
 
@@ -27,6 +28,15 @@ class Crate:
     publish: list[Published]
     verdicts: int
     deadline: float
+
+    def rows_of_posting(self) -> Rows:
+        """Return its rows as indices into the posting."""
+        return np.arange(self.count) if self.rows is None else self.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Return what it takes of a call."""
+        return len(self.frame) + sum(len(channel) + len(data) for channel, data in self.publish)
 
 
 class Cutter:
@@ -48,6 +58,7 @@ class Cutter:
     def _sorted(self, posting: Posting) -> dict[str, Rows | None]:
         """Return which rows go to which mailbox; None stands for all of them."""
         directory, batch = self.directory, posting.batch
+        posting.copies = None
         routes = directory.route(batch)
         mailboxes = directory.mailboxes(int(routes[0]))
         if posting.untouched and len(mailboxes) < 2 and (len(routes) == 1 or (routes == routes[0]).all()):
@@ -85,11 +96,12 @@ class Cutter:
         count = len(posting.batch) if rows is None else len(rows)
         if record is None or lines is None:
             return [rows]
-        if count <= record.frame_rows and lines.nbytes <= record.frame_bytes:
+        row_bytes = _ROW_BYTES + posting.batch.from_ids.width + posting.batch.to_ids.width
+        if count <= record.frame_rows and lines.nbytes + count * row_bytes <= record.frame_bytes:
             return [rows]
         rows = np.arange(count) if rows is None else rows
         sizes = np.fromiter(map(len, lines.list), np.int64, lines.count)
-        volumes = np.cumsum(sizes[rows if lines.index is None else lines.index[rows]] + 32)
+        volumes = np.cumsum(sizes[rows if lines.index is None else lines.index[rows]] + row_bytes)
         parts: list[Rows | None] = []
         low = 0
         while low < count:

@@ -15,6 +15,9 @@ from ray_messaging.receipt import Receipt, Receipts
 
 # A batch has at most so many rows: a few frames, so that asking and writing take turns often enough.
 BATCH_ROWS = 16_384
+# ... and at most about so many bytes of payload that are not small: small ones are bounded by the rows.
+BATCH_BYTES = 32 * 2**20
+LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 class Entry(NamedTuple):
@@ -63,15 +66,20 @@ Row = tuple[AgentId | None, AgentId | None, str, bytes, float, "asyncio.Future[R
 class Draft(Parcel):
     """Be a parcel that messages are appended to, one by one; columns are made of them when it is sealed."""
 
-    __slots__ = ("_shared", "rows")
+    __slots__ = ("_shared", "large", "rows")
 
     def __init__(self, step: int | None) -> None:
         super().__init__(step)
         self.rows: list[Row] = []
+        self.large = 0
         self._shared = False
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def holds(self, large: int) -> bool:
+        """Tell whether so many bytes of payloads that are not small fit in, too."""
+        return self.large == 0 or self.large + large <= BATCH_BYTES
 
     def split(self) -> "Draft":
         """Take the first half of the messages out, as a parcel of their own."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.errors import MessagingError, TransitError
+from ray_messaging.errors import MessagingError
 from ray_messaging.frames import Batch
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipt, Receipts
 from ray_messaging.sending.parcel import Parcel
@@ -17,10 +17,12 @@ Rows = NDArray[np.intp]
 class Posting:
     """Follow one batch from its verdicts to its receipts.
 
-    `copies` counts, where a row goes to several mailboxes, how many still lack it; None where no row does.
+    A row is open until it is settled with a fate or failed with an error, once. `placed` names the mailboxes that have
+    a row which others still lack; `copies` counts, for the rows of the last cut, how many still lack it (None: no row
+    of that cut goes to more than one).
     """
 
-    __slots__ = ("_finished", "_left", "_parcel", "batch", "copies", "errors", "outcome", "placed")
+    __slots__ = ("_finished", "_left", "_open", "_parcel", "_told", "batch", "copies", "errors", "outcome", "placed")
 
     def __init__(self, parcel: Parcel, batch: Batch, finished: Callable[["Posting"], None]) -> None:
         self.batch = batch
@@ -30,14 +32,9 @@ class Posting:
         self.placed: dict[int, set[str]] = {}
         self._parcel = parcel
         self._finished = finished
+        self._open = np.ones(len(batch), np.bool_)
         self._left = len(batch)
-
-    def block(self, blocked: dict[int, tuple[str, str]]) -> None:
-        """Take over the verdicts; blocked rows are settled. Those that something settled before keep their fate."""
-        fresh = {row: why for row, why in blocked.items() if self.outcome.fates[row] == UNKNOWN}
-        if fresh:
-            self.outcome.blocks.update(fresh)
-            self.settle(np.fromiter(fresh, np.intp, len(fresh)), BLOCKED)
+        self._told = False
 
     @property
     def open(self) -> bool:
@@ -52,10 +49,14 @@ class Posting:
     @property
     def open_rows(self) -> Rows:
         """Return the rows whose fate is not known yet."""
-        rows = np.flatnonzero(self.outcome.fates == UNKNOWN)
-        if self.errors:
-            rows = rows[[row not in self.errors for row in rows.tolist()]]
-        return rows
+        return np.flatnonzero(self._open)
+
+    def block(self, blocked: dict[int, tuple[str, str]]) -> None:
+        """Take over the verdicts; a row that somebody has already can no longer be blocked."""
+        fresh = {row: why for row, why in blocked.items() if self._open[row] and row not in self.placed}
+        if fresh:
+            self.outcome.blocks.update(fresh)
+            self.settle(np.fromiter(fresh, np.intp, len(fresh)), BLOCKED)
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
         """Note that a mailbox has some rows (None: all); they are settled when every mailbox of theirs has them."""
@@ -69,37 +70,40 @@ class Posting:
         self.settle(rows[self.copies[rows] == 0], fate)
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
-        """Fix the fate of some rows (None: all)."""
-        if not self._left:  # a copy of a row that failed elsewhere has come after all
-            return
-        if rows is None:
+        """Fix the fate of some rows (None: all), those that are still open."""
+        if rows is None and self._left == len(self.batch):
             self.outcome.fates[:] = fate
+            self._open[:] = False
             self._left = 0
         else:
-            self.outcome.fates[rows] = fate
-            self._left -= len(rows)
+            rows = np.arange(len(self.batch)) if rows is None else rows
+            mine = self._open[rows]
+            self.outcome.fates[rows[mine]] = fate if isinstance(fate, int) else fate[mine]
+            self._close(rows[mine])
         self._tell()
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
-        """Give some rows (None: all that are open) an error instead of a fate."""
-        if not self._left:
-            return
-        found = self.open_rows if rows is None else rows
-        lost = [row for row in found.tolist() if row not in self.errors and self.outcome.fates[row] == UNKNOWN]
-        self.errors.update(dict.fromkeys(lost, error))
-        self._left -= len(lost)
+        """Give some rows (None: all), those that are still open, an error instead of a fate."""
+        lost = self.open_rows if rows is None else rows[self._open[rows]]
+        self.errors.update(dict.fromkeys(lost.tolist(), error))
+        self._close(lost)
         self._tell()
 
+    def _close(self, rows: Rows) -> None:
+        self._open[rows] = False
+        self._left -= len(rows)
+
     def _tell(self) -> None:
+        if self._told:
+            return
         self.outcome.done_at = time.time()
-        if self._left == 0:
-            if self.errors:
-                self._tell_some()
-            else:
-                self._tell_all()
-            self._finished(self)
-        else:
+        if self._left or self.errors:
             self._tell_some()
+        else:
+            self._tell_all()
+        if not self._left:
+            self._told = True
+            self._finished(self)
 
     def _tell_all(self) -> None:
         outcome = self.outcome
@@ -134,9 +138,8 @@ class Posting:
         error = self.errors[rows[0]]
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(error.args[0], **facts)
-        if isinstance(made, TransitError):
-            fates = self.outcome.fates
-            made.receipts = [Receipt(self.outcome, row) if fates[row] != UNKNOWN else None for row in range(low, high)]
-            made.message_ids = [self.outcome.message_id(row) for row in rows]
+        fates = self.outcome.fates
+        made.receipts = [Receipt(self.outcome, row) if fates[row] != UNKNOWN else None for row in range(low, high)]
+        made.message_ids = [self.outcome.message_id(row) for row in rows]
         made.__cause__ = error.__cause__
         return made

@@ -3,15 +3,25 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import MessagingError, OutcomeUnknown
+from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import Judge, Verdicts
 from ray_messaging.sending.parcel import Parcel
 from ray_messaging.sending.posting import Posting
 from ray_messaging.sending.shipper import Shipper
 
 logger = logging.getLogger(__name__)
+
+# Who closes while the server is away is not kept for longer than this, in seconds.
+_LAST_FENCE_S = 1.0
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.5
+_STALE = (
+    "the interceptor that answers has a successor, which could not be asked in time, so nothing was sent: look at its "
+    "actor, or set the new one by set_message_interceptor, then send again"
+)
 
 
 class Pump:
@@ -40,6 +50,7 @@ class Pump:
         self._number = 0
         self._awake = False
         self._wake = asyncio.Event()
+        self._asking = asyncio.Lock()
         self._judging: Posting | None = None
         self._shipping: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
@@ -51,12 +62,15 @@ class Pump:
             self._wake.set()
 
     async def stop(self, why: MessagingError) -> None:
-        """Stop at once; what has no receipt yet gets the error."""
+        """Stop at once; what has no receipt yet gets the error, and what may still come is fenced."""
         tasks = [task for task in (self._task, self._shipping) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._abandon(why)
+        with suppress(MessagingError, TimeoutError):
+            async with asyncio.timeout(_LAST_FENCE_S):
+                await self._shipper.fence()
 
     async def _run(self) -> None:
         try:
@@ -81,8 +95,8 @@ class Pump:
             if self._shipping is None and self._due():
                 self._ship_soon()
             return
-        posting = self._judging = self.post(parcel)
-        verdicts = await self._ask(posting)
+        posting = self._judging = await self._begin(parcel)
+        verdicts = await self._ask(posting) if posting.open else None
         await self._shipped()
         self._judging = None
         if verdicts is not None:
@@ -90,13 +104,26 @@ class Pump:
             self._ship_soon()
 
     def _due(self) -> bool:
-        """Tell whether a full mailbox is to be tried again."""
+        """Tell whether there is something to try again."""
         retry_at = self._shipper.retry_at
         return retry_at is not None and retry_at <= asyncio.get_running_loop().time()
 
     def _ship_soon(self) -> None:
         self._shipping = asyncio.create_task(self._ship(), name="ray_messaging shipping")
         self._shipping.add_done_callback(lambda _: self.wake())
+
+    async def _begin(self, parcel: Parcel) -> Posting:
+        """Give a parcel's messages their numbers; the first one takes the epoch that is part of them."""
+        error: MessagingError | None = None
+        if self._shipper.epoch == 0:
+            try:
+                await self._shipper.begin()
+            except MessagingError as why:
+                error = why
+        posting = self.post(parcel)
+        if error is not None:
+            posting.fail(None, error)
+        return posting
 
     def post(self, parcel: Parcel) -> Posting:
         """Give a parcel's messages their numbers."""
@@ -122,7 +149,8 @@ class Pump:
     async def _ask(self, posting: Posting) -> Verdicts | None:
         """Have a posting judged; None: nobody did, and whoever waits has been told."""
         try:
-            verdicts = await self.judge.judge(posting.batch)
+            async with self._asking:  # one request at a time: a batch may be asked about again meanwhile
+                verdicts = await self.judge.judge(posting.batch)
             posting.block(verdicts.rows(len(posting.batch)) if verdicts.blocked else {})
         except MessagingError as error:
             posting.fail(None, error)
@@ -142,14 +170,28 @@ class Pump:
 
     async def _ship(self) -> None:
         await self._shipper.ship()
+        if self._shipper.stale_verdicts:
+            await self._judge_again()
+
+    async def _judge_again(self) -> None:
+        """Ask the interceptor's successor about what its predecessor passed but nobody has; wait until it is there."""
+        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE_S
+        deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._shipper.stale_verdicts:
-            # The interceptor's successor is asked about what its predecessor passed but nobody has.
+            if loop.time() > deadline:
+                self._shipper.abandon(InterceptorUnavailable(_STALE))
+                return
+            async with self._asking:
+                await self.judge.close()  # a predecessor that goes on answering must not be asked again
             for posting in self._shipper.stale_verdicts:
                 verdicts = await self._ask(posting)
                 if verdicts is not None:
                     self._load(posting, verdicts)
             self._shipper.stale_verdicts = []
             await self._shipper.ship()
+            if self._shipper.stale_verdicts:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _break(self, error: MessagingError) -> None:
         self._abandon(error)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import deque
+from itertools import islice
 
 import numpy as np
 
@@ -17,16 +18,22 @@ logger = logging.getLogger(__name__)
 
 CALL_BYTES = 32 * 2**20  # one script call holds the server up for as long as it takes to copy this much
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+_FENCE_PAUSE_S = 1.0
 
 
 class _Lane:
-    """What waits for one mailbox, in order; `written` is the last seq that the server has."""
+    """What waits for one mailbox, in order.
 
-    __slots__ = ("crates", "pause", "retry_at", "written")
+    `written` is the last seq that the server has; `tried` counts the crates at the head of which an attempt is under
+    way, or may still be.
+    """
+
+    __slots__ = ("crates", "pause", "retry_at", "tried", "written")
 
     def __init__(self, written: int) -> None:
         self.crates: deque[Crate] = deque()
         self.written = written
+        self.tried = 0
         self.pause = 0.0
         self.retry_at = 0.0
 
@@ -35,7 +42,7 @@ class Shipper:
     """Ship crates under one sender's name.
 
     A retry repeats the same bytes under the same seq. Where an outcome stays unknown, whoever waits is told so, and a
-    higher epoch is taken before anything else is sent, so that the old frame can never come after all.
+    higher epoch is taken before anything else is sent, so that the old frame can never come after that.
     """
 
     def __init__(self, transport: Transport, directory: Directory, cutter: Cutter, sender: str, keep_s: float) -> None:
@@ -47,25 +54,48 @@ class Shipper:
         self._keep_s = keep_s
         self._lanes: dict[str, _Lane] = {}
         self._written: dict[str, int] = {}
-        self._unfenced = False
+        self._first_epoch = asyncio.Lock()
+        self._attempted = False
+        self._fence_at: float | None = None  # loop time; None: nothing of ours can still come
         self.stale_verdicts: list[Posting] = []
-
-    async def start(self) -> None:
-        """Take an epoch and load the directory."""
-        await self._take_epoch()
-        await self.reload()
 
     async def reload(self) -> None:
         """Take over what changed in the directory."""
-        delta = await self._transport.load_directory(self._directory.version)
-        self._directory.update(*delta)
+        self._directory.update(*await self._transport.load_directory(self._directory.version))
+        for mailbox in [name for name in self._lanes if name != BARE and name not in self._directory.records]:
+            if not self._lanes[mailbox].crates:
+                self._written[mailbox] = self._lanes.pop(mailbox).written
 
-    async def _take_epoch(self) -> None:
+    # -- epochs ---------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Take the first epoch, unless there is one: whoever sent under this name before is fenced."""
+        async with self._first_epoch:
+            if self.epoch == 0:
+                await self._fence()
+
+    @property
+    def unfenced(self) -> bool:
+        """Tell whether a frame may still come of which whoever waited was told that its outcome is unknown."""
+        return self._fence_at is not None
+
+    async def fence(self) -> None:
+        """Take a higher epoch if a frame of ours may still come: then it cannot."""
+        if self.unfenced:
+            await self._fence()
+
+    async def _fence(self) -> None:
+        """Take a higher epoch, and learn from the server what it has by now."""
         state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s)
-        self.epoch, self._written = state.epoch, state.last
-        self._unfenced = False
+        self.epoch, self._written, self._fence_at = state.epoch, state.last, None
         for mailbox, lane in self._lanes.items():
-            lane.written = self._written.get(mailbox, 0)
+            last = state.last.get(mailbox, 0)
+            # A lost answer's frames are at the head of their lane.
+            for _ in range(min(last - lane.written, lane.tried)):
+                self._arrived(lane.crates.popleft(), state.takers)
+            lane.written, lane.tried = last, 0
+
+    # -- shipping -------------------------------------------------------------------------------------------------
 
     def load(self, posting: Posting, verdicts: int, deadline: float) -> None:
         """Cut a posting and queue its crates; `verdicts` is the epoch of the interceptor that passed them."""
@@ -77,36 +107,36 @@ class Shipper:
 
     @property
     def retry_at(self) -> float | None:
-        """Return when a full mailbox is to be tried again (loop time); None: nothing waits."""
-        return min((lane.retry_at for lane in self._lanes.values() if lane.crates), default=None)
+        """Return when there is something to try again (loop time); None: nothing waits."""
+        times = [lane.retry_at for lane in self._lanes.values() if lane.crates]
+        return min(times if self._fence_at is None else [*times, self._fence_at], default=None)
 
     async def ship(self) -> None:
-        """Write all that can be written now."""
-        if self._unfenced and not await self._fence():
-            return
-        while not self.stale_verdicts and (ready := self._ready()):
-            request = SendRequest(
-                self.sender,
-                self.epoch,
-                self._directory.version,
-                ready[0][0].verdicts,
-                [Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish) for crate, seq in ready],
-            )
-            try:
-                reply = await self._transport.send(request)
-                await self._take(reply, [crate for crate, _ in ready])
-            except (TransitError, ConfigError) as error:
-                self._lose(error)
-                return
-
-    async def _fence(self) -> bool:
-        """Take a higher epoch, so that a frame whose outcome is unknown can never come after all."""
+        """Write all that can be written now; raises Fenced."""
         try:
-            await self._take_epoch()
-        except (TransitError, ConfigError) as error:
+            await self.fence()
+            while not self.stale_verdicts and (ready := self._ready()):
+                await self._call(ready)
+        except MailboxFull as error:  # the whole server is: nothing of this was taken
+            self._attempted = False
             self.abandon(error)
-            return False
-        return True
+        except (TransitError, ConfigError) as error:
+            self._lose(error)
+
+    async def _call(self, ready: list[tuple[Crate, int]]) -> None:
+        request = SendRequest(
+            self.sender,
+            self.epoch,
+            self._directory.version,
+            ready[0][0].verdicts,
+            [Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish) for crate, seq in ready],
+        )
+        for crate, _ in ready:
+            self._lanes[crate.mailbox].tried += 1
+        self._attempted = True
+        reply = await self._transport.send(request)
+        await self._take(reply, [crate for crate, _ in ready])
+        self._attempted = False
 
     def _ready(self) -> list[tuple[Crate, int]]:
         """Return the crates of the next call with their seqs: all under the verdicts of one interceptor."""
@@ -116,7 +146,7 @@ class Shipper:
         for lane in self._lanes.values():
             if lane.crates and lane.retry_at <= now:
                 for seq, crate in enumerate(lane.crates, lane.written + 1):
-                    volume += len(crate.frame)
+                    volume += crate.nbytes
                     if ready and (crate.verdicts != ready[0][0].verdicts or volume > CALL_BYTES):
                         break
                     ready.append((crate, seq))
@@ -126,54 +156,70 @@ class Shipper:
 
     async def _take(self, reply: SendReply, crates: list[Crate]) -> None:
         if reply.status is SendStatus.FENCED:
-            error = Fenced(
-                f"another messager sends under the name {self.sender!r} now (our epoch is {self.epoch}): close it",
-                name=self.sender,
-                epoch=self.epoch,
-            )
-            self.abandon(error)
-            raise error
-        moved = False
+            raise self._fenced(crates if reply.repeated else [])
+        refused: list[tuple[Crate, FrameFate]] = []
         for crate, fate in zip(crates, reply.fates, strict=True):
             lane = self._lanes[crate.mailbox]
             if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
                 lane.crates.popleft()
                 lane.written += 1
+                lane.tried -= 1
                 lane.pause = lane.retry_at = 0.0
                 self._arrived(crate, reply.takers)
-            elif fate is FrameFate.GONE:
-                moved = True
-            elif reply.status is SendStatus.OK and lane.crates and lane.crates[0] is crate:
-                self._hold(lane, crate)
-        if reply.status is SendStatus.STALE_DIRECTORY or moved:
+            else:
+                refused.append((crate, fate))
+        if FrameFate.GAP in reply.fates:
+            logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
+        if FrameFate.GAP in reply.fates or (refused and reply.repeated):
+            # An attempt that is still on its way must not find its seq free, nor its crate changed.
+            await self._fence()
+        for crate, _ in refused:
+            self._lanes[crate.mailbox].tried = 0
+        await self._settle_refused(reply.status, refused)
+
+    async def _settle_refused(self, status: SendStatus, refused: list[tuple[Crate, FrameFate]]) -> None:
+        if status is SendStatus.STALE_DIRECTORY or any(fate is FrameFate.GONE for _, fate in refused):
             await self.reload()
             self._recut()
-        elif reply.status is SendStatus.STALE_VERDICTS:
+        elif status is SendStatus.STALE_VERDICTS:
             self.stale_verdicts = self._unload()
+        else:
+            for crate, fate in refused:
+                lane = self._lanes[crate.mailbox]
+                if fate is FrameFate.FULL and lane.crates and lane.crates[0] is crate:
+                    self._hold(lane)
+
+    def _fenced(self, unknown: list[Crate]) -> Fenced:
+        """Build the error for a sender that has a successor; `unknown` crates may have been written before it came."""
+        for crate in unknown:
+            crate.posting.fail(
+                crate.rows_of_posting(),
+                OutcomeUnknown("another messager took over this name while these messages were on their way"),
+            )
+        self._attempted = False
+        error = Fenced(
+            f"another messager sends under the name {self.sender!r} now (our epoch is {self.epoch}): close it",
+            name=self.sender,
+            epoch=self.epoch,
+        )
+        self.abandon(error)
+        return error
 
     def _arrived(self, crate: Crate, takers: list[int]) -> None:
         if crate.mailbox != BARE:
             crate.posting.deliver(crate.rows, crate.mailbox, DELIVERED)
             return
         fates = np.where(np.array(takers) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
-        posting = crate.posting
-        if posting.copies is not None and crate.rows is not None:
-            posting.copies[crate.rows] = 0
-        posting.settle(np.arange(crate.count) if crate.rows is None else crate.rows, fates)
+        if crate.posting.copies is not None:
+            crate.posting.copies[crate.rows_of_posting()] = 0
+        crate.posting.settle(crate.rows_of_posting(), fates)
 
-    def _hold(self, lane: _Lane, crate: Crate) -> None:
+    def _hold(self, lane: _Lane) -> None:
         """Wait for room in a full mailbox; give up on crates whose time is over."""
         now = asyncio.get_running_loop().time()
         while lane.crates and lane.crates[0].deadline <= now:
             late = lane.crates.popleft()
-            late.posting.fail(
-                np.arange(late.count) if late.rows is None else late.rows,
-                MailboxFull(
-                    f"mailbox {late.mailbox!r} stayed full: its reader does not keep up; fetch there, or raise "
-                    "MessagingConfig.mailbox_messages or mailbox_bytes (nothing of these messages was sent)",
-                    mailbox=crate.mailbox,
-                ),
-            )
+            late.posting.fail(late.rows_of_posting(), _full(late))
         lane.pause = min(max(2 * lane.pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         lane.retry_at = now + lane.pause
 
@@ -183,6 +229,7 @@ class Shipper:
         for lane in self._lanes.values():
             postings.update((crate.posting, None) for crate in lane.crates)
             lane.crates.clear()
+            lane.tried = 0
             lane.pause = lane.retry_at = 0.0
         return sorted(postings, key=lambda posting: posting.batch.first)
 
@@ -194,16 +241,40 @@ class Shipper:
 
     def _lose(self, cause: TransitError | ConfigError) -> None:
         """Give up: the server cannot be asked what it has."""
-        error = OutcomeUnknown(
-            f"the server did not answer, so these messages may or may not have been sent ({cause}); the frames are "
-            "fenced: what has not arrived will never arrive. Look whether the answer came, or send again"
-        )
-        error.__cause__ = cause
-        self._unfenced = True
+        if self._attempted:
+            self._attempted = False
+            self._fence_at = asyncio.get_running_loop().time()
+            error: MessagingError = OutcomeUnknown(
+                f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still "
+                "arrive until this messager reaches the server again. Look on the other side, or send again"
+            )
+            error.__cause__ = cause
+        else:
+            error = cause  # the server never got these
+        if self.unfenced:
+            self._fence_at = asyncio.get_running_loop().time() + _FENCE_PAUSE_S
         self.abandon(error)
 
     def abandon(self, error: MessagingError) -> None:
-        """Give everybody whose messages wait the error."""
+        """Give everybody whose messages wait the error; what is on its way right now has an unknown outcome."""
+        if self._attempted:
+            self._attempted, self._fence_at = False, asyncio.get_running_loop().time()
+            for lane in self._lanes.values():
+                for crate in islice(lane.crates, lane.tried):
+                    crate.posting.fail(
+                        crate.rows_of_posting(),
+                        OutcomeUnknown(f"these messages were on their way when sending stopped ({error})"),
+                    )
         stale, self.stale_verdicts = self.stale_verdicts, []
         for posting in (*stale, *self._unload()):
             posting.fail(None, error)
+
+
+def _full(crate: Crate) -> MailboxFull:
+    placed = sorted(set[str]().union(*crate.posting.placed.values()))
+    others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
+    return MailboxFull(
+        f"mailbox {crate.mailbox!r} stayed full, so these messages were not written there: its reader does not keep "
+        f"up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
+        mailbox=crate.mailbox,
+    )

@@ -19,6 +19,7 @@ class FrameFate(IntEnum):
     DUPLICATE = 1  # an earlier call had written it
     FULL = 2  # the mailbox is above its limit, or an earlier frame of this sender was not taken
     GONE = 3  # the mailbox's lease has expired
+    GAP = 4  # the server does not have what this sender wrote before: it lost writes
 
 
 class SendStatus(IntEnum):
@@ -61,11 +62,16 @@ class SendRequest:
 
 @dataclass(slots=True)
 class SendReply:
-    """What became of a call of `send`, shipment by shipment; `takers` per publication of the bare channels."""
+    """What became of a call of `send`, shipment by shipment; `takers` per publication of the bare channels.
+
+    `repeated` says that an earlier attempt may still be on its way to the server: what was refused here can be written
+    by it, until the sender takes a higher epoch.
+    """
 
     status: SendStatus
     fates: list[FrameFate] = field(default_factory=list)
     takers: list[int] = field(default_factory=list)
+    repeated: bool = False
 
 
 class Cursor(NamedTuple):
@@ -93,10 +99,11 @@ class Listening(NamedTuple):
 
 
 class SenderState(NamedTuple):
-    """A sender's new epoch, and the last seq per mailbox that was written."""
+    """A sender's new epoch, the last seq per mailbox that was written, and the takers of its last publications."""
 
     epoch: int
     last: dict[str, int]
+    takers: list[int]
 
 
 class Limits(NamedTuple):

@@ -131,7 +131,7 @@ class MemoryTransport:
         """Raise a sender's epoch, which fences whoever sent under this name before."""
         state = self._exp.senders.setdefault(sender, _Sender())
         state.epoch += 1
-        return SenderState(state.epoch, dict(state.last))
+        return SenderState(state.epoch, dict(state.last), state.takers)
 
     async def listen(
         self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
@@ -172,19 +172,26 @@ class MemoryTransport:
                 reply.status = SendStatus.STALE_DIRECTORY
             elif request.interceptor_epoch not in {-1, exp.interceptor}:
                 reply.status = SendStatus.STALE_VERDICTS
-        reply.fates = [self._take(part, sender, reply) for part in request.shipments]
+        refused: set[str] = set()
+        for part in request.shipments:
+            fate = self._take(part, sender, reply, behind=part.mailbox in refused)
+            reply.fates.append(fate)
+            if fate > FrameFate.DUPLICATE:
+                refused.add(part.mailbox)
         exp.written.set()
         exp.written = asyncio.Event()
         return reply
 
-    def _take(self, part: Shipment, sender: _Sender, reply: SendReply) -> FrameFate:
+    def _take(self, part: Shipment, sender: _Sender, reply: SendReply, *, behind: bool) -> FrameFate:
         last = sender.last.get(part.mailbox, 0)
         if part.seq <= last:
             if not part.mailbox:
                 reply.takers = sender.takers
             return FrameFate.DUPLICATE
-        if reply.status is not SendStatus.OK or part.seq != last + 1:
+        if reply.status is not SendStatus.OK or behind:
             return FrameFate.FULL
+        if part.seq != last + 1:
+            return FrameFate.GAP
         if not part.mailbox:
             sender.takers = reply.takers = self._publish(part)
         else:

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from ray_messaging.channels import Keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
-from ray_messaging.errors import AlreadyExists, Fenced
+from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull
 from ray_messaging.transports.base import (
     Cursor,
     DirectoryDelta,
@@ -59,7 +61,8 @@ class RedisTransport:
         reply = await self.link.script("epoch", [self.keys.sender(sender)], [int(keep_s * 1000)])
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
-        return SenderState(int(fields[b"epoch"]), last)
+        takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
+        return SenderState(int(fields[b"epoch"]), last, takers)
 
     async def listen(
         self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
@@ -104,11 +107,18 @@ class RedisTransport:
             args += [name, shipment.seq, shipment.rows, shipment.frame, len(shipment.publish)]
             for channel, data in shipment.publish:
                 args += [channel, data]
-        reply = await self.link.script("send", keys, args)
+        cuts: list[None] = []
+        try:
+            reply = await self.link.script("send", keys, args, cut=lambda: cuts.append(None))
+        except MailboxFull as error:
+            if cuts:  # an earlier attempt may have been taken before memory was full
+                raise ConnectionFailed(str(error), host=self.link.config.server, port=self.link.config.port) from error
+            raise
+        status, repeated = SendStatus(reply[0]), bool(cuts)
         if len(reply) == 1:
-            return SendReply(SendStatus(reply[0]))
+            return SendReply(status, repeated=repeated)
         end = len(request.shipments) + 1
-        return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :])
+        return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""

@@ -109,7 +109,12 @@ class RedisIngress:
         elif kind == b"pmessage":
             _, pattern, channel, data = reply
             # The first pattern that brought a channel is the one that goes on bringing it.
-            if not self._ours and channel not in self._channels and self._first_of(channel, pattern):
+            if (
+                channel != self._brackets
+                and not self._ours
+                and channel not in self._channels
+                and self._first_of(channel, pattern)
+            ):
                 self._sink(Ingress(channel.decode(errors="replace"), data, pattern.decode()))
         else:
             self._unconfirmed.discard(reply[1])

@@ -31,8 +31,8 @@ from redis.exceptions import (
 )
 
 from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
-from ray_messaging.errors import ConfigError, ConnectionFailed, ServerRefused
-from ray_messaging.transports.wire import Wire
+from ray_messaging.errors import ConfigError, ConnectionFailed, MailboxFull, ServerRefused
+from ray_messaging.transports.wire import ServerBusyError, Wire
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ _PASSING = (
     OutOfMemoryError,
     OSError,
     EOFError,
+    ServerBusyError,
 )
 
 
@@ -144,10 +145,16 @@ class RedisLink:
     def translated(self, error: BaseException) -> Exception:
         """Turn a library's error into ours: refused for good, or out of reach."""
         facts = {"host": self.config.server, "port": self.config.port}
+        if isinstance(error, OutOfMemoryError):
+            return MailboxFull(
+                f"the memory of the server at {self.where} is full, so it takes no messages: fetch what waits, or "
+                "raise its maxmemory (nothing of these messages was sent)",
+                mailbox="",
+            )
         if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not isinstance(error, _PASSING)):
             return ServerRefused(
                 f"the server at {self.where} refused us: {error}; check user name, password, db "
-                f"(now {self.config.db}) and the user's rights",
+                f"(now {self.config.db}), the user's rights, and that this is no node of a cluster of several",
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
@@ -158,8 +165,13 @@ class RedisLink:
             )
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
-    async def script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
-        """Run a script of ours; it is repeated, with the same arguments, while the connection is cut."""
+    async def script(
+        self, name: str, keys: Sequence[str], args: Sequence[Any], cut: Callable[[], None] | None = None
+    ) -> Any:  # noqa: ANN401 - a reply
+        """Run a script of ours; it is repeated, with the same arguments, while the connection is cut.
+
+        `cut` is called for each attempt of which nobody knows what became.
+        """
 
         async def run() -> Any:  # noqa: ANN401 - a reply
             sha = self._shas.get(name)
@@ -171,14 +183,17 @@ class RedisLink:
                 del self._shas[name]
                 return await self._once((b"EVAL", script_text(name), len(keys), *keys, *args))
 
-        return await self.persist(run)
+        return await self.persist(run, cut)
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
         """Run one command that may be repeated; replies come as RESP2 gives them."""
         return await self.persist(lambda: self._once(args))
 
-    async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat what a cut connection broke, up to `patience_s`; raise ServerRefused, ConnectionFailed."""
+    async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
+        """Repeat what a cut connection broke, up to `patience_s`.
+
+        Raises: ServerRefused at once, ConnectionFailed, MailboxFull.
+        """
         deadline = asyncio.get_running_loop().time() + self.patience_s
         pause = _FIRST_PAUSE_S
         while True:
@@ -187,6 +202,8 @@ class RedisLink:
             except _FATAL as error:
                 raise self.translated(error) from error
             except _PASSING as error:
+                if cut is not None and not isinstance(error, ResponseError | BusyLoadingError | ReadOnlyError):
+                    cut()
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise self.translated(error) from error
             except ResponseError as error:

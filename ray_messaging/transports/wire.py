@@ -26,6 +26,13 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from ray_messaging.config import CONNECT_TIMEOUT_S
+
+
+class ServerBusyError(ResponseError):
+    """The server cannot serve this now; it can be asked again."""
+
+
 _ERRORS: dict[str, type[Exception]] = {
     "NOAUTH": AuthenticationError,
     "WRONGPASS": AuthenticationError,
@@ -34,6 +41,9 @@ _ERRORS: dict[str, type[Exception]] = {
     "OOM": OutOfMemoryError,
     "LOADING": BusyLoadingError,
     "READONLY": ReadOnlyError,
+    **dict.fromkeys(
+        ("BUSY", "MISCONF", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "NOTREADY"), ServerBusyError
+    ),
 }
 
 
@@ -58,8 +68,13 @@ class Wire(asyncio.Protocol):
 
     @classmethod
     async def open(cls, connection: AbstractConnection) -> "Wire":
-        """Connect and take the socket over; raises what redis-py raises."""
-        await connection.connect()
+        """Connect within 5 s and take the socket over; raises what redis-py raises."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         return cls(connection)
 
     @property

@@ -34,7 +34,11 @@ async def test_a_message_is_delivered(messagers):
     sender, receiver = await messagers(), await messagers(host=[2])
     receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"text": "hi"}, from_id=1)
     assert (receipt.fate, receipt.sent, bool(receipt), receipt.rule, receipt.reason) == (
-        "delivered", True, True, None, None,
+        "delivered",
+        True,
+        True,
+        None,
+        None,
     )
     assert receipt.consumption >= 0
     (message,) = await fetch_all(receiver, 1)
@@ -208,7 +212,8 @@ async def test_columns_share_one_payload_and_one_sender(messagers):
     assert receipts.counts()["delivered"] == 2
     messages = await fetch_all(receiver, 2)
     assert [(message.from_id, message.to_id, message.subtopic) for message in messages] == [
-        (None, "ann", "user-chat"), (None, 2, "user-chat"),
+        (None, "ann", "user-chat"),
+        (None, 2, "user-chat"),
     ]
 
 
@@ -374,7 +379,10 @@ async def test_a_message_looks_like_redis_pys_dict(messagers):
     await sender.send_message(sender.get_agent_chat_channel(1), {"a": [1, None]}, from_id=3)
     (message,) = await fetch_all(receiver, 1)
     assert dict(message) == {
-        "type": "message", "pattern": None, "channel": message.channel.encode(), "data": b'{"a":[1,null]}',
+        "type": "message",
+        "pattern": None,
+        "channel": message.channel.encode(),
+        "data": b'{"a":[1,null]}',
     }
     assert message.get("nothing", 7) == 7
     assert message.get("data") == message.data

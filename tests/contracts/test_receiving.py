@@ -284,12 +284,37 @@ async def test_a_sender_with_a_successor_is_fenced(messagers):
     first, receiver = await messagers(name="group"), await messagers(host=[1])
     await send(first, 1)
     second = await messagers(name="group")
+    await send(second, 3)  # from its first word on
     with pytest.raises(Fenced, match="group"):
         await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
     with pytest.raises(Fenced):
         await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
-    await send(second, 3)
     assert numbers(await fetch_all(receiver, 2)) == [1, 3]
+
+
+async def test_who_listens_under_a_name_fences_its_sender(messagers):
+    first, receiver = await messagers(name="group"), await messagers(host=[1])
+    await send(first, 1)
+    await messagers(name="group", host=[2])
+    with pytest.raises(Fenced, match="group"):
+        await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
+
+
+async def test_who_is_refused_a_name_does_not_disturb_its_owner(messagers):
+    first, receiver = await messagers(name="group", host=[2], owner="actor-1"), await messagers(host=[1])
+    await send(first, 1)
+    with pytest.raises(AlreadyExists):
+        await messagers(name="group", host=[2], owner="actor-2")
+    await send(first, 2)
+    assert numbers(await fetch_all(receiver, 2)) == [1, 2]
+
+
+async def test_a_listener_that_leaves_does_not_hold_up_the_others(messagers):
+    sender, stays, leaves = await messagers(), await messagers(listen=[1]), await messagers(listen=[1])
+    await send(sender, 1)
+    await leaves.close()
+    await asyncio.wait_for(send(sender, 2), 10)
+    assert numbers(await fetch_all(stays, 2)) == [1, 2]
 
 
 async def test_numbers_go_on_under_a_successor(messagers):
@@ -565,3 +590,22 @@ async def test_subscribing_twice(messagers):
         await receiver.subscribe_and_start_listening([])
     assert (await sender.send_message("news", {"n": 1})).fate == "delivered"
     assert numbers(await fetch_all(receiver, 1)) == [1]
+
+
+async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers):
+    sender, full = await messagers(listen=["own"]), await messagers(listen=["news"], mailbox_messages=4)
+    for n in range(4):
+        await sender.send_message("news", {"n": n})
+    waiting = asyncio.create_task(sender.send_message("news", {"n": 4}))
+
+    async def held():
+        return sender._outbox._pump._shipper.retry_at is not None
+
+    await until(held)
+    late = await messagers(listen=["news"])
+    await sender.subscribe_and_start_listening(["own"])  # nothing new, but it reloads the directory that the sender uses
+    await fetch_all(full, 4)
+    await full.ack()
+    assert (await waiting).fate == "delivered"
+    assert numbers(await fetch_all(full, 1)) == [4]
+    assert numbers(await fetch_all(late, 1)) == [4]

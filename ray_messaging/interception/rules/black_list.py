@@ -61,6 +61,10 @@ class BlackList(Rule):
         """Take over the pairs."""
         self.set((pair[0], pair[1]) for pair in state)
 
+    def merge(self, state: Any) -> None:  # noqa: ANN401 - JSON
+        """Block what either list blocks."""
+        self.add((pair[0], pair[1]) for pair in state)
+
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, str]:  # noqa: ARG002 - a Rule's
         """Judge a batch; return the rows of blocked pairs."""
         if not self._pairs:

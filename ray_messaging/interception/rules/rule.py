@@ -60,7 +60,11 @@ class Rule:
         return None
 
     def load(self, state: Any) -> None:  # noqa: ANN401 - JSON of any shape
-        """Take over a state that `dump` gave."""
+        """Take over a state that `dump` gave, in place of one's own."""
+
+    def merge(self, state: Any) -> None:  # noqa: ANN401 - JSON of any shape
+        """Take over an earlier run's state beside one's own; where nothing else is said, in place of it."""
+        self.load(state)
 
 
 def _checked(verdict: object) -> Verdict:

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Raise a sender's epoch and return its state; whoever sent under this name before is fenced.
 --
 -- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq

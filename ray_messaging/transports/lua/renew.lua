@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Renew a messager's leases.
 --
 -- KEYS[1] sender  hash, expires when its messager has long been gone (a named one never does)

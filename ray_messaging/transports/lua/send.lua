@@ -29,30 +29,30 @@ if fresh then
   elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] then reply[1] = 2 end
 end
 
-local bracketed = false
-local function publish(at, into)
-  for i = at + 5, at + 3 + 2 * tonumber(ARGV[at + 4]), 2 do
-    if not bracketed then
-      redis.call('PUBLISH', ARGV[4], '(')
-      bracketed = true
-    end
-    local taken = redis.call('PUBLISH', ARGV[i], ARGV[i + 1])
-    if into then into[#into + 1] = taken end
-  end
+-- Refused while memory is full, as all writes are, and before anything has happened: PUBLISH alone would go out.
+if fresh and reply[1] == 0 then redis.call('HSET', KEYS[2], 'epoch', epoch) end
+
+-- What is published goes out at the end, when nothing can fail any more: between brackets, so that our own
+-- subscriptions pass it by. A channel that the server's user may not publish to has no takers.
+local outgoing = {}
+local function publish(at, counted)
+  for i = at + 5, at + 3 + 2 * tonumber(ARGV[at + 4]), 2 do outgoing[#outgoing + 1] = {i, counted} end
 end
 
-local written = {}
+local written, refused = {}, {}
+local bare
 for _, s in ipairs(shipments) do
   local fate = 0
-  local last = written[s.mailbox] or s.last
   if s.seq <= s.last then
     fate = 1
     if s.mailbox == '' then takers = cjson.decode(redis.call('HGET', KEYS[2], 'p:replies') or '[]') end
-  elseif reply[1] ~= 0 or s.seq ~= last + 1 then
+  elseif reply[1] ~= 0 or refused[s.mailbox] then
     fate = 2
+  elseif s.seq ~= (written[s.mailbox] or s.last) + 1 then
+    fate = 4
   elseif s.mailbox == '' then
-    publish(s.at, takers)
-    redis.call('HSET', KEYS[2], 's:', s.seq, 'p:replies', cjson.encode(takers))
+    bare = s.seq
+    publish(s.at, true)
   else
     local rows, frame = tonumber(ARGV[s.at + 2]), ARGV[s.at + 3]
     local state = redis.call('HMGET', KEYS[s.key + 1], 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased')
@@ -65,13 +65,22 @@ for _, s in ipairs(shipments) do
       redis.call('HINCRBY', KEYS[s.key + 1], 'messages', rows)
       redis.call('HINCRBY', KEYS[s.key + 1], 'bytes', #frame)
       redis.call('HSET', KEYS[2], 's:' .. s.mailbox, s.seq)
-      written[s.mailbox] = s.seq
-      publish(s.at, nil)
+      publish(s.at, false)
     end
   end
+  if fate == 0 then written[s.mailbox] = s.seq elseif fate > 1 then refused[s.mailbox] = true end
   reply[#reply + 1] = fate
 end
-if bracketed then redis.call('PUBLISH', ARGV[4], ')') end
+
+if #outgoing > 0 then
+  redis.pcall('PUBLISH', ARGV[4], '(')
+  for _, out in ipairs(outgoing) do
+    local taken = redis.pcall('PUBLISH', ARGV[out[1]], ARGV[out[1] + 1])
+    if out[2] then takers[#takers + 1] = type(taken) == 'number' and taken or 0 end
+  end
+  redis.pcall('PUBLISH', ARGV[4], ')')
+end
+if bare then redis.call('HSET', KEYS[2], 's:', bare, 'p:replies', cjson.encode(takers)) end
 reply[#reply + 1] = -1
 for _, taken in ipairs(takers) do reply[#reply + 1] = taken end
 return reply

@@ -1,0 +1,352 @@
+"""Redis alone: cuts, outages, refusals, and servers that are none."""
+
+import asyncio
+import logging
+import time
+
+import pytest
+from contract_support import client_of, fetch_all, store_of, until
+
+from ray_messaging import (
+    ConfigError,
+    ConnectionFailed,
+    MailboxFull,
+    MessagingError,
+    Outgoing,
+    OutcomeUnknown,
+    RedisConfig,
+)
+from ray_messaging.channels import Keys
+from ray_messaging.config import CONNECT_TIMEOUT_S
+from ray_messaging.errors import ServerRefused
+from ray_messaging.messager import Messager
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request):
+    return request.getfixturevalue(f"{request.param}_config")
+
+
+class Proxy:
+    """Stand between a messager and its server; cut what a test wants to be cut."""
+
+    def __init__(self, config):
+        self.target = config
+        self.marker = None  # a request that holds it is the last of its connection, and its reply is lost
+        self.before = False  # lose the request itself
+        self.cuts = 0
+        self.pairs = set()
+        self.tasks = set()
+
+    async def start(self):
+        self.server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
+        self.config = self.target.model_copy(update={"port": self.server.sockets[0].getsockname()[1]})
+        return self
+
+    async def accept(self, reader, writer):
+        self.tasks.add(asyncio.current_task())
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self.target.server, self.target.port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self.pairs.add((writer, far_writer))
+        state = {"lose": False}
+        await asyncio.gather(
+            self.pump(reader, far_writer, state, up=True), self.pump(far_reader, writer, state, up=False)
+        )
+        self.pairs.discard((writer, far_writer))
+        writer.transport.abort()
+        far_writer.transport.abort()
+
+    async def pump(self, reader, writer, state, *, up):
+        try:
+            while data := await reader.read(65536):
+                if up and self.marker and self.marker in data:
+                    self.marker = None
+                    self.cuts += 1
+                    state["lose"] = True
+                    if self.before:
+                        break
+                elif not up and state["lose"]:
+                    break
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        for each in [pair for pair in self.pairs if writer in pair]:
+            for side in each:
+                side.transport.abort()
+
+    def cut(self):
+        for pair in list(self.pairs):
+            for side in pair:
+                side.transport.abort()
+
+    async def close(self):
+        self.server.close()
+        self.cut()
+        await asyncio.gather(*self.tasks)
+        await self.server.wait_closed()
+
+
+@pytest.fixture
+async def proxy(server):
+    made = await Proxy(server).start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def store(server, exp_id):
+    opened = store_of(server, exp_id)
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["reply lost", "request lost"])
+async def test_a_cut_send_is_there_once(server, proxy, opener, store, before):
+    receiver = await opener(server, name="group", host=[1, 2])
+    sender = await opener(proxy.config)
+    proxy.before = before
+    for n in range(3):
+        proxy.marker = b"cut-%d" % n
+        assert (await sender.send_message(sender.get_agent_chat_channel(1), {"t": f"cut-{n}"})).fate == "delivered"
+    proxy.marker = b"cut-all"
+    receipts = await sender.send_columns([1] * 5, [1, 2] * 2 + [1], {"t": "cut-all"})
+    assert receipts.counts()["delivered"] == 5
+    assert proxy.cuts == 4
+    assert len(await store.entries("group")) == 4
+    messages = await fetch_all(receiver, 8)
+    assert [message.payload["t"] for message in messages] == ["cut-0", "cut-1", "cut-2"] + ["cut-all"] * 5
+    assert len({message.id for message in messages}) == 8
+
+
+async def test_the_fate_of_a_publication_survives_a_cut(proxy, opener, store):
+    sender = await opener(proxy.config)
+    get = await store.subscribe("heard")
+    proxy.marker = b"cut-me"
+    sends = [Outgoing("heard", {"t": "cut-me"}), Outgoing("unheard", {}), Outgoing("heard", {"t": 2})]
+    receipts = await sender.send_messages(sends)
+    assert proxy.cuts == 1
+    assert receipts.fates.tolist() == ["published", "undeliverable", "published"]
+    assert [(await get())[1], (await get())[1]] == [b'{"t":"cut-me"}', b'{"t":2}']
+    await store.publish("heard", b"end")
+    assert (await get())[1] == b"end"  # nothing was published twice
+
+
+async def test_a_cut_reader_goes_on(server, proxy, opener):
+    receiver = await opener(proxy.config, host=[1])
+    sender = await opener(server)
+    channel = sender.get_agent_chat_channel(1)
+    for n in range(5):
+        await sender.send_message(channel, {"n": n})
+        if n % 2:
+            assert len(await fetch_all(receiver, 2)) == 2
+            proxy.cut()
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [4]
+
+
+async def test_a_cut_subscription_comes_back(proxy, opener, store, caplog):
+    receiver = await opener(proxy.config, listen=["news", "n*", "other"])
+    proxy.cut()
+
+    async def heard():
+        return await store.publish("news", b'{"n":1}') == 2  # by channel and by pattern
+
+    with caplog.at_level(logging.ERROR):
+        await until(heard)
+    assert (await fetch_all(receiver, 1))[0].payload == {"n": 1}
+    await receiver.subscribe_and_start_listening(["late"])
+    assert await store.publish("late", b"{}") == 1
+    assert [message.channel for message in await fetch_all(receiver, 1)] == ["late"]
+
+
+async def test_a_cut_while_the_mailbox_opens(server, proxy, opener):
+    receiver = await opener(proxy.config)
+    proxy.marker = b"agent-chat"  # the record
+    await receiver.host_agents([1], ["agent-chat"])
+    assert proxy.cuts == 1
+    sender = await opener(server)
+    assert (await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1})).fate == "delivered"
+    assert len(await fetch_all(receiver, 1)) == 1
+    await receiver.ack()
+
+
+async def test_a_server_that_is_gone_and_comes_back(redis_process, opener):
+    sender = await opener(redis_process.config, send_timeout_s=0.3)
+    receiver = await opener(redis_process.config, name="group", host=[1], send_timeout_s=0.3)
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 0}, from_id=1)
+    assert len(await fetch_all(receiver, 1)) == 1
+    redis_process.kill()
+    begin = time.monotonic()
+    with pytest.raises(OutcomeUnknown) as caught:
+        await sender.send_messages([Outgoing.to_agent(1, {"n": n}) for n in (1, 2)])
+    assert time.monotonic() - begin < 5
+    assert list(caught.value.receipts) == [None, None]
+    assert len(caught.value.message_ids) == 2
+    assert isinstance(caught.value.__cause__, ConnectionFailed)
+    with pytest.raises((OutcomeUnknown, ConnectionFailed)):
+        await sender.send_message(channel, {"n": 3})
+    assert sender.stats()["outbox"] == 0
+    redis_process.start()
+    receipt = await sender.send_message(channel, {"n": 4})
+    assert receipt.fate == "delivered"
+    assert int((await sender.send_message(channel, {"n": 5})).message_id.split("-")[-2]) >= 2  # a higher epoch
+
+    got = []
+    async with asyncio.timeout(10):
+        while len(got) < 2:
+            try:
+                got += await receiver.fetch_messages(timeout=1)
+            except ConnectionFailed:
+                await asyncio.sleep(0)
+    assert [message.payload["n"] for message in got] == [4, 5]
+
+
+async def refused(config, exp_id, kind, within=CONNECT_TIMEOUT_S + 1):
+    begin = time.monotonic()
+    with pytest.raises(kind) as caught:
+        async with Messager(config, exp_id):
+            pass
+    assert time.monotonic() - begin < within
+    assert isinstance(caught.value, MessagingError)
+    return caught.value
+
+
+async def test_a_wrong_password_is_refused_at_once(server, exp_id):
+    for password in ("wrong", None):
+        config = server.model_copy(update={"password": password})
+        client = client_of(server)
+        before = (await client.info("stats"))["total_connections_received"]
+        error = await refused(config, exp_id, ServerRefused, within=2)
+        after = (await client.info("stats"))["total_connections_received"]
+        await client.aclose()
+        assert after - before <= 1  # no retries
+        assert isinstance(error, ConnectionFailed)
+        assert (error.host, error.port) == (server.server, server.port)
+        assert "password" in str(error)
+        assert "wrong" not in str(error)
+
+
+async def test_a_wrong_user_or_db_is_refused_at_once(server, exp_id):
+    await refused(server.model_copy(update={"username": "nobody"}), exp_id, ServerRefused, within=2)
+    error = await refused(server.model_copy(update={"db": 9999}), exp_id, ServerRefused, within=2)
+    assert "9999" in str(error)
+
+
+async def test_a_user_without_rights_is_refused(server, exp_id):
+    client = client_of(server)
+    await client.execute_command("ACL", "SETUSER", exp_id, "on", ">pw", "~*", "+info", "+select", "+auth")
+    try:
+        config = server.model_copy(update={"username": exp_id, "password": "pw"})
+        error = await refused(config, exp_id, ServerRefused, within=2)
+        assert "rights" in str(error)
+    finally:
+        await client.execute_command("ACL", "DELUSER", exp_id)
+        await client.aclose()
+
+
+async def test_nobody_listens_on_that_port(exp_id, unused_tcp_port):
+    error = await refused(RedisConfig(server="127.0.0.1", port=unused_tcp_port), exp_id, ConnectionFailed)
+    assert (error.host, error.port) == ("127.0.0.1", unused_tcp_port)
+    assert str(unused_tcp_port) in str(error)
+
+
+async def test_no_such_host(exp_id):
+    await refused(RedisConfig(server="no-such-host.invalid"), exp_id, ConnectionFailed)
+    await refused(RedisConfig(server="/no/such/socket"), exp_id, ConnectionFailed)
+
+
+@pytest.fixture
+async def impostor():
+    """Serve whatever a test makes the server answer."""
+    made = []
+
+    async def start(answer):
+        async def serve(reader, writer):
+            try:
+                while data := await reader.read(65536):
+                    reply = answer(data)
+                    if reply is not None:
+                        writer.write(reply)
+            except OSError:
+                pass
+            writer.transport.abort()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        made.append(server)
+        return RedisConfig(server="127.0.0.1", port=server.sockets[0].getsockname()[1])
+
+    yield start
+    for server in made:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_black_hole(impostor, exp_id, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.redis_link.CONNECT_TIMEOUT_S", 0.2)
+    error = await refused(await impostor(lambda _: None), exp_id, ConnectionFailed, within=3)
+    assert "time" in str(error)
+
+
+def test_connecting_takes_five_seconds_at_most():
+    assert CONNECT_TIMEOUT_S == 5.0
+
+
+async def test_a_server_of_another_kind(impostor, exp_id):
+    await refused(await impostor(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n"), exp_id, ConnectionFailed)
+
+
+@pytest.mark.parametrize("version", ["6.2.14", "5.0.7", ""])
+async def test_an_old_server(impostor, exp_id, version):
+    text = f"# Server\r\nredis_version:{version}\r\n".encode()
+
+    def answer(data):
+        return b"$%d\r\n%s\r\n" % (len(text), text) if b"INFO" in data.upper() else b"+OK\r\n" * data.count(b"*")
+
+    error = await refused(await impostor(answer), exp_id, ConfigError)
+    assert "7.0" in str(error)
+
+
+async def test_scripts_that_the_server_forgot(opener, server, store):
+    sender, receiver = await opener(server), await opener(server, host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 1})
+    await store.client.script_flush()
+    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    assert (await sender.send_message(channel, {"n": 3})).fate == "delivered"
+    assert len(await fetch_all(receiver, 3)) == 3
+
+
+async def test_a_full_server_refuses_writes_but_lets_commits_through(redis_process, opener):
+    sender = await opener(redis_process.config, send_timeout_s=0.3)
+    receiver = await opener(redis_process.config, name="group", host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 1})
+    assert len(await fetch_all(receiver, 1)) == 1
+    client = client_of(redis_process.config)
+    await client.config_set("maxmemory", "1mb")
+    with pytest.raises(MailboxFull, match="maxmemory"):
+        await sender.send_message(channel, {"n": 2})
+    await receiver.ack()
+    await client.config_set("maxmemory", "0")
+    await client.aclose()
+    assert (await sender.send_message(channel, {"n": 3})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [3]
+
+
+async def test_all_keys_of_an_experiment_are_on_one_primary(opener, server, store, exp_id):
+    sender, receiver = await opener(server, name="a"), await opener(server, host=[1])
+    await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1})
+    await store.write(receiver.name, b"garbage")
+    await fetch_all(receiver, 1)
+
+    async def buried():
+        return len(await store.dead()) == 1
+
+    await until(buried)
+    keys = [key.decode() async for key in store.client.scan_iter(f"*{exp_id}*")]
+    assert len(keys) >= 6
+    assert all(key.startswith(Keys(exp_id).prefix) and f"{{{exp_id}}}" in key for key in keys)

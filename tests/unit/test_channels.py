@@ -1,0 +1,109 @@
+"""Channels are built and taken apart alike."""
+
+import fnmatch
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.channels import (
+    Address,
+    Keys,
+    agent_channel,
+    build_channel,
+    check_id,
+    check_name,
+    glob_pattern,
+    is_glob,
+    parse_channel,
+)
+from ray_messaging.errors import InvalidAddress
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+FIT = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=":*?[]\\")
+NAME = st.text(FIT, min_size=1, max_size=50).filter(lambda text: len(text.encode()) <= 200)
+LONG = st.sampled_from(["x" * 200, "é" * 100])
+EXPERIMENT = st.from_regex(r"[A-Za-z0-9._-]{1,200}", fullmatch=True)
+
+
+@given(EXPERIMENT, st.one_of(INT64, NAME, LONG), st.one_of(NAME, LONG))
+def test_an_agents_channel(exp_id, agent_id, subtopic):
+    channel = agent_channel(exp_id, agent_id, subtopic)
+    assert parse_channel(exp_id, channel) == Address(check_id(agent_id), subtopic)
+    assert build_channel(exp_id, *parse_channel(exp_id, channel)) == channel
+    assert not is_glob(channel)
+
+
+@given(EXPERIMENT, NAME)
+def test_a_plain_channel(exp_id, name):
+    for channel in (name, f"exps:{exp_id}:user-payback", f"exps:{exp_id}:{name}"):
+        if channel != f"exps:{exp_id}:agents":
+            address = parse_channel(exp_id, channel)
+            assert address.agent_id is None
+            assert build_channel(exp_id, *address) == channel
+
+
+@given(EXPERIMENT, st.text(max_size=40))
+def test_any_text_is_a_channel_or_refused(exp_id, text):
+    for channel in (text, f"exps:{exp_id}:{text}", f"exps:{exp_id}:agents:{text}", f"exps:{text}"):
+        try:
+            address = parse_channel(exp_id, channel)
+        except InvalidAddress as error:
+            assert error.value is not None
+        else:
+            assert parse_channel(exp_id, build_channel(exp_id, *address)) == address
+            channel.encode()
+
+
+@given(INT64)
+def test_a_str_that_spells_an_integer(number):
+    assert check_id(str(number)) == number
+    assert check_id(f"0{number}" if number >= 0 else f"-0{-number}") == (
+        f"0{number}" if number >= 0 else f"-0{-number}"
+    )
+
+
+@given(st.text(max_size=30))
+def test_ids_are_fit_for_a_channel_or_refused(text):
+    try:
+        found = check_id(text)
+    except InvalidAddress:
+        return
+    assert str(found) == text
+    assert check_id(found) == found
+    assert parse_channel("e", f"exps:e:agents:{text}:chat") == (found, "chat")
+
+
+@pytest.mark.parametrize("text", ["9" * 20, str(2**63), str(-(2**63) - 1)])
+def test_a_number_beyond_64_bits_stays_a_str(text):
+    assert check_id(text) == text
+
+
+@given(EXPERIMENT)
+def test_names(name):
+    assert check_name("name", name) == name
+    keys = Keys(name)
+    for key in (keys.meta, keys.stream("m"), keys.state("m"), keys.lease("m"), keys.sender("m"), keys.own):
+        assert key.startswith(f"rm:{{{name}}}:")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "é", "x" * 201, None, 5])
+def test_names_that_are_none(name):
+    with pytest.raises(InvalidAddress):
+        check_name("exp_id", name)
+
+
+@given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
+def test_simple_patterns_are_those_of_fnmatch(glob, text):
+    assert bool(glob_pattern(glob).fullmatch(text.encode())) == bool(re.match(fnmatch.translate(glob), text))
+
+
+@given(st.text(max_size=12), st.text(max_size=12))
+def test_any_text_is_a_pattern(glob, text):
+    try:
+        glob.encode(), text.encode()
+    except UnicodeEncodeError:
+        return
+    glob_pattern(glob).fullmatch(text.encode())
+    assert glob_pattern("*").fullmatch(text.encode())

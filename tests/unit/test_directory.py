@@ -1,0 +1,141 @@
+"""The directory, held against a naive one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.channels import build_channel, glob_pattern
+from ray_messaging.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.errors import FrameError
+from ray_messaging.frames import Batch
+from ray_messaging.ids import Ids
+
+EXP = "e"
+INT = st.one_of(st.integers(-5, 30), st.integers(-(2**63), 2**63 - 1))
+AGENT = st.one_of(INT, st.sampled_from(["ann", "bob", "cid"]))
+TOPICS = ["chat", "survey", "other"]
+PLAIN = ["news", "exps:e:user-payback"]
+GLOBS = ["exps:e:agents:*:chat", "n*", "exps:e:agents:[1-3]:*", "*"]
+
+
+def claim(agents, subtopics):
+    ints = np.array(sorted(agent for agent in agents if isinstance(agent, int)), "<i8")
+    return Claim(tuple(subtopics), ints.tobytes(), tuple(sorted(agent for agent in agents if isinstance(agent, str))))
+
+
+@st.composite
+def records(draw, *, globs=True):
+    names = draw(st.lists(st.sampled_from("pqrst"), unique=True, max_size=4))
+    return [
+        Record(
+            name,
+            [
+                claim(draw(st.sets(AGENT, max_size=8)), draw(st.sets(st.sampled_from(TOPICS), max_size=2)))
+                for _ in range(draw(st.integers(0, 2)))
+            ],
+            draw(st.lists(st.sampled_from(PLAIN), unique=True)),
+            draw(st.lists(st.sampled_from(GLOBS), unique=True, max_size=2)) if globs else [],
+        )
+        for name in names
+    ]
+
+
+@st.composite
+def batches(draw):
+    rows = draw(st.lists(st.tuples(st.one_of(AGENT, st.none()), st.sampled_from([*TOPICS, ":news", ":exps:e:user-payback", ":x"])), max_size=15))  # fmt: skip
+    # An agent's topic needs an agent.
+    rows = [(1 if to_id is None and topic[0] != ":" else to_id, topic) for to_id, topic in rows]
+    topics = tuple(dict.fromkeys(topic for _, topic in rows)) or ("chat",)
+    return Batch(
+        sender="s",
+        epoch=0,
+        first=0,
+        from_ids=Ids.of([0] * len(rows)),
+        to_ids=Ids.of([to_id for to_id, _ in rows]),
+        topics=topics,
+        topic=None if len(topics) == 1 else np.array([topics.index(topic) for _, topic in rows], np.uint16),
+    )
+
+
+def naive(found, to_id, topic):
+    channel = build_channel(EXP, to_id, topic)
+    wanted = set()
+    for record in found:
+        for each in record.claims:
+            agents = {*np.frombuffer(each.ints, "<i8").tolist(), *each.strings}
+            if topic in each.subtopics and to_id in agents:
+                wanted.add(record.mailbox)
+        if topic[0] == ":" and channel in record.channels:
+            wanted.add(record.mailbox)
+        if any(glob_pattern(glob).fullmatch(channel.encode()) for glob in record.globs):
+            wanted.add(record.mailbox)
+    return wanted
+
+
+def check(directory, found, batch):
+    routes = directory.route(batch)
+    assert len(routes) == len(batch)
+    for row, to_id in enumerate(batch.to_ids.tolist()):
+        mailboxes = directory.mailboxes(routes[row])
+        assert len(set(mailboxes)) == len(mailboxes)
+        assert set(mailboxes) == naive(found, to_id, batch.topic_of(row))
+
+
+@given(st.one_of(records(globs=False), records()), st.lists(batches(), max_size=3))
+def test_routes_are_those_of_a_naive_directory(found, sent):
+    directory = Directory(EXP)
+    directory.update(1, [decode_record(encode_record(record)) for record in found], [each.mailbox for each in found])
+    for batch in sent:
+        check(directory, found, batch)
+
+
+@given(st.lists(records(), min_size=1, max_size=3), batches())
+def test_changes_replace_and_remove(versions, batch):
+    directory = Directory(EXP)
+    known = {}
+    for version, changed in enumerate(versions, 1):
+        known |= {record.mailbox: record for record in changed}
+        there = sorted(known)[::2] if version % 2 else sorted(known)
+        known = {name: known[name] for name in there}
+        directory.update(version, changed, there)
+        assert directory.version == version
+        check(directory, list(known.values()), batch)
+
+
+@pytest.mark.parametrize("step", [1, 7, 8, 9, 10_000, 2**40])
+def test_dense_and_sparse_ids(step):
+    ids = [n * step - 5 for n in range(1, 300)]
+    directory = Directory(EXP)
+    record = Record("m", [claim(set(ids), ["chat"])], [], [])
+    directory.update(1, [record], ["m"])
+    asked = [*ids, *(each + 1 for each in ids), -6, 2**62, -(2**63), 2**63 - 1]
+    batch = Batch(sender="s", epoch=0, first=0, from_ids=Ids.of(asked), to_ids=Ids.of(asked), topics=("chat",))
+    assert [bool(route) for route in directory.route(batch)] == [each in set(ids) for each in asked]
+
+
+def test_owners():
+    directory = Directory(EXP)
+    records = [
+        Record("open", [claim({1, 2}, ["chat"])], [], []),
+        Record("own", [claim({2, "ann"}, ["chat"])], [], [], True),
+    ]
+    directory.update(1, records, ["open", "own"])
+    assert directory.owner_of({1}, besides="") is None
+    assert directory.owner_of({1, 2}, besides="") == (2, "own")
+    assert directory.owner_of({"ann"}, besides="") == ("ann", "own")
+    assert directory.owner_of({2}, besides="own") is None
+
+
+@given(st.binary(max_size=60))
+def test_records_that_cannot_be_read(data):
+    try:
+        record = decode_record(data)
+    except FrameError:
+        return
+    record.agents()
+
+
+def test_a_record_with_half_an_id():
+    with pytest.raises(FrameError):
+        decode_record(encode_record(Record("m", [Claim(("chat",), b"123", ())], [], [])))

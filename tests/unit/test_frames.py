@@ -1,0 +1,222 @@
+"""Frames: what goes in comes out, and no bytes whatever raise anything but FrameError."""
+
+import pickle
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_messaging.errors import FrameError
+from ray_messaging.frames import FRAME_LIMIT, Batch, Header, decode, encode
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+ID = st.one_of(INT64, TEXT, st.none())
+
+
+@st.composite
+def batches(draw):
+    rows = draw(st.integers(0, 12))
+
+    def column(strategy):
+        return draw(st.lists(strategy, min_size=rows, max_size=rows))
+
+    topics = tuple(draw(st.lists(TEXT, min_size=1, max_size=3, unique=True)))
+    several = draw(st.booleans())
+    ints = draw(st.booleans())
+    kind = draw(st.sampled_from(["none", "own", "shared", "raw", "raw shared"]))
+    shared = "shared" in kind
+    count = draw(st.integers(1, 4)) if shared else rows
+    raw = "raw" in kind
+    payload = st.binary(max_size=20) if raw else st.dictionaries(TEXT, ID, max_size=2).map(msgspec.json.encode)
+    lines = draw(st.lists(payload, min_size=count, max_size=count))
+    index = np.array(column(st.integers(0, count - 1)), np.uint32) if shared else None
+    return Batch(
+        sender=draw(TEXT),
+        epoch=draw(st.integers(0, 2**62 - 1)),
+        first=draw(st.integers(0, 2**62 - 1)),
+        from_ids=Ids.of(column(INT64 if ints else ID)),
+        to_ids=Ids.of(column(INT64 if ints else ID)),
+        topics=topics,
+        topic=np.array(column(st.integers(0, len(topics) - 1)), np.uint16) if several else None,
+        numbers=draw(st.sampled_from([None, np.array(column(st.integers(0, 2**32 - 1)), np.uint32)])),
+        step=draw(st.sampled_from([None, 7, -(2**63), np.array(column(INT64), np.int64)])),
+        sent_at=draw(st.sampled_from([0.0, 1.5e9, np.array(column(st.floats(0, 1e10)), np.float64)])),
+        lines=None if kind == "none" else Lines.of(lines, index, raw=raw),
+    )
+
+
+def same(one, two):
+    if isinstance(one, np.ndarray):
+        return isinstance(two, np.ndarray) and one.tolist() == two.tolist()
+    return one == two
+
+
+def assert_same(one, two):
+    for name in ("sender", "epoch", "first", "topics", "topic", "numbers", "step", "sent_at"):
+        assert same(getattr(one, name), getattr(two, name)), name
+    assert one.from_ids.tolist() == two.from_ids.tolist()
+    assert one.to_ids.tolist() == two.to_ids.tolist()
+    assert (one.lines is None) == (two.lines is None)
+    for row in range(len(one)):
+        assert one.message_id(row) == two.message_id(row)
+        assert one.topic_of(row) == two.topic_of(row)
+        if one.lines is not None:
+            assert one.lines.row(row) == two.lines.row(row)
+
+
+@given(batches())
+def test_round_trip(batch):
+    frame = encode(batch)
+    assert encode(batch) == frame
+    assert_same(batch, decode(frame))
+    assert encode(decode(frame)) == frame
+    assert_same(batch, pickle.loads(pickle.dumps(batch)))
+    assert_same(batch, pickle.loads(pickle.dumps(decode(frame))))
+
+
+@given(batches())
+def test_without_payloads(batch):
+    found = decode(encode(batch, with_payload=False))
+    assert found.lines is None
+    assert found.to_ids.tolist() == batch.to_ids.tolist()
+
+
+@given(batches(), st.data())
+def test_some_rows(batch, data):
+    rows = data.draw(st.lists(st.integers(0, max(0, len(batch) - 1)), max_size=len(batch)))
+    taken = batch.take(np.array(rows, np.intp))
+    for copy in (taken, decode(encode(taken))):
+        assert copy.from_ids.tolist() == [batch.from_ids.tolist()[row] for row in rows]
+        assert [copy.message_id(n) for n in range(len(rows))] == [batch.message_id(row) for row in rows]
+        assert [copy.topic_of(n) for n in range(len(rows))] == [batch.topic_of(row) for row in rows]
+        if batch.lines is not None:
+            assert [copy.lines.row(n) for n in range(len(rows))] == [batch.lines.row(row) for row in rows]
+
+
+@given(batches())
+def test_some_rows_of_what_was_decoded_pickle(batch):
+    decoded = decode(encode(batch))
+    taken = decoded.take(np.arange(len(batch))[::-1])
+    assert_same(taken, pickle.loads(pickle.dumps(taken)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data):
+    with pytest.raises(FrameError):
+        decode(data)
+
+
+@given(batches(), st.data())
+def test_one_changed_byte(batch, data):
+    frame = bytearray(encode(batch))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] ^= data.draw(st.integers(1, 255))
+    if at == 3:  # the spare byte says nothing
+        return
+    with pytest.raises(FrameError):
+        decode(bytes(frame))
+
+
+@given(batches(), st.data())
+def test_a_frame_cut_short_or_prolonged(batch, data):
+    frame = encode(batch)
+    with pytest.raises(FrameError):
+        decode(frame[: data.draw(st.integers(0, len(frame) - 1))])
+    with pytest.raises(FrameError):
+        decode(frame + data.draw(st.binary(min_size=1, max_size=9)))
+
+
+def sealed(body, header_length):
+    """Build a frame whose checksum is right, whatever it holds."""
+    from struct import pack
+    from zlib import crc32
+
+    return pack("<2sBxII", b"RM", 1, crc32(body), header_length) + body
+
+
+@settings(max_examples=300)
+@given(batches(), st.data())
+def test_a_forged_frame_with_a_right_checksum(batch, data):
+    frame = encode(batch)
+    header_length = int.from_bytes(frame[8:12], "little")
+    body = bytearray(frame[12:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        if body:
+            body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        body = body[: data.draw(st.integers(0, len(body)))]
+    try:
+        found = decode(sealed(bytes(body), header_length))
+    except FrameError:
+        return
+    # Whatever passes can be used without an accident.
+    assert len(found.from_ids.tolist()) == len(found.to_ids.tolist()) == len(found)
+    for row in range(len(found)):
+        found.message_id(row)
+        found.topic_of(row)
+        if found.lines is not None:
+            found.lines.row(row)
+    found.take(np.arange(len(found)))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_forged_header(data):
+    number = st.one_of(st.integers(-3, 5), st.integers(-(2**63), 2**64 - 1))
+    header = Header(
+        "s",
+        data.draw(number),
+        data.draw(number),
+        data.draw(number),
+        data.draw(st.integers(0, 300)),
+        data.draw(number),
+        tuple(data.draw(st.lists(st.text(max_size=2), max_size=2))),
+        ("a",),
+        (),
+        None,
+        0.0,
+    )
+    encoded = msgspec.msgpack.encode(header)
+    try:
+        found = decode(sealed(encoded + data.draw(st.binary(max_size=60)), len(encoded)))
+    except FrameError:
+        return
+    assert len(found) <= 60
+    found.to_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"\xc1", b"\x90", b"\x9b" + b"\xa1\xff" * 11, msgspec.msgpack.encode({"a": 1})]
+)
+def test_a_header_that_is_none(header):
+    with pytest.raises(FrameError):
+        decode(sealed(header, len(header)))
+
+
+def test_other_versions_and_sizes():
+    frame = encode(Batch(sender="s", epoch=1, first=0, from_ids=Ids.of([]), to_ids=Ids.of([]), topics=("t",)))
+    with pytest.raises(FrameError, match="version 2"):
+        decode(frame[:2] + b"\x02" + frame[3:])
+
+    class Huge(bytes):
+        def __len__(self):
+            return FRAME_LIMIT + 1
+
+    with pytest.raises(FrameError, match="size"):
+        decode(Huge(frame))
+    with pytest.raises(FrameError, match="RM"):
+        decode(b"XX" + frame[2:])
+
+
+def test_a_header_may_grow_at_its_end():
+    batch = Batch(sender="s", epoch=1, first=0, from_ids=Ids.of([1]), to_ids=Ids.of([2]), topics=("t",))
+    frame = encode(batch)
+    length = int.from_bytes(frame[8:12], "little")
+    fields = [*msgspec.msgpack.decode(frame[12 : 12 + length]), "new"]
+    header = msgspec.msgpack.encode(fields)
+    assert_same(batch, decode(sealed(header + frame[12 + length :], len(header))))
