@@ -1,6 +1,8 @@
 """Thin Ray shells round plain classes: Ray wraps every method of an actor class, so that hot code lives elsewhere."""
 
 import asyncio
+import logging
+import threading
 import warnings
 from collections.abc import Coroutine, Iterable
 from typing import Any
@@ -22,6 +24,8 @@ from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.lending import Token
 
+logger = logging.getLogger(__name__)
+
 # Between attempts of a restarted actor to reach the server.
 _PAUSE_S = 0.5
 
@@ -36,6 +40,14 @@ class ServerActor:
             self._config = self._server.start()
         except MessagingError as error:
             self._failure = error  # raised here, it would reach nobody in its own form
+        self._stopping = False
+        threading.Thread(target=self._watch, name="ray_messaging server watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Say so where the server dies: everybody else sees only that nobody answers."""
+        self._server.wait()
+        if not self._stopping and self._config is not None:
+            logger.error("the embedded server died, and its data with it; its last words: %s", self._server.last_log)
 
     def config(self) -> RedisConfig:
         """Return where the server is, password included; raise why it did not start."""
@@ -45,6 +57,7 @@ class ServerActor:
 
     def stop(self) -> None:
         """Stop the server and remove its data."""
+        self._stopping = True
         self._server.stop()
 
 

@@ -57,6 +57,7 @@ class Shipper:
         self._first_epoch = asyncio.Lock()
         self._attempted = False
         self._fence_at: float | None = None  # loop time; None: nothing of ours can still come
+        self._cut_by = -1  # the directory's version by which what waits was cut
         self.stale_verdicts: list[Posting] = []
 
     async def reload(self) -> None:
@@ -99,11 +100,17 @@ class Shipper:
 
     def load(self, posting: Posting, verdicts: int, deadline: float) -> None:
         """Cut a posting and queue its crates; `verdicts` is the epoch of the interceptor that passed them."""
+        self._follow()
         for crate in self._cutter.cut(posting, verdicts, deadline):
             lane = self._lanes.get(crate.mailbox)
             if lane is None:
                 lane = self._lanes[crate.mailbox] = _Lane(self._written.get(crate.mailbox, 0))
             lane.crates.append(crate)
+
+    def _follow(self) -> None:
+        """Cut anew what was cut by an older directory: the receiving side reloads it, too."""
+        if self._cut_by != self._directory.version:
+            self._recut()
 
     @property
     def retry_at(self) -> float | None:
@@ -140,6 +147,7 @@ class Shipper:
 
     def _ready(self) -> list[tuple[Crate, int]]:
         """Return the crates of the next call with their seqs: all under the verdicts of one interceptor."""
+        self._follow()
         now = asyncio.get_running_loop().time()
         ready: list[tuple[Crate, int]] = []
         volume = 0
@@ -235,6 +243,7 @@ class Shipper:
 
     def _recut(self) -> None:
         """Cut anew by the new directory what has not been written."""
+        self._cut_by = self._directory.version
         known = {crate.posting: crate for lane in self._lanes.values() for crate in lane.crates}
         for posting in self._unload():
             self.load(posting, known[posting].verdicts, known[posting].deadline)

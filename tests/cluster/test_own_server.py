@@ -6,7 +6,7 @@ import uuid
 import pytest
 import ray
 import redis
-from cluster_support import drain, numbered, numbers
+from cluster_support import drain, kill, numbered, numbers
 
 from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, ServerRefused, UnknownName
@@ -34,7 +34,6 @@ def left(redis_config, exp_id):
         assert numbers(group.fetch(limit=1, timeout=10)) == [0]
         group.ack()
         ray.get(messaging.interceptor.add_to_black_set.remote([(3, None)]))
-        messaging.shutdown(erase=False)
     return redis_config
 
 
@@ -42,7 +41,7 @@ def keys(client, exp_id):
     return sorted(client.scan_iter(f"*{exp_id}*"))
 
 
-def test_shutdown_erases_its_own_keys_and_no_others(redis_config, client, exp_id):
+def test_shutdown_can_erase_its_own_keys_and_no_others(redis_config, client, exp_id):
     others = {f"rm:{{{exp_id}0}}:meta", f"mine:{exp_id}", f"rm:{exp_id}"}
     for key in others:
         client.set(key, 1)
@@ -51,11 +50,12 @@ def test_shutdown_erases_its_own_keys_and_no_others(redis_config, client, exp_id
         messaging.create_group("all", [1, 2]).send(1, 2, {"n": 1})
         assert len(keys(client, exp_id)) > len(others)
         assert "password" not in repr(messaging.redis)
+        messaging.shutdown(erase=True)
     assert {key.decode() for key in keys(client, exp_id)} == others
     client.delete(*others)
 
 
-def test_shutdown_can_leave_the_data(left, client, exp_id):
+def test_shutdown_leaves_the_data(left, client, exp_id):
     assert len(keys(client, exp_id)) > 3
 
 
@@ -70,7 +70,7 @@ def test_data_that_are_there_stop_a_start(left, client, exp_id):
         Messaging.connect(exp_id)
 
 
-def test_resume_goes_on(left, exp_id, client):
+def test_resume_goes_on(left, exp_id):
     with Messaging.start(exp_id, redis=left, on_existing="resume") as messaging:
         assert messaging.stats()["waiting"] == {"all": 2}
         assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
@@ -78,12 +78,14 @@ def test_resume_goes_on(left, exp_id, client):
         assert group.send(3, 1, {}).fate == "blocked"
         assert group.send(1, 2, {"n": 3})
         assert numbers(drain(group, 3)) == [1, 2, 3]
-    assert keys(client, exp_id) == []
 
 
-def test_resume_with_other_rules_takes_what_was_set_at_run_time(left, exp_id):
+def test_resume_adds_what_was_set_at_run_time_to_the_rules_given(left, exp_id):
     listed = [rules.BlackList([(1, 2)])]
     with Messaging.start(exp_id, redis=left, on_existing="resume", rules=listed) as messaging:
+        assert ray.get(messaging.interceptor.black_set.remote()) == {(1, 2), (3, None)}
+        ray.get(messaging.interceptor.remove_from_black_set.remote([(1, 2)]))
+        kill(messaging.interceptor)  # what was removed must not come back with the rules that it was started with
         assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
 
 

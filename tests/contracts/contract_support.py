@@ -25,14 +25,14 @@ async def fetch_all(messager, count, **options):
 async def take_in(messager, count):
     """Wait until `count` messages are in the inbox, without fetching."""
     async with asyncio.timeout(WAIT_S):
-        while messager.stats()["inbox"] < count:
+        while messager.stats()["inbox"] < count:  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0)
 
 
 async def until(condition):
     """Wait until an async condition holds."""
     async with asyncio.timeout(WAIT_S):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.005)
 
 

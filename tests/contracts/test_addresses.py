@@ -1,6 +1,7 @@
 """Ids, channels, payloads, and what is refused with which words."""
 
-import datetime
+import asyncio
+import datetime as dt
 import pickle
 
 import numpy as np
@@ -55,8 +56,6 @@ async def test_columns_of_numpy(messagers):
 async def test_a_columns_array_may_be_reused(messagers):
     sender, receiver = await messagers(), await messagers(host=[1, 2])
     ids = np.array([1, 2])
-    import asyncio
-
     sending = asyncio.create_task(sender.send_columns(ids, ids, {}))
     await asyncio.sleep(0)
     ids[:] = 9
@@ -189,7 +188,7 @@ async def test_payloads_come_as_they_went(messagers):
     both = await messagers(host=[1])
     payload = {"text": 'é\u2028\n"\\\x00', "list": [1, -2.5, True, None, {}], "": {"deep": [[[]]]}, "big": 2**63}
     await both.send_message(both.get_agent_chat_channel(1), payload)
-    await both.send_columns([1] * 2, [1] * 2, [payload, {"when": datetime.date(2026, 1, 1).isoformat()}])
+    await both.send_columns([1] * 2, [1] * 2, [payload, {"when": dt.date(2026, 1, 1).isoformat()}])
     messages = await fetch_all(both, 3)
     assert messages[0].payload == messages[1].payload == payload
 

@@ -88,7 +88,7 @@ async def test_fates_of_one_batch(messagers, store):
         receipts[5]
 
 
-async def test_order_of_a_pair_under_every_way_to_send(messagers):
+async def test_order_of_a_pair_under_every_way_to_send(messagers):  # noqa: C901 - a way each
     sender, receiver = await messagers(frame_rows=7), await messagers(host=range(10), frame_rows=7)
 
     async def one_by_one(agent, numbers):

@@ -180,6 +180,7 @@ async def test_async_for_waits(messagers):
     async def take():
         async for message in receiver:
             return message.payload["n"]
+        return None
 
     waiting = asyncio.create_task(take())
     await asyncio.sleep(0)
@@ -310,10 +311,10 @@ async def test_who_is_refused_a_name_does_not_disturb_its_owner(messagers):
 
 
 async def test_a_listener_that_leaves_does_not_hold_up_the_others(messagers):
-    sender, stays, leaves = await messagers(), await messagers(listen=[1]), await messagers(listen=[1])
-    await send(sender, 1)
+    sender, stays, leaves = await messagers(), await messagers(listen=["news"]), await messagers(listen=["news"])
+    await sender.send_message("news", {"n": 1})
     await leaves.close()
-    await asyncio.wait_for(send(sender, 2), 10)
+    await asyncio.wait_for(sender.send_message("news", {"n": 2}), 10)
     assert numbers(await fetch_all(stays, 2)) == [1, 2]
 
 
@@ -565,7 +566,7 @@ async def test_a_foreign_payload_that_is_no_json(messagers, store):
     receiver = await messagers(host=[1])
     await store.publish(receiver.get_user_chat_channel(1), b"plain text")
     (message,) = await fetch_all(receiver, 1)
-    with pytest.raises(FrameError, match="plain text|JSON"):
+    with pytest.raises(FrameError, match="JSON"):
         _ = message.payload
     assert message.data == b"plain text"
 
@@ -603,7 +604,9 @@ async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers
 
     await until(held)
     late = await messagers(listen=["news"])
-    await sender.subscribe_and_start_listening(["own"])  # nothing new, but it reloads the directory that the sender uses
+    await sender.subscribe_and_start_listening(
+        ["own"]
+    )  # nothing new, but it reloads the directory that the sender uses
     await fetch_all(full, 4)
     await full.ack()
     assert (await waiting).fate == "delivered"

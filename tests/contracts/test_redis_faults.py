@@ -12,8 +12,8 @@ from ray_messaging import (
     ConnectionFailed,
     MailboxFull,
     MessagingError,
-    Outgoing,
     OutcomeUnknown,
+    Outgoing,
     RedisConfig,
 )
 from ray_messaging.channels import Keys

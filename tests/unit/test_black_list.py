@@ -34,7 +34,7 @@ def naive(blocked, pair):
 @given(st.sets(PAIR, max_size=8), st.lists(PAIR, max_size=20))
 def test_it_blocks_what_a_naive_one_blocks(blocked, sent):
     rule = BlackList(blocked)
-    asked = sent + [pair for pair in blocked]
+    asked = [*sent, *blocked]
     found = rule.check_batch(batch_of(asked), "e")
     assert set(found) == {row for row, pair in enumerate(asked) if naive(blocked, pair)}
     assert all(found.values())

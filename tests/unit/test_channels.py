@@ -49,8 +49,8 @@ def test_any_text_is_a_channel_or_refused(exp_id, text):
     for channel in (text, f"exps:{exp_id}:{text}", f"exps:{exp_id}:agents:{text}", f"exps:{text}"):
         try:
             address = parse_channel(exp_id, channel)
-        except InvalidAddress as error:
-            assert error.value is not None
+        except InvalidAddress:
+            pass
         else:
             assert parse_channel(exp_id, build_channel(exp_id, *address)) == address
             channel.encode()

@@ -43,7 +43,8 @@ def records(draw, *, globs=True):
 
 @st.composite
 def batches(draw):
-    rows = draw(st.lists(st.tuples(st.one_of(AGENT, st.none()), st.sampled_from([*TOPICS, ":news", ":exps:e:user-payback", ":x"])), max_size=15))  # fmt: skip
+    topic = st.sampled_from([*TOPICS, ":news", ":exps:e:user-payback", ":x"])
+    rows = draw(st.lists(st.tuples(st.one_of(AGENT, st.none()), topic), max_size=15))
     # An agent's topic needs an agent.
     rows = [(1 if to_id is None and topic[0] != ":" else to_id, topic) for to_id, topic in rows]
     topics = tuple(dict.fromkeys(topic for _, topic in rows)) or ("chat",)

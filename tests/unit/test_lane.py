@@ -101,7 +101,7 @@ async def test_a_wrong_token_is_refused(lane, token):
 
 
 async def test_a_client_with_a_wrong_token(lane):
-    with pytest.raises(OSError, match="cut|reset"):
+    with pytest.raises(OSError, match=r"cut|reset"):
         await LaneClient.open(lane.address._replace(token="wrong"))
     assert "token" not in repr(lane.address)
     assert lane.address.token not in repr(lane.address)
@@ -174,9 +174,9 @@ def lane_cut(lane):
 async def test_a_closed_server_drops_its_callers(lane):
     client = await LaneClient.open(lane.address)
     await lane.server.close()
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         await client.ask(b"1")
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         await LaneClient.open(lane.address)
 
 
@@ -222,5 +222,5 @@ async def test_a_port_where_nobody_listens():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         await LaneClient.open(LaneAddress("127.0.0.1", port, "token"))

@@ -10,11 +10,12 @@ from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 from ray_messaging.lines import Lines, encode_payload
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False, allow_infinity=False), TEXT),
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), FLOAT, TEXT),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
     max_leaves=8,
-)  # fmt: skip
+)
 PAYLOAD = st.dictionaries(TEXT, JSON, max_size=3)
 
 
