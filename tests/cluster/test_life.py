@@ -164,11 +164,3 @@ def test_a_driver_that_is_killed(home):
     driver.process.kill()
     driver.wait_end()
     driver.assert_nothing_left()
-
-
-def test_a_driver_that_is_terminated(home):
-    driver = Driver(SENDS_IN_A_BLOCK, home)
-    driver.wait_ready()
-    driver.process.terminate()
-    driver.wait_end()
-    driver.assert_nothing_left()

@@ -9,11 +9,6 @@ import pytest
 
 pytestmark = pytest.mark.timeout(90)
 
-ONE_NODE = """
-import ray
-ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-"""
-
 TWO_NODES = """
 import ray
 from ray.cluster_utils import Cluster
@@ -54,19 +49,24 @@ def ten_lines(request):
     return block[1]
 
 
+def printed(output):
+    return [ast.literal_eval(line) for line in output.splitlines() if line.startswith("[[")]
+
+
 def run(script):
     """Run a script in a process of its own, and return what it printed, line by line."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=80, check=False)
     assert done.returncode == 0, done.stderr
-    return [ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    return printed(done.stdout)
 
 
 def test_they_are_ten_lines(ten_lines):
     assert len([line for line in ten_lines.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
 
 
-def test_on_one_node(ten_lines):
-    assert run(ONE_NODE + ten_lines) == [EXPECTED]
+def test_on_one_node(ray_cluster, ten_lines, capsys):
+    exec(compile(ten_lines, "README.md", "exec"), {"__name__": "__main__"})
+    assert printed(capsys.readouterr().out) == [EXPECTED]
 
 
 def test_on_two_nodes(ten_lines):

@@ -294,7 +294,7 @@ async def test_a_sender_with_a_successor_is_fenced(messagers):
 
 
 async def test_who_listens_under_a_name_fences_its_sender(messagers):
-    first, receiver = await messagers(name="group"), await messagers(host=[1])
+    first, _ = await messagers(name="group"), await messagers(host=[1])
     await send(first, 1)
     await messagers(name="group", host=[2])
     with pytest.raises(Fenced, match="group"):
