@@ -1,6 +1,6 @@
 """Delivered messages per second and lone-message latency, beside what people use today, in one run.
 
-    python -m benchmarks.end_to_end [--agents 200 2000 10000] [--seconds 3] [--repeats 3] [--json FILE]
+python -m benchmarks.end_to_end [--agents 200 2000 10000] [--seconds 3] [--repeats 3] [--json FILE]
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The same work for everybody: two halves of a society that write to each other, counted where they arrive.
 
 Payloads are JSON objects of about 100 bytes. A half is a Ray actor; every peer implements the same few methods, and the
-runner drives them alike: `bulk` and `awaited` send for some seconds and return how many were sent, `drained` waits until
-so many have arrived, `ping` sends lone messages and `pong` takes them and returns their latencies.
+runner drives them alike: `bulk` and `awaited` send for some seconds and return how many were sent, `drained` waits
+until so many have arrived, `ping` sends lone messages, whose `latencies` the other half returns.
 """
 
 import asyncio

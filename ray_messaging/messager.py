@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack
 from operator import index
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +11,7 @@ from ray_messaging import channels as names
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
-from ray_messaging.errors import Closed, ConfigError, NotListening
+from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
 from ray_messaging.frames import decode
 from ray_messaging.interception.judges import PassAll, judge_for
 from ray_messaging.interception.verdicts import Judge
@@ -69,7 +70,7 @@ class Messager(names.ChannelNames):
     async def init(self) -> None:
         """Connect; doing so twice does no harm. Raises ConnectionFailed within 5 s, ServerRefused at once."""
         if self._closed:
-            raise Closed("this messager is closed: make another one")
+            raise self._not_open(Closed)
         if self._outbox is not None:
             return
         judge = self._judge(self._interceptor)
@@ -102,18 +103,14 @@ class Messager(names.ChannelNames):
             return
         self._closed = True
         outbox, subscription = self._outbox, self._subscription
-        try:
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self._transport.close)
+            for judge in self._retired if outbox is None else (*self._retired, outbox.judge):
+                last_first.push_async_callback(judge.close)
+            if subscription is not None:
+                last_first.push_async_callback(subscription.close, commit=commit)
             if outbox is not None:
-                await outbox.close()
-        finally:
-            try:
-                if subscription is not None:
-                    await subscription.close(commit=commit)
-            finally:
-                if outbox is not None:
-                    for judge in (*self._retired, outbox.judge):
-                        await judge.close()
-                await self._transport.close()
+                last_first.push_async_callback(outbox.close)
 
     async def __aenter__(self) -> Self:
         await self.init()
@@ -133,19 +130,20 @@ class Messager(names.ChannelNames):
 
     @property
     def _sending(self) -> Outbox:
-        if self._closed:
-            raise Closed("this messager is closed: make another one")
-        if self._outbox is None:
-            raise Closed("this messager is not open yet: `await messager.init()` first, or use `async with`")
+        if self._outbox is None or self._closed:
+            raise self._not_open(Closed)
         return self._outbox
 
     @property
     def _receiving(self) -> Subscription:
-        if self._closed:
-            raise Closed("this messager is closed: make another one")
-        if self._subscription is None:
-            raise NotListening("this messager is not open yet: `await messager.init()` first, or use `async with`")
+        if self._subscription is None or self._closed:
+            raise self._not_open(NotListening)
         return self._subscription
+
+    def _not_open(self, kind: type[MessagingError]) -> MessagingError:
+        if self._closed:
+            return Closed("this messager is closed: make another one")
+        return kind("this messager is not open yet: `await messager.init()` first, or use `async with`")
 
     @property
     def message_interceptor(self) -> object:

@@ -61,7 +61,11 @@ class InterceptorHost:
         """Enter this run as the experiment's; tell whether it was there, as after a restart of this actor."""
         keys, link, spec = self.transport.keys, self.transport.link, self._spec
         if spec.on_existing == "reset" and await link.command("HGET", keys.meta, "run") != spec.run.encode():
+            counters = await link.command("HMGET", keys.meta, "directory", "interceptor")
             await self._erase()
+            for name, count in zip(("directory", "interceptor"), counters, strict=True):
+                if count is not None:  # who lives on from before must notice: no number comes again
+                    await link.command("HSET", keys.meta, name, int(count) + 1)
         fresh = await link.command("HSETNX", keys.meta, "run", spec.run)
         holder = await link.command("HGET", keys.meta, "run")
         if fresh or holder == spec.run.encode():

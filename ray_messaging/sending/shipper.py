@@ -8,8 +8,15 @@ from itertools import islice
 import numpy as np
 
 from ray_messaging.directory import Directory
-from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, OutcomeUnknown, TransitError
+from ray_messaging.errors import (
+    ConfigError,
+    Fenced,
+    MailboxFull,
+    MessagingError,
+    TransitError,
+)
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate, Cutter
 from ray_messaging.sending.posting import Posting
 from ray_messaging.transports.base import FrameFate, SendReply, SendRequest, SendStatus, Shipment, Transport
@@ -194,22 +201,22 @@ class Shipper:
         else:
             for crate, fate in refused:
                 lane = self._lanes[crate.mailbox]
-                if fate is FrameFate.FULL and lane.crates and lane.crates[0] is crate:
+                if not lane.crates or lane.crates[0] is not crate:
+                    continue  # it waits behind another one
+                if fate is FrameFate.FULL:
                     self._hold(lane)
+                elif fate is FrameFate.TOO_LARGE:
+                    lane.crates.popleft()
+                    crate.posting.fail(
+                        crate.rows_of_posting(), refusals.too_large(crate, self._limit_of(crate.mailbox))
+                    )
 
     def _fenced(self, unknown: list[Crate]) -> Fenced:
-        """Build the error for a sender that has a successor; `unknown` crates may have been written before it came."""
+        """Give up for good: the name has a successor; `unknown` crates may have been written before it came."""
         for crate in unknown:
-            crate.posting.fail(
-                crate.rows_of_posting(),
-                OutcomeUnknown("another messager took over this name while these messages were on their way"),
-            )
+            crate.posting.fail(crate.rows_of_posting(), refusals.taken_over())
         self._attempted = False
-        error = Fenced(
-            f"another messager sends under the name {self.sender!r} now (our epoch is {self.epoch}): close it",
-            name=self.sender,
-            epoch=self.epoch,
-        )
+        error = refusals.fenced(self.sender, self.epoch)
         self.abandon(error)
         return error
 
@@ -227,7 +234,7 @@ class Shipper:
         now = asyncio.get_running_loop().time()
         while lane.crates and lane.crates[0].deadline <= now:
             late = lane.crates.popleft()
-            late.posting.fail(late.rows_of_posting(), _full(late))
+            late.posting.fail(late.rows_of_posting(), refusals.full(late))
         lane.pause = min(max(2 * lane.pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         lane.retry_at = now + lane.pause
 
@@ -241,6 +248,10 @@ class Shipper:
             lane.pause = lane.retry_at = 0.0
         return sorted(postings, key=lambda posting: posting.batch.first)
 
+    def _limit_of(self, mailbox: str) -> int:
+        record = self._directory.records.get(mailbox)
+        return 0 if record is None else 4 * record.frame_bytes  # as the record's frames are cut
+
     def _recut(self) -> None:
         """Cut anew by the new directory what has not been written."""
         self._cut_by = self._directory.version
@@ -253,11 +264,7 @@ class Shipper:
         if self._attempted:
             self._attempted = False
             self._fence_at = asyncio.get_running_loop().time()
-            error: MessagingError = OutcomeUnknown(
-                f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still "
-                "arrive until this messager reaches the server again. Look on the other side, or send again"
-            )
-            error.__cause__ = cause
+            error: MessagingError = refusals.unknown(cause)
         else:
             error = cause  # the server never got these
         if self.unfenced:
@@ -270,20 +277,7 @@ class Shipper:
             self._attempted, self._fence_at = False, asyncio.get_running_loop().time()
             for lane in self._lanes.values():
                 for crate in islice(lane.crates, lane.tried):
-                    crate.posting.fail(
-                        crate.rows_of_posting(),
-                        OutcomeUnknown(f"these messages were on their way when sending stopped ({error})"),
-                    )
+                    crate.posting.fail(crate.rows_of_posting(), refusals.cut_off(error))
         stale, self.stale_verdicts = self.stale_verdicts, []
         for posting in (*stale, *self._unload()):
             posting.fail(None, error)
-
-
-def _full(crate: Crate) -> MailboxFull:
-    placed = sorted(set[str]().union(*crate.posting.placed.values()))
-    others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
-    return MailboxFull(
-        f"mailbox {crate.mailbox!r} stayed full, so these messages were not written there: its reader does not keep "
-        f"up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
-        mailbox=crate.mailbox,
-    )

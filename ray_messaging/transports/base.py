@@ -19,6 +19,7 @@ class FrameFate(IntEnum):
     DUPLICATE = 1  # an earlier call had written it
     FULL = 2  # the mailbox is above its limit, or an earlier frame of this sender was not taken
     GONE = 3  # the mailbox's lease has expired
+    TOO_LARGE = 5  # the mailbox would not hold it if it were empty
     GAP = 4  # the server does not have what this sender wrote before: it lost writes
 
 

@@ -198,6 +198,8 @@ class MemoryTransport:
             box = self._exp.mailboxes.get(part.mailbox)
             if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
                 return FrameFate.GONE
+            if len(part.frame) > box.limits.nbytes:
+                return FrameFate.TOO_LARGE
             if box.messages + part.rows > box.limits.messages or box.nbytes + len(part.frame) > box.limits.nbytes:
                 return FrameFate.FULL
             self._exp.entry += 1

@@ -57,7 +57,8 @@ def script_text(name: str) -> str:
     folder = files("ray_messaging.transports") / "lua"
     shared = {"directory": "bury", "remove": "bury"}.get(name)
     parts = [(folder / f"{part}.lua").read_text() for part in (shared, name) if part]
-    return "\n".join(parts)
+    flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
+    return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
 
 
 class RedisLink:

@@ -109,7 +109,10 @@ class Driver:
     def assert_nothing_left(self):
         wait_for(lambda: not self.servers(), "the end of the server")
         wait_for(lambda: not self.folders(), "the removal of its data")
-        wait_for(lambda: not self.related(), "the end of all of its processes")
+        try:
+            wait_for(lambda: not self.related(), "the end of all of its processes")
+        except AssertionError:
+            pytest.fail("left: " + "; ".join(map(command_of, self.related())))
 
 
 def processes():
@@ -121,6 +124,13 @@ def where(pid):
         return str(Path(f"/proc/{pid}/cwd").readlink())
     except OSError:
         return ""
+
+
+def command_of(pid):
+    try:
+        return f"{pid} " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    except OSError:
+        return f"{pid} gone"
 
 
 def environment_of(pid):

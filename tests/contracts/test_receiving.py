@@ -7,7 +7,17 @@ import pickle
 import pytest
 from contract_support import fetch_all, take_in, until, vanish
 
-from ray_messaging import AlreadyExists, Closed, ConfigError, Fenced, FrameError, MailboxFull, NotListening, Outgoing
+from ray_messaging import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    Fenced,
+    FrameError,
+    MailboxFull,
+    NotListening,
+    Outgoing,
+    PayloadTooLarge,
+)
 from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
@@ -612,3 +622,13 @@ async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers
     assert (await waiting).fate == "delivered"
     assert numbers(await fetch_all(full, 1)) == [4]
     assert numbers(await fetch_all(late, 1)) == [4]
+
+
+async def test_what_a_mailbox_could_never_hold_is_too_large_and_holds_up_nobody(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1], mailbox_bytes=8192)
+    channel = sender.get_agent_chat_channel(1)
+    with pytest.raises(PayloadTooLarge, match=receiver.name) as error:
+        await asyncio.wait_for(sender.send_message(channel, {"n": "x" * 10_000}), 10)
+    assert error.value.size > error.value.limit > 0
+    assert (await sender.send_message(channel, {"n": 1})).sent
+    assert numbers(await fetch_all(receiver, 1)) == [1]

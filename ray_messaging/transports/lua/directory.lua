@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Return what changed in the directory since a version; mailboxes whose lease has expired leave it first.
 --
 -- KEYS[1] meta     hash: directory = version

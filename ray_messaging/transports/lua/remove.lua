@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Take a mailbox out of the directory; what is unread becomes dead letters.
 --
 -- KEYS as in directory.lua; KEYS[5] state: hash: epoch

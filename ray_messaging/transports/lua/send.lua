@@ -58,6 +58,8 @@ for _, s in ipairs(shipments) do
     local state = redis.call('HMGET', KEYS[s.key + 1], 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased')
     if not state[3] or (state[5] == '1' and redis.call('EXISTS', KEYS[s.key + 2]) == 0) then
       fate = 3
+    elseif #frame > tonumber(state[4]) then
+      fate = 5
     elseif tonumber(state[1]) + rows > tonumber(state[3]) or tonumber(state[2]) + #frame > tonumber(state[4]) then
       fate = 2
     else

@@ -1,0 +1,54 @@
+"""The errors of messages that were not taken, or of which nobody knows."""
+
+from ray_messaging.errors import Fenced, MailboxFull, OutcomeUnknown, PayloadTooLarge
+from ray_messaging.sending.cutter import Crate
+
+
+def full(crate: Crate) -> MailboxFull:
+    """Build the error for a reader that does not keep up."""
+    placed = sorted(set[str]().union(*crate.posting.placed.values()))
+    others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
+    return MailboxFull(
+        f"mailbox {crate.mailbox!r} stayed full, so these messages were not written there: its reader does not keep "
+        f"up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
+        mailbox=crate.mailbox,
+    )
+
+
+def too_large(crate: Crate, limit: int) -> PayloadTooLarge:
+    """Build the error for a frame that a mailbox could not hold if it were empty; `limit` in bytes."""
+    return PayloadTooLarge(
+        f"mailbox {crate.mailbox!r} cannot hold {len(crate.frame):,} bytes, not even when it is empty: send a "
+        "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
+        size=len(crate.frame),
+        limit=limit,
+    )
+
+
+def fenced(sender: str, epoch: int) -> Fenced:
+    """Build the error for a sender that has a successor."""
+    return Fenced(
+        f"another messager sends under the name {sender!r} now (our epoch is {epoch}): close it",
+        name=sender,
+        epoch=epoch,
+    )
+
+
+def taken_over() -> OutcomeUnknown:
+    """Build the error for messages that were on their way when a successor came."""
+    return OutcomeUnknown("another messager took over this name while these messages were on their way")
+
+
+def cut_off(why: Exception) -> OutcomeUnknown:
+    """Build the error for messages that were on their way when sending stopped."""
+    return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
+
+
+def unknown(cause: Exception) -> OutcomeUnknown:
+    """Build the error for messages of which the server could not be asked."""
+    error = OutcomeUnknown(
+        f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "
+        "until this messager reaches the server again. Look on the other side, or send again"
+    )
+    error.__cause__ = cause
+    return error
