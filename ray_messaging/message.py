@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ray_messaging.channels import AGENT_CHAT, AgentId, build_channel, check_id, check_subtopic
-from ray_messaging.errors import FrameError, InvalidPayload
+from ray_messaging.errors import FrameError, InvalidAddress, InvalidPayload
 from ray_messaging.frames import Batch
 
 # One reused decoder: payloads are JSON of any shape, foreign clients' included.
@@ -144,6 +144,8 @@ class Outgoing:
     def __init__(
         self, channel: str | None, payload: dict[str, Any], from_id: AgentId | None = None, to_id: AgentId | None = None
     ) -> None:
+        if not isinstance(channel, str | None):
+            raise InvalidAddress(f"channel {channel!r} must be a str", value=channel)
         self.channel = channel
         self.payload = payload
         self.from_id = None if from_id is None else check_id(from_id)

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
+from functools import lru_cache, partial
 from operator import index
 from types import TracebackType
 from typing import Any, Self
@@ -56,7 +57,7 @@ class Messager(names.ChannelNames):
         self._interceptor = message_interceptor
         self._transport = open_transport(config, exp_id, self.settings)
         self._directory = Directory(exp_id)
-        self._addresses: dict[str, names.Address] = {}
+        self._address = lru_cache(_ADDRESSES_KEPT)(partial(names.parse_channel, exp_id))
         self._log = LocalLog(exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self._shipper: Shipper | None = None
         self._outbox: Outbox | None = None
@@ -189,10 +190,9 @@ class Messager(names.ChannelNames):
         if outbox is None or self._closed:
             outbox = self._sending
         try:
-            address = self._addresses.get(channel) or self._address(channel)
+            recipient, topic = self._address(channel)
         except TypeError:  # unhashable
-            address = self._address(channel)
-        recipient = address.agent_id
+            recipient, topic = names.parse_channel(self.exp_id, channel)
         if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
             recipient = names.check_recipient(channel, recipient, to_id)
         if from_id.__class__ is not int:
@@ -202,7 +202,7 @@ class Messager(names.ChannelNames):
         line = encode_payload(payload, self.settings.payload_bytes)
         if outbox.room.crowded:
             await outbox.room.wait()
-        return await outbox.append(from_id, recipient, address.topic, line)
+        return await outbox.append(from_id, recipient, topic, line)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.
@@ -232,12 +232,6 @@ class Messager(names.ChannelNames):
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""
         await self._sending.flush()
-
-    def _address(self, channel: str) -> names.Address:
-        if len(self._addresses) >= _ADDRESSES_KEPT:
-            self._addresses.clear()
-        address = self._addresses[channel] = names.parse_channel(self.exp_id, channel)
-        return address
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
