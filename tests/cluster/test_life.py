@@ -99,9 +99,12 @@ class Driver:
         return [pid for pid in processes() if where(pid).startswith(f"{self.home}/ray_messaging-valkey-")]
 
     def related(self):
-        """Return all processes that belong to this run, guards too: they have its TMPDIR in their environment."""
+        """Return all processes that belong to this run, guards too: they have its TMPDIR in their environment.
+
+        Not Ray's agents: when a raylet is killed, they may take a minute to notice.
+        """
         mark = f"TMPDIR={self.home}".encode()
-        return [pid for pid in processes() if mark in environment_of(pid)]
+        return [pid for pid in processes() if mark in environment_of(pid) and "Agent " not in command_of(pid) + " "]
 
     def folders(self):
         return list(self.home.glob("ray_messaging-valkey-*"))
