@@ -19,9 +19,6 @@ from ray_messaging.sending.pump import Pump
 from ray_messaging.sending.room import Room
 from ray_messaging.sending.shipper import Shipper
 
-# A batch that nothing overlaps is sent in halves from this size on.
-_SPLIT_ROWS = 256
-
 Accept = Callable[[], "asyncio.Future[Receipts]"]
 
 
@@ -183,18 +180,14 @@ class Outbox:
 
     # -- for the pump ---------------------------------------------------------------------------------------------
 
-    def _next(self, idle: bool) -> Parcel | None:  # noqa: FBT001 - the pump's question
-        """Give the pump its next parcel; `idle` says that nothing else is under way."""
+    def _next(self) -> Parcel | None:
+        """Give the pump its next parcel; what comes from now on goes behind it."""
         if not self._parcels:
             return None
-        parcel = self._parcels[0]
-        if idle and parcel is self._open and len(parcel) >= _SPLIT_ROWS and not parcel.manies:
-            # Everybody waits for this one batch: in halves, one is judged while the other one is written, and those
-            # whose receipts are there go on meanwhile.
-            return self._open.split()
+        parcel = self._parcels.popleft()
         if parcel is self._open:
             self._open = None
-        return self._parcels.popleft()
+        return parcel
 
     def _finish(self, posting: Posting) -> None:
         lines = posting.batch.lines
@@ -214,7 +207,7 @@ class Outbox:
         if self._broken is None:
             self._broken = error
         self.room.fail(error)
-        while (parcel := self._next(idle=False)) is not None:
+        while (parcel := self._next()) is not None:
             self._pump.post(parcel).fail(None, error)
 
 

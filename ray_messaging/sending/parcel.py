@@ -81,13 +81,6 @@ class Draft(Parcel):
         """Tell whether so many bytes of payloads that are not small fit in, too."""
         return self.large == 0 or self.large + large <= BATCH_BYTES
 
-    def split(self) -> "Draft":
-        """Take the first half of the messages out, as a parcel of their own."""
-        half = Draft(self.step)
-        middle = len(self.rows) // 2
-        half.rows, self.rows = self.rows[:middle], self.rows[middle:]
-        return half
-
     def extend(self, entry: Entry, now: float) -> None:
         """Add one payload for some recipients; a bulk send waits for them."""
         from_id, to_ids, topic, line = entry

@@ -1,4 +1,4 @@
-"""The pump: one batch after the other through the interceptor and into the mailboxes, two of them under way at most."""
+"""The pump: one batch after the other through the interceptor and into the mailboxes."""
 
 import asyncio
 import logging
@@ -25,10 +25,10 @@ _STALE = (
 
 
 class Pump:
-    """Take parcels, have them judged, and ship them, in order.
+    """Take parcels, have them judged, and ship them: one batch is under way at a time, which keeps the order.
 
-    While one batch is shipped the next one is judged, and waits for the one before it to be written: what is asked
-    overlaps what is written, and nothing overtakes.
+    Asking about a batch while the one before it is written was tried: it gains nothing, as the time goes to other
+    processes on the same cores, and costs a task for each batch.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Pump:
         shipper: Shipper,
         judge: Judge,
         settings: MessagingConfig,
-        take: Callable[[bool], Parcel | None],
+        take: Callable[[], Parcel | None],
         finish: Callable[[Posting], None],
         broken: Callable[[MessagingError], None],
     ) -> None:
@@ -50,9 +50,7 @@ class Pump:
         self._number = 0
         self._awake = False
         self._wake = asyncio.Event()
-        self._asking = asyncio.Lock()
         self._judging: Posting | None = None
-        self._shipping: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
 
     def wake(self) -> None:
@@ -63,10 +61,8 @@ class Pump:
 
     async def stop(self, why: MessagingError) -> None:
         """Stop at once; what has no receipt yet gets the error, and what may still come is fenced."""
-        tasks = [task for task in (self._task, self._shipping) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._abandon(why)
         with suppress(MessagingError, TimeoutError):
             async with asyncio.timeout(_LAST_FENCE_S):
@@ -87,30 +83,19 @@ class Pump:
             self._break(broken)
 
     async def _step(self) -> None:
-        parcel = self._take(self._shipping is None)
+        parcel = self._take()
         if parcel is None:
             await self._sleep()
-            if self._shipping is not None and self._shipping.done():
-                await self._shipped()
-            if self._shipping is None and self._due():
-                self._ship_soon()
-            return
-        posting = self._judging = await self._begin(parcel)
-        verdicts = await self._ask(posting) if posting.open else None
-        await self._shipped()
-        self._judging = None
-        if verdicts is not None:
-            self._load(posting, verdicts)
-            self._ship_soon()
-
-    def _due(self) -> bool:
-        """Tell whether there is something to try again."""
-        retry_at = self._shipper.retry_at
-        return retry_at is not None and retry_at <= asyncio.get_running_loop().time()
-
-    def _ship_soon(self) -> None:
-        self._shipping = asyncio.create_task(self._ship(), name="ray_messaging shipping")
-        self._shipping.add_done_callback(lambda _: self.wake())
+            parcel = self._take()
+        if parcel is not None:
+            posting = self._judging = await self._begin(parcel)
+            verdicts = await self._ask(posting) if posting.open else None
+            if verdicts is not None:
+                self._load(posting, verdicts)
+            self._judging = None
+        await self._shipper.ship()
+        if self._shipper.stale_verdicts:
+            await self._judge_again()
 
     async def _begin(self, parcel: Parcel) -> Posting:
         """Give a parcel's messages their numbers; the first one takes the epoch that is part of them."""
@@ -133,8 +118,8 @@ class Pump:
         return Posting(parcel, batch, self._finish)
 
     async def _sleep(self) -> None:
-        """Wait for a parcel, the end of a shipping, or the time at which a full mailbox is to be tried again."""
-        retry_at = self._shipper.retry_at if self._shipping is None else None
+        """Wait for a parcel, or for the time at which a full mailbox is to be tried again."""
+        retry_at = self._shipper.retry_at
         try:
             if retry_at is None:
                 await self._wake.wait()
@@ -149,9 +134,9 @@ class Pump:
     async def _ask(self, posting: Posting) -> Verdicts | None:
         """Have a posting judged; None: nobody did, and whoever waits has been told."""
         try:
-            async with self._asking:  # one request at a time: a batch may be asked about again meanwhile
-                verdicts = await self.judge.judge(posting.batch)
-            posting.block(verdicts.rows(len(posting.batch)) if verdicts.blocked else {})
+            verdicts = await self.judge.judge(posting.batch)
+            if verdicts.blocked:
+                posting.block(verdicts.rows(len(posting.batch)))
         except MessagingError as error:
             posting.fail(None, error)
             return None
@@ -162,17 +147,6 @@ class Pump:
             deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_s
             self._shipper.load(posting, verdicts.epoch, deadline)
 
-    async def _shipped(self) -> None:
-        """Wait for the batch before; raise what stopped it for good."""
-        if self._shipping is not None:
-            await self._shipping
-            self._shipping = None
-
-    async def _ship(self) -> None:
-        await self._shipper.ship()
-        if self._shipper.stale_verdicts:
-            await self._judge_again()
-
     async def _judge_again(self) -> None:
         """Ask the interceptor's successor about what its predecessor passed but nobody has; wait until it is there."""
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE_S
@@ -181,8 +155,7 @@ class Pump:
             if loop.time() > deadline:
                 self._shipper.abandon(InterceptorUnavailable(_STALE))
                 return
-            async with self._asking:
-                await self.judge.close()  # a predecessor that goes on answering must not be asked again
+            await self.judge.close()  # a predecessor that goes on answering must not be asked again
             for posting in self._shipper.stale_verdicts:
                 verdicts = await self._ask(posting)
                 if verdicts is not None:
