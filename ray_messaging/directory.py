@@ -12,6 +12,7 @@ from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, STR, Ids
 
+_KNOWN = 100_000  # routes kept for messages sent alone
 NOBODY = 0  # the route of a channel that no mailbox listens on
 
 
@@ -102,6 +103,7 @@ class Directory:
         self._tables: dict[str, _Table | None] = {}
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
+        self._known: dict[tuple[AgentId | None, str], int] = {}
         self._globs: list[tuple[re.Pattern[bytes], str]] = []
 
     def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str]) -> None:
@@ -128,6 +130,17 @@ class Directory:
     def mailboxes(self, route: int) -> tuple[str, ...]:
         """Return the mailboxes of a route."""
         return self.routes[route]
+
+    def route_one(self, agent_id: AgentId | None, topic: str) -> int:
+        """Return the route of one message; it is kept until the directory changes."""
+        key = (agent_id, topic)
+        route = self._known.get(key)
+        if route is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            batch = _one(agent_id, topic)
+            route = self._known[key] = int(self.route(batch)[0])
+        return route
 
     def route(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each message, int32 (n,)."""
@@ -205,3 +218,8 @@ class Directory:
                 known[to_id, topic] = route
             routes[row] = known[to_id, topic]
         return routes
+
+
+def _one(agent_id: AgentId | None, topic: str) -> Batch:
+    ids = Ids.of([agent_id])
+    return Batch(sender="", epoch=0, first=0, from_ids=ids, to_ids=ids, topics=(topic,))

@@ -59,9 +59,13 @@ class Cutter:
         """Return which rows go to which mailbox; None stands for all of them."""
         directory, batch = self.directory, posting.batch
         posting.copies = None
+        if len(batch) == 1 and posting.untouched:  # a message alone is in a hurry
+            listeners = directory.mailboxes(directory.route_one(batch.to_ids[0], batch.topics[0]))
+            if len(listeners) < 2:
+                return {listeners[0] if listeners else BARE: None}
         routes = directory.route(batch)
         mailboxes = directory.mailboxes(int(routes[0]))
-        if posting.untouched and len(mailboxes) < 2 and (len(routes) == 1 or (routes == routes[0]).all()):
+        if posting.untouched and len(mailboxes) < 2 and (routes == routes[0]).all():
             return {mailboxes[0] if mailboxes else BARE: None}
         used = np.flatnonzero(np.bincount(routes)).tolist()
         opened = posting.open_rows

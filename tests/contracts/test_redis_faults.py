@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import signal
 import time
 
 import pytest
 from contract_support import client_of, fetch_all, store_of, until
+from redis.exceptions import ResponseError
 
 from ray_messaging import (
     ConfigError,
@@ -20,6 +22,10 @@ from ray_messaging.channels import Keys
 from ray_messaging.config import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ServerRefused
 from ray_messaging.messager import Messager
+from ray_messaging.transports.base import FrameFate
+from ray_messaging.transports.wire import reply_error
+
+FENCED = b"*1\r\n:3\r\n"  # what the send script answers to a sender that has a higher epoch
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -37,6 +43,12 @@ class Proxy:
         self.cuts = 0
         self.pairs = set()
         self.tasks = set()
+        self.hold = None  # a request that holds it is kept back, with all that follows on its connection
+        self.hold_all = False  # and so are its repeats
+        self.held = 0
+        self.let_go = asyncio.Event()  # send what is held
+        self.answers = asyncio.Queue()  # what the server says to it
+        self.end = asyncio.Event()
 
     async def start(self):
         self.server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
@@ -51,7 +63,7 @@ class Proxy:
             writer.transport.abort()
             return
         self.pairs.add((writer, far_writer))
-        state = {"lose": False}
+        state = {"lose": False, "end": self.end}
         await asyncio.gather(
             self.pump(reader, far_writer, state, up=True), self.pump(far_reader, writer, state, up=False)
         )
@@ -70,8 +82,18 @@ class Proxy:
                         break
                 elif not up and state["lose"]:
                     break
+                if up and self.hold and self.hold in data:
+                    self.hold = self.hold if self.hold_all else None
+                    self.held += 1
+                    state["held"] = True
+                    await self.let_go.wait()
+                elif not up and state.get("held"):
+                    self.answers.put_nowait(data)
+                    continue  # whoever asked is gone
                 writer.write(data)
                 await writer.drain()
+                if state.get("held"):
+                    await state["end"].wait()
         except OSError:
             pass
         for each in [pair for pair in self.pairs if writer in pair]:
@@ -85,6 +107,8 @@ class Proxy:
 
     async def close(self):
         self.server.close()
+        self.let_go.set()
+        self.end.set()
         self.cut()
         await asyncio.gather(*self.tasks)
         await self.server.wait_closed()
@@ -205,6 +229,155 @@ async def test_a_server_that_is_gone_and_comes_back(redis_process, opener):
     assert [message.payload["n"] for message in got] == [4, 5]
 
 
+async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_send(
+    server, proxy, opener, store, monkeypatch
+):
+    monkeypatch.setattr("ray_messaging.sending.shipper._FENCE_PAUSE_S", 0.02)
+    receiver = await opener(server, name="group", host=[1])
+    sender = await opener(proxy.config, send_timeout_s=0.5)
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 0})
+    proxy.hold, proxy.hold_all = b"late", True
+    with pytest.raises(OutcomeUnknown, match="may still arrive"):
+        await sender.send_message(channel, {"n": 1, "t": "late"})
+
+    async def fenced():
+        return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) >= 2
+
+    await until(fenced)
+    proxy.let_go.set()
+    for _ in range(proxy.held):
+        assert await asyncio.wait_for(proxy.answers.get(), 10) == FENCED
+    assert proxy.held >= 1
+    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 2]
+
+
+async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, opener, exp_id, monkeypatch):
+    monkeypatch.setattr("ray_messaging.sending.shipper._FENCE_PAUSE_S", 0.02)
+    receiver = await opener(redis_process.config, name="group", host=[1])
+    sender = await opener(redis_process.config, send_timeout_s=0.3)
+    store = store_of(redis_process.config, exp_id)
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 0})
+    redis_process.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(OutcomeUnknown, match="may still arrive"):
+            await sender.send_message(channel, {"n": 1})
+    finally:
+        redis_process.process.send_signal(signal.SIGCONT)
+
+    async def fenced():
+        return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) >= 2
+
+    await until(fenced)
+    there = len(await store.entries("group"))  # from now on nothing old can come
+    await store.close()
+    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    found = [message.payload["n"] for message in await fetch_all(receiver, there + 1)]
+    assert found in ([0, 2], [0, 1, 2])
+
+
+async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opener, store):
+    receiver = await opener(server, name="group", host=[1], mailbox_messages=4)
+    # Each attempt has 0.5 s, the call 2 s: the first one is held, the second one finds the mailbox full.
+    sender = await opener(proxy.config.model_copy(update={"timeout": 0.5}), send_timeout_s=2)
+    channel = sender.get_agent_chat_channel(1)
+    for n in range(4):
+        await sender.send_message(channel, {"n": n})
+    real, replies = sender._transport.send, []
+
+    async def send(request):
+        replies.append(await real(request))
+        return replies[-1]
+
+    sender._transport.send = send
+    proxy.hold = b"late"
+    with pytest.raises(MailboxFull):
+        await sender.send_message(channel, {"n": 4, "t": "late"})
+    assert proxy.held == 1
+    assert replies[0].repeated
+    assert FrameFate.FULL in replies[0].fates
+    assert len(await fetch_all(receiver, 4)) == 4
+    await receiver.ack()
+    proxy.let_go.set()
+    assert await asyncio.wait_for(proxy.answers.get(), 10) == FENCED
+    assert await store.entries("group") == []
+    assert (await sender.send_message(channel, {"n": 5})).fate == "delivered"
+    assert not replies[-1].repeated
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [5]
+    await receiver.ack()
+    assert await store.entries("group") == []
+
+
+async def test_a_server_that_lost_writes_is_written_to_at_once(server, opener, store, caplog):
+    receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
+    channel = sender.get_agent_chat_channel(1)
+    for n in range(3):
+        await sender.send_message(channel, {"n": n})
+    await store.client.hset(store.keys.sender(sender.name), "s:group", 1)
+    with caplog.at_level(logging.ERROR):
+        assert (await asyncio.wait_for(sender.send_message(channel, {"n": 3}), 10)).fate == "delivered"
+    assert [record.levelname for record in caplog.records if "lost messages" in record.message] == ["ERROR"]
+    assert (await sender.send_message(channel, {"n": 4})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 5)] == list(range(5))
+
+
+async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkeypatch):
+    told = {"wire": asyncio.Event(), "ingress": asyncio.Event()}
+
+    def seen(text):
+        if text.startswith("BUSY"):
+            told["wire"].set()
+        return reply_error(text)
+
+    monkeypatch.setattr("ray_messaging.transports.wire.reply_error", seen)
+    sender, receiver = await opener(server), await opener(server, host=[1])
+    channel, link = sender.get_agent_chat_channel(1), receiver._transport.link
+    translated = link.translated
+
+    def noted(error):
+        if "BUSY" in str(error):
+            told["ingress"].set()
+        return translated(error)
+
+    monkeypatch.setattr(link, "translated", noted)
+    await sender.send_message(channel, {"n": 0})
+    assert len(await fetch_all(receiver, 1)) == 1
+    await store.client.config_set("busy-reply-threshold", 20)
+    other = client_of(server)
+    await other.client_kill_filter(_type="pubsub")
+    script = asyncio.create_task(other.eval("while true do end", 0))
+    try:
+        await until(lambda: is_busy(store.client))
+        receiver._transport._reading.close()  # as a cut does: it asks anew, and in the middle of this
+        sending = asyncio.create_task(sender.send_message(channel, {"n": 1}))
+        await asyncio.wait_for(told["wire"].wait(), 10)
+        await asyncio.wait_for(told["ingress"].wait(), 10)
+    finally:
+        await store.client.script_kill()
+        await store.client.config_set("busy-reply-threshold", 5000)
+    with pytest.raises(ResponseError, match="kill"):
+        await script
+    await other.aclose()
+    assert (await asyncio.wait_for(sending, 10)).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
+
+    async def heard():
+        return await store.publish(channel, b'{"n":2}') == 1
+
+    await until(heard)
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [2]
+
+
+async def is_busy(client):
+    try:
+        await client.exists("key")
+    except ResponseError as error:
+        return "BUSY" in str(error)
+    return False
+
+
 async def refused(config, exp_id, kind, within=CONNECT_TIMEOUT_S + 1):
     begin = time.monotonic()
     with pytest.raises(kind) as caught:
@@ -304,7 +477,10 @@ async def test_an_old_server(impostor, exp_id, version):
     text = f"# Server\r\nredis_version:{version}\r\n".encode()
 
     def answer(data):
-        return b"$%d\r\n%s\r\n" % (len(text), text) if b"INFO" in data.upper() else b"+OK\r\n" * data.count(b"*")
+        info = b"$%d\r\n%s\r\n" % (len(text), text)
+        # A segment may hold several commands, or only the end of one, which its beginning has answered.
+        commands = [command for command in data.split(b"*")[1:] if command[:1].isdigit()]
+        return b"".join(info if b"\r\nINFO\r\n" in command.upper() else b"+OK\r\n" for command in commands)
 
     error = await refused(await impostor(answer), exp_id, ConfigError)
     assert "7.0" in str(error)
@@ -335,6 +511,28 @@ async def test_a_full_server_refuses_writes_but_lets_commits_through(redis_proce
     await client.aclose()
     assert (await sender.send_message(channel, {"n": 3})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [3]
+
+
+async def test_a_full_server_publishes_nothing_and_foreign_clients_are_heard(server, opener, store):
+    sender, receiver = await opener(server, send_timeout_s=0.3), await opener(server, host=[1])
+    channel = receiver.get_user_chat_channel(1)
+    get, brackets = await store.subscribe("news"), await store.subscribe(store.keys.own)
+    assert (await sender.send_message("news", {"n": 0})).fate == "published"
+    limit = (await store.client.config_get("maxmemory"))["maxmemory"]
+    await store.client.config_set("maxmemory", "1mb")
+    try:
+        for n in (1, 2):
+            with pytest.raises(MailboxFull, match="maxmemory"):
+                await sender.send_message("news", {"n": n})
+        assert await store.publish(channel, b'{"n":"while it is full"}') == 1
+        assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["while it is full"]
+    finally:
+        await store.client.config_set("maxmemory", limit)
+    assert await store.publish(channel, b'{"n":"after"}') == 1
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["after"]
+    assert (await sender.send_message("news", {"n": 3})).fate == "published"
+    assert [(await get())[1] for _ in range(2)] == [b'{"n":0}', b'{"n":3}']
+    assert [(await brackets())[1] for _ in range(4)] == [b"(", b")", b"(", b")"]
 
 
 async def test_all_keys_of_an_experiment_are_on_one_primary(opener, server, store, exp_id):

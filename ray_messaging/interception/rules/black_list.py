@@ -17,6 +17,7 @@ Pair = tuple[AgentId | None, AgentId | None]
 # Odd 64-bit constants that spread ids over the table (the golden ratio's, and a prime).
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _SLOTS_PER_PAIR = 16
+_FEW = 8  # rows: looking them up is quicker than the arithmetic on columns that would rule them out
 
 
 class BlackList(Rule):
@@ -70,7 +71,8 @@ class BlackList(Rule):
         if not self._pairs:
             return {}
         found: dict[int, str] = {}
-        for row in self._candidates(batch.from_ids, batch.to_ids).tolist():
+        few = len(batch) <= _FEW
+        for row in range(len(batch)) if few else self._candidates(batch.from_ids, batch.to_ids).tolist():
             pair = self._hit(batch.from_ids[row], batch.to_ids[row])
             if pair is not None:
                 found[row] = f"{_name(pair[0])} may not write to {_name(pair[1])}"
