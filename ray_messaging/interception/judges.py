@@ -144,7 +144,8 @@ class RemoteJudge(_Asking):
             return bytes(await self._handle.forward_batch.remote(request))
         address = LaneAddress(*await self._handle.lane.remote())
         try:
-            self._lane = await LaneClient.open(address)
+            # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
+            self._lane = await LaneClient.open(address, self._timeout_s / 2)
         except OSError as error:
             self._by_ray_until = asyncio.get_running_loop().time() + _BY_RAY_S
             if self.way == "lane":

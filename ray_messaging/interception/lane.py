@@ -17,7 +17,7 @@ from ray_messaging.interception.framing import Answer, Framing
 logger = logging.getLogger(__name__)
 
 CONNECTIONS = 10_000
-_OPENING_S = 5.0
+OPENING_S = 5.0
 _TOKEN_LIMIT = 128
 
 
@@ -73,7 +73,7 @@ class _Caller(Framing):
             self.refuse("too many connections")
             return
         self._server.connections.add(self)
-        self._timer = asyncio.get_running_loop().call_later(_OPENING_S, self.refuse, "no token in time")
+        self._timer = asyncio.get_running_loop().call_later(OPENING_S, self.refuse, "no token in time")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Forget the caller."""
@@ -112,10 +112,10 @@ class LaneClient(Framing):
         self._waiting: asyncio.Future[bytes] | None = None
 
     @classmethod
-    async def open(cls, address: LaneAddress) -> "LaneClient":
-        """Connect and show the token; raise OSError."""
+    async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
+        """Connect and show the token, within 5 s at most; raise OSError."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(_OPENING_S):
+        async with asyncio.timeout(min(OPENING_S, timeout_s)):
             _, client = await loop.create_connection(cls, address.host, address.port)
             await client.ask(address.token.encode())
         return client

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from functools import partial
 
 from ray_messaging.channels import AgentId
@@ -145,7 +146,9 @@ class Outbox:
                         await self.room.wait()
                     self._check()
                 except MessagingError as error:
-                    stopped = error
+                    # Others get the same error: what is known of these rows goes on one of their own.
+                    stopped = copy(error)
+                    stopped.__cause__ = error.__cause__
                     break
                 futures.append(accept())
             return await _joined(futures, stopped, rows)

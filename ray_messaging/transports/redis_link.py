@@ -16,12 +16,14 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
+    ClusterDownError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
@@ -32,7 +34,7 @@ from redis.exceptions import (
 
 from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
 from ray_messaging.errors import ConfigError, ConnectionFailed, MailboxFull, ServerRefused
-from ray_messaging.transports.wire import ServerBusyError, Wire
+from ray_messaging.transports.wire import ServerBusyError, Wire, reply_error
 
 T = TypeVar("T")
 
@@ -48,7 +50,16 @@ _PASSING = (
     OSError,
     EOFError,
     ServerBusyError,
+    ClusterDownError,
+    TryAgainError,
 )
+
+
+def _passes(error: BaseException) -> bool:
+    """Tell whether to ask again may help; redis-py, which connects and subscribes, has no class for some of these."""
+    return isinstance(error, _PASSING) or (
+        isinstance(error, ResponseError) and isinstance(reply_error(str(error)), ServerBusyError)
+    )
 
 
 @cache
@@ -152,7 +163,7 @@ class RedisLink:
                 "raise its maxmemory (nothing of these messages was sent)",
                 mailbox="",
             )
-        if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not isinstance(error, _PASSING)):
+        if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not _passes(error)):
             return ServerRefused(
                 f"the server at {self.where} refused us: {error}; check user name, password, db "
                 f"(now {self.config.db}), the user's rights, and that this is no node of a cluster of several",
@@ -202,13 +213,13 @@ class RedisLink:
                 return await attempt()
             except _FATAL as error:
                 raise self.translated(error) from error
-            except _PASSING as error:
+            except (*_PASSING, ResponseError) as error:
+                if not _passes(error):
+                    raise self.translated(error) from error
                 if cut is not None and not isinstance(error, ResponseError | BusyLoadingError | ReadOnlyError):
                     cut()
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise self.translated(error) from error
-            except ResponseError as error:
-                raise self.translated(error) from error
             # Jitter, so that a server that comes back is not met by everybody at once.
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -4,6 +4,7 @@ import asyncio
 import datetime as dt
 import pickle
 
+import msgspec
 import numpy as np
 import pytest
 from contract_support import fetch_all
@@ -162,6 +163,26 @@ async def test_payloads_that_are_no_json(payload):
         with pytest.raises((InvalidPayload, InvalidColumns)):
             await messager.send_columns([1, 1], [1, 1], [{}, payload])
         assert messager.get_log_list() == []  # all is checked before anything is sent
+
+
+async def test_raw_json_must_hold_no_line_break(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    bad = {"raw": msgspec.Raw(b"[1,\n2]")}
+    for send in (
+        lambda: sender.send_message(channel, bad),
+        lambda: sender.send_messages([Outgoing(channel, {"n": 1}), Outgoing(channel, bad)]),
+        lambda: sender.send_columns([1, 1], [1, 1], [{"n": 1}, bad]),
+        lambda: sender.send_columns([1, 1], [1, 1], bad),
+    ):
+        with pytest.raises(InvalidPayload, match="newline"):
+            await send()
+    assert sender.get_log_list() == []  # nothing of these was sent
+    good = {"raw": msgspec.Raw(b'[1,"a\\n"]')}
+    await sender.send_message(channel, good)
+    await sender.send_columns([1, 1], [1, 1], [good, {"n": 2}])
+    found = await fetch_all(receiver, 3)
+    assert [message.payload for message in found] == [{"raw": [1, "a\n"]}] * 2 + [{"n": 2}]
 
 
 async def test_the_bad_row_is_named():

@@ -9,8 +9,10 @@ import pytest
 from contract_support import Only, allow, fetch_all, take_in, until
 
 from ray_messaging import Outgoing
+from ray_messaging.channels import parse_channel
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
+from ray_messaging.sending.bulk import entries_of, frames_of_entries
 
 
 class Gated:
@@ -447,3 +449,39 @@ async def test_everything_pickles(messagers):
     assert copies[0].id == messages[0].id
     message = pickle.loads(pickle.dumps(messages[0]))
     assert (message.id, message.payload, message.channel) == (messages[0].id, {"n": 1}, messages[0].channel)
+
+
+def own(array):
+    """Tell whether an array is no view of anything: it keeps nothing else alive."""
+    return array is None or isinstance(array, float) or array.base is None
+
+
+async def test_receipts_keep_no_frame_alive(messagers):
+    sender, _ = await messagers(log_list_messages=0), await messagers(host=range(10))
+    sends = [Outgoing.to_agent(n % 10, {"t": "x" * 1000}, from_id=1) for n in range(100)]
+    frames = frames_of_entries(entries_of(sends, lambda name: parse_channel(sender.exp_id, name), 2**20), None)
+    for receipts in (
+        await sender.relay(frames),
+        await sender.send_messages(sends),
+        await sender.send_columns([1] * 100, [1] * 100, {"n": 1}),
+    ):
+        assert receipts.counts()["delivered"] == 100
+        for outcome, _, _ in receipts.parts:
+            assert own(outcome.sent_at)
+            assert own(outcome.fates)
+            assert own(outcome._numbers)
+        assert len(pickle.dumps(receipts)) < 5000
+
+
+async def test_frames_to_many_mailboxes_name_only_their_own_agents(messagers, store):
+    sender = await messagers()
+    names = [[f"agent-number-{box}-{n:04}-{'x' * 100}" for n in range(50)] for box in range(10)]
+    for box, hosted in enumerate(names):
+        await messagers(name=f"box-{box}", host=hosted)
+    ids = [name for row in zip(*names, strict=True) for name in row]
+    receipts = await sender.send_columns(ids, ids, {"n": 1})
+    assert receipts.counts()["delivered"] == 500
+    for box, hosted in enumerate(names):
+        (frame,) = await store.entries(f"box-{box}")
+        assert len(frame) < 2 * sum(map(len, hosted)) + 50 * 40 + 200
+        assert not any(f"agent-number-{other}-".encode() in frame for other in range(10) if other != box)

@@ -159,6 +159,16 @@ async def test_what_we_publish_never_comes_back_by_a_pattern(messagers, store):
     assert len(await both.fetch_messages()) == 0
 
 
+async def test_a_pattern_for_everything_brings_no_brackets(messagers, store):
+    receiver, sender = await messagers(listen=["*"]), await messagers(mirror=True)
+    await sender.send_message("news", {"n": 1})
+    await store.publish("end", b'{"n":2}')
+    found = await fetch_all(receiver, 2)
+    assert [(message.channel, message.data) for message in found] == [("news", b'{"n":1}'), ("end", b'{"n":2}')]
+    assert len(await receiver.fetch_messages()) == 0
+    assert receiver.stats()["ingress"] == 1
+
+
 async def test_a_full_inbox_drops_what_foreign_clients_publish_and_counts_it(messagers, store):
     receiver = await messagers(listen=["news", "end"], inbox_messages=4)
     for n in range(10):

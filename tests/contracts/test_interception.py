@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from contract_support import Only, Whole, allow, fetch_all, until
 
-from ray_messaging import InterceptorUnavailable, Outgoing, RuleError
+from ray_messaging import InterceptorUnavailable, MailboxFull, Outgoing, RuleError
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block
 
@@ -253,3 +253,64 @@ async def test_a_fenced_interceptor_that_never_goes(messagers, store):
     assert list(caught.value.receipts) == [None]
     sender.set_message_interceptor(Interceptor("x", epoch=2))
     assert await send(sender, [(1, 1)]) == "d"
+
+
+class Unspeakable(Rule):
+    """Block all for a reason, under a name that no message can carry."""
+
+    def __init__(self):
+        self.name = "bad \ud800 name"
+
+    def check_batch(self, batch, exp_id):
+        return dict.fromkeys(range(len(batch)), "why")
+
+
+class FloatRows(Rule):
+    """Answer rows that look like rows, and are none."""
+
+    def check_batch(self, batch, exp_id):
+        return {0.0: "why"} if len(batch) else {}
+
+
+@pytest.mark.parametrize(("rule", "says"), [(Unspeakable, "interceptor"), (FloatRows, "float_rows")])
+async def test_verdicts_that_cannot_be_sent_block_and_keep_nobody_waiting(messagers, rule, says):
+    sender = await messagers(Interceptor("x", [BlackList([(3, 1)]), rule()]))
+    await messagers(host=[1])
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            receipts = await sender.send_messages([Outgoing.to_agents([1, 1], {}, from_id=2)])
+            assert receipts.fates.tolist() == ["blocked"] * 2
+            assert {receipt.rule for receipt in receipts} == {says}
+            assert all("failed" in receipt.reason for receipt in receipts)
+
+
+async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judged_again(messagers, store):
+    sender = await messagers(Interceptor("x", epoch=1), send_timeout_s=0.2)
+    await store.set_interceptor(1)
+    boxes = [await messagers(host=[agent], mailbox_messages=4) for agent in (1, 2)]
+    channels = [sender.get_agent_chat_channel(agent) for agent in (1, 2)]
+    await sender.send_messages([Outgoing(channel, {"n": 0}, from_id=5) for channel in channels for _ in range(4)])
+    sends = asyncio.create_task(sender.send_messages([Outgoing(channel, {"n": 1}, from_id=5) for channel in channels]))
+    lanes = sender._shipper._lanes
+
+    async def held():
+        return all(box.name in lanes and lanes[box.name].crates for box in boxes)
+
+    await until(held)
+    lanes[boxes[1].name].crates[0].deadline += 60
+    posting = lanes[boxes[1].name].crates[0].posting
+
+    async def given_up():
+        return bool(posting.errors)
+
+    await until(given_up)  # the first row has failed, the second one still waits
+    second = Interceptor("x", [BlackList([(5, 1)])], epoch=2)
+    sender.set_message_interceptor(second)
+    await store.set_interceptor(2)
+    assert len(await fetch_all(boxes[1], 4)) == 4
+    await boxes[1].ack()
+    with pytest.raises(MailboxFull) as caught:
+        await asyncio.wait_for(sends, 10)
+    assert [receipt and receipt.fate for receipt in caught.value.receipts] == [None, "delivered"]
+    assert len(await fetch_all(boxes[1], 1)) == 1
+    assert sender.stats()["outbox"] == 0

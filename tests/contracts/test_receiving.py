@@ -399,6 +399,21 @@ async def test_a_messager_whose_mailbox_was_removed_says_so(messagers, store):
         await receiver.fetch_messages(timeout=10)
 
 
+async def test_a_mailbox_that_was_removed_stops_listening(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1], listen=["news", "n*"], lease_s=0.03)
+    channel = sender.get_agent_chat_channel(1)
+    await receiver._transport.remove(receiver.name, None)
+    with pytest.raises(NotListening, match="removed"):
+        await receiver.fetch_messages(timeout=10)
+
+    async def nobody():
+        fates = [(await sender.send_message(name, {})).fate for name in (channel, "news", "nobody")]
+        return fates == ["undeliverable"] * 3
+
+    await until(nobody)  # not published to somebody who will never hand it out
+    assert await store.publish(channel, b"{}") == 0
+
+
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
@@ -471,6 +486,30 @@ async def test_two_full_mailboxes_on_one_channel(messagers):
     assert sender.stats()["outbox"] == 0
     for receiver in both:
         assert numbers(await fetch_all(receiver, 1)) == [5]
+
+
+async def test_who_else_has_what_a_full_mailbox_did_not_take_is_named(messagers):
+    sender, free = await messagers(send_timeout_s=0.2), await messagers(listen=["news"], name="free")
+    full = await messagers(listen=["news"], mailbox_messages=4, name="full")
+    for n in range(4):
+        await sender.send_message("news", {"n": n})
+    with pytest.raises(MailboxFull, match=r"other listeners.*free") as caught:
+        await sender.send_message("news", {"n": 4})
+    assert caught.value.mailbox == "full"
+    assert numbers(await fetch_all(free, 5)) == list(range(5))
+    assert numbers(await fetch_all(full, 4)) == list(range(4))
+
+
+async def test_a_small_mailbox_takes_batches_with_long_names(messagers, store):
+    names = [f"{n:03}-{'x' * 190}" for n in range(100)]
+    sender = await messagers(send_timeout_s=5)
+    receiver = await messagers(name="group", host=names, mailbox_bytes=20_000)
+    draining = asyncio.create_task(fetch_all(receiver, 400))
+    for _ in range(2):
+        assert (await sender.send_columns(names, names, {})).sent.all()
+        assert (await sender.send_messages([Outgoing.to_agents(names, {}, from_id=1)])).sent.all()
+    messages = await draining
+    assert [message.to_id for message in messages] == names * 4
 
 
 async def test_a_mailbox_full_of_bytes(messagers):

@@ -71,7 +71,7 @@ class Proxy:
         writer.transport.abort()
         far_writer.transport.abort()
 
-    async def pump(self, reader, writer, state, *, up):
+    async def pump(self, reader, writer, state, *, up):  # noqa: C901 - a fault each
         try:
             while data := await reader.read(65536):
                 if up and self.marker and self.marker in data:
@@ -256,14 +256,28 @@ async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_s
 async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, opener, exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.sending.shipper._FENCE_PAUSE_S", 0.02)
     receiver = await opener(redis_process.config, name="group", host=[1])
-    sender = await opener(redis_process.config, send_timeout_s=0.3)
+    sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
     store = store_of(redis_process.config, exp_id)
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0})
+    take, failures = sender._transport.take_sender_epoch, []
+
+    async def noted(*args, **options):
+        try:
+            return await take(*args, **options)
+        except ConnectionFailed as error:
+            failures.append(error)
+            raise
+
+    async def tried_in_vain():
+        return len(failures) >= 2
+
+    sender._transport.take_sender_epoch = noted
     redis_process.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(OutcomeUnknown, match="may still arrive"):
             await sender.send_message(channel, {"n": 1})
+        await until(tried_in_vain)  # by itself, and again
     finally:
         redis_process.process.send_signal(signal.SIGCONT)
 
@@ -356,10 +370,9 @@ async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkey
         await asyncio.wait_for(told["ingress"].wait(), 10)
     finally:
         await store.client.script_kill()
+        await asyncio.gather(script, return_exceptions=True)
         await store.client.config_set("busy-reply-threshold", 5000)
-    with pytest.raises(ResponseError, match="kill"):
-        await script
-    await other.aclose()
+        await other.aclose()
     assert (await asyncio.wait_for(sending, 10)).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
 

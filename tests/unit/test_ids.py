@@ -75,3 +75,24 @@ def test_what_is_no_column_of_ids(bad):
 
 def test_the_str_that_spells_an_integer_is_that_integer():
     assert Ids.checked(["7", "-7", "007", "7a"]).tolist() == [7, -7, "007", "7a"]
+
+
+def test_only_the_names_that_are_used_go_along():
+    column = Ids.of([*(f"agent-{n}" for n in range(1000)), None, 5])
+    part = column.take(np.array([999, 3, 1000, 3, 1001]))
+    assert part.tolist() == ["agent-999", "agent-3", None, "agent-3", 5]
+    assert sorted(part.strings) == ["agent-3", "agent-999"]
+    assert column.take(slice(10, 12)).strings == ("agent-10", "agent-11")
+    assert column.take(np.array([1001])).strings == ()
+    assert len(column.strings) == 1000
+
+
+@given(MIXED, st.data())
+def test_some_rows_name_no_more_than_they_are(ids, data):
+    column = Ids.of(ids)
+    rows = data.draw(st.lists(st.integers(0, max(0, len(ids) - 1)), max_size=len(ids)))
+    part = column.take(np.array(rows, np.intp))
+    again = part.take(np.arange(len(rows))[::-1])
+    assert len(part.strings) <= len(rows)
+    assert again.tolist() == [ids[row] for row in reversed(rows)]
+    assert again.width <= part.width <= column.width

@@ -202,6 +202,25 @@ async def test_an_actor_that_died_for_good_is_not_asked_again():
     assert len(actor.lane.calls) == 1
 
 
+async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):
+    monkeypatch.setattr("ray_messaging.interception.lane.OPENING_S", 0.02)
+    gone = asyncio.Event()
+
+    async def silent(reader, writer):
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.transport.abort()
+        gone.set()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
+    for first in range(0, 20, 2):
+        assert set(await blocked(remote, first=first)) == {0}
+    assert (remote.way, len(actor.lane.calls), len(actor.forward_batch.calls)) == ("ray", 1, 10)
+    server.close()
+    await server.wait_closed()
+
+
 async def test_a_lane_that_never_answers(actor):
     async def swallow(reader, writer):
         token = await reader.readexactly(4)

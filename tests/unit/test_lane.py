@@ -138,7 +138,7 @@ async def test_garbage_ends_the_connection_and_no_other(lane):
 
 
 async def test_whoever_shows_no_token_in_time_is_dropped(lane, monkeypatch):
-    monkeypatch.setattr(lane_module, "_OPENING_S", 0.02)
+    monkeypatch.setattr(lane_module, "OPENING_S", 0.02)
     reader, writer = await raw(lane)
     assert await ended(reader) == b""
     assert lane.server.refused == 1

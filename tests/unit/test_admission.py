@@ -1,0 +1,96 @@
+"""Admission of calls from other processes: in order, once, and forgotten in time."""
+
+import asyncio
+
+import pytest
+
+from ray_messaging.errors import OutcomeUnknown
+from ray_messaging.sending import admission as module
+from ray_messaging.sending.admission import Admission
+
+WAIT_S = 10
+
+
+class Calls:
+    """Count the runs of numbered calls; their answers are their numbers."""
+
+    def __init__(self):
+        self.admission = Admission()
+        self.ran = []
+
+    async def admit(self, number, *, caller="handle", oldest=0):
+        async def run():
+            self.ran.append((caller, number))
+            return f"{caller} {number}"
+
+        return await asyncio.wait_for(self.admission.admit(caller, number, oldest, run), WAIT_S)
+
+    def kept(self):
+        return sum(len(caller.calls) for caller in self.admission._callers.values())
+
+
+@pytest.fixture
+def calls():
+    return Calls()
+
+
+async def test_calls_run_in_their_callers_order(calls):
+    later = [asyncio.create_task(calls.admit(number)) for number in (2, 1)]
+    other = asyncio.create_task(calls.admit(0, caller="other"))
+    await other
+    assert calls.ran == [("other", 0)]
+    assert await calls.admit(0) == "handle 0"
+    assert await asyncio.gather(*later) == ["handle 2", "handle 1"]
+    assert calls.ran[1:] == [("handle", 0), ("handle", 1), ("handle", 2)]
+
+
+async def test_a_call_that_comes_twice_runs_once(calls):
+    assert [await calls.admit(0) for _ in range(3)] == ["handle 0"] * 3
+    assert calls.ran == [("handle", 0)]
+
+
+async def test_a_call_whose_caller_is_gone_goes_on(calls):
+    gate = asyncio.Event()
+
+    async def run():
+        await gate.wait()
+        return "done"
+
+    first = asyncio.create_task(calls.admission.admit("handle", 0, 0, run))
+    while not calls.kept():  # noqa: ASYNC110 - what is awaited has no event
+        await asyncio.sleep(0)
+    first.cancel()
+    again = asyncio.create_task(calls.admission.admit("handle", 0, 0, run))
+    gate.set()
+    assert await asyncio.wait_for(again, WAIT_S) == "done"
+    assert first.cancelled()
+
+
+async def test_a_finished_call_is_forgotten_after_its_time(calls, monkeypatch):
+    monkeypatch.setattr(module, "_REPEATED_S", 0.01)
+    for number in range(3):
+        await calls.admit(number)
+    async with asyncio.timeout(WAIT_S):
+        while calls.kept():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.001)
+    with pytest.raises(OutcomeUnknown):  # not run again: what became of it cannot be known
+        await calls.admit(1)
+    assert await calls.admit(3) == "handle 3"
+    assert [number for _, number in calls.ran] == [0, 1, 2, 3]
+
+
+async def test_what_its_caller_no_longer_waits_for_is_forgotten_at_once(calls):
+    for number in range(5):
+        await calls.admit(number, oldest=number)
+        assert calls.kept() == 1
+
+
+async def test_callers_are_bounded(calls, monkeypatch):
+    monkeypatch.setattr(module, "CALLERS", 3)
+    for number in range(2):
+        await calls.admit(number, caller="busy")
+        for n in range(10):
+            await calls.admit(0, caller=f"task-{number}-{n}")
+            assert len(calls.admission._callers) <= 3
+            await calls.admit(number, caller="busy")  # repeated: it is known as long as it is heard of
+    assert calls.ran.count(("busy", 0)) == calls.ran.count(("busy", 1)) == 1

@@ -1,0 +1,409 @@
+"""The outbox: turns at a full one, limits in bytes, and bulk sends that are interrupted."""
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from ray_messaging.channels import parse_channel
+from ray_messaging.errors import Closed, MailboxFull, MessagingError
+from ray_messaging.frames import decode
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import MaxLength
+from ray_messaging.interception.verdicts import FOREIGN, Verdicts
+from ray_messaging.local_log import LocalLog
+from ray_messaging.message import Outgoing
+from ray_messaging.sending import bulk, outbox, parcel
+from ray_messaging.sending.bulk import columns_of, entries_of, entry_chunks, frames_of_columns, frames_of_entries
+from ray_messaging.sending.room import Room
+from ray_messaging.transports.memory import MemoryServer
+
+WAIT_S = 10
+
+
+class Gate:
+    """Be a judge that lets all pass when it is open, and keeps what it was asked."""
+
+    way = "gate"
+
+    def __init__(self, *, is_open=False):
+        self.opened = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.batches = []
+        if is_open:
+            self.opened.set()
+
+    async def judge(self, batch):
+        self.batches.append(batch)
+        self.asked.set()
+        await self.opened.wait()
+        return Verdicts(FOREIGN)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+async def pair(opener):
+    """Open a receiver of agents 0 to 9 and a sender whose batches pass a gate."""
+    server = MemoryServer()
+
+    async def open_two(*, is_open=False, mailbox_messages=1_000_000, **settings):
+        receiver = await opener(server, host=range(10), mailbox_messages=mailbox_messages)
+        sender = await opener(server, **settings)
+        sender._outbox.judge = Gate(is_open=is_open)
+        return sender, receiver
+
+    return open_two
+
+
+async def fetched(receiver, count):
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += await receiver.fetch_messages(timeout=WAIT_S)
+    return found
+
+
+async def settled(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0)
+
+
+def empty(sender):
+    """Tell whether the account of the outbox is closed: nothing waits, and nothing was counted twice."""
+    room = sender._outbox.room
+    return (room.rows, room.nbytes) == (0, 0)
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+TINY = [{"outbox_messages": 1}, {"outbox_messages": 3}, {"outbox_bytes": 1}, {"outbox_bytes": 30}]
+
+
+@pytest.mark.parametrize("limits", TINY, ids=repr)
+async def test_those_who_wait_for_room_go_in_their_order(pair, limits):
+    sender, receiver = await pair(is_open=True, **limits)
+    channel = sender.get_agent_chat_channel(1)
+    tasks = []
+    for n in range(400):
+        tasks.append(asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)))
+        if n % 7 == 0:
+            await asyncio.sleep(0)
+    receipts = await asyncio.gather(*tasks)
+    assert [message.payload["n"] for message in await fetched(receiver, 400)] == list(range(400))
+    assert len({receipt.message_id for receipt in receipts}) == 400
+    assert empty(sender)
+
+
+@pytest.mark.parametrize("limits", TINY, ids=repr)
+async def test_every_way_to_send_keeps_its_turn(pair, limits):
+    sender, receiver = await pair(is_open=True, **limits)
+    tasks, n = [], 0
+    for k in range(150):
+        agent = k % 3
+        channel = sender.get_agent_chat_channel(agent)
+        numbers = [{"n": n + j} for j in range(1 + k % 4)]
+        n += len(numbers)
+        if k % 5 < 3:
+            numbers = numbers[:1]
+            send = sender.send_message(channel, numbers[0], from_id=agent)
+        elif k % 5 == 3:
+            send = sender.send_messages([Outgoing(channel, payload, from_id=agent) for payload in numbers])
+        else:
+            send = sender.send_columns(agent, [agent] * len(numbers), numbers)
+        tasks.append((agent, numbers, asyncio.create_task(send)))
+        if k % 7 == 0:
+            await asyncio.sleep(0)
+    await asyncio.gather(*(task for _, _, task in tasks))
+    expected, got = defaultdict(list), defaultdict(list)
+    for agent, numbers, _ in tasks:
+        expected[agent] += [payload["n"] for payload in numbers]
+    for message in await fetched(receiver, sum(map(len, expected.values()))):
+        got[message.to_id].append(message.payload["n"])
+    assert got == expected
+    assert empty(sender)
+
+
+@pytest.mark.parametrize("limits", [{"outbox_messages": 1}, {"outbox_bytes": 1}], ids=repr)
+async def test_who_gives_up_loses_nobodys_turn(pair, limits):
+    sender, receiver = await pair(**limits)
+    gate = sender._outbox.judge
+    channel = sender.get_agent_chat_channel(1)
+    tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(20)]
+    await gate.asked.wait()
+    await asyncio.sleep(0)
+    for n in (1, 2, 7, 19):
+        tasks[n].cancel()
+    gate.opened.set()
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    kept = [n for n in range(20) if n not in (1, 2, 7, 19)]
+    assert [n for n, task in enumerate(tasks) if not task.cancelled()] == kept
+    assert [message.payload["n"] for message in await fetched(receiver, len(kept))] == kept
+    assert empty(sender)
+
+
+async def test_whoever_is_let_in_and_cancelled_in_that_moment_passes_the_turn_on():
+    room = Room(1, 1)
+    room.rows = room.nbytes = 1
+    went = []
+
+    async def wait(n):
+        await room.wait()
+        room.rows, room.nbytes = 1, 1
+        went.append(n)
+
+    first, second, third = (asyncio.create_task(wait(n)) for n in range(3))
+    await asyncio.sleep(0)
+    room.give_back(1, 1)  # the first one's turn
+    assert room.crowded  # a newcomer must not overtake it
+    first.cancel()
+    async with asyncio.timeout(WAIT_S):
+        await second
+    assert went == [1]
+    assert not third.done()
+    room.give_back(1, 1)
+    async with asyncio.timeout(WAIT_S):
+        await third
+    assert went == [1, 2]
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_outbox_keeps_to_its_bytes(pair):
+    sender, receiver = await pair(outbox_bytes=50_000)
+    gate, room = sender._outbox.judge, sender._outbox.room
+    line = {"t": "x" * 10_000}
+    sends = [asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(n % 10), line)) for n in range(100)]
+    await gate.asked.wait()
+    await settled(lambda: room.full)
+    assert room.nbytes < 50_000 + 10_020
+    assert sender.stats()["outbox"] <= 6
+    gate.opened.set()
+    await asyncio.gather(*sends)
+    assert empty(sender)
+    assert len(await fetched(receiver, 100)) == 100
+
+
+async def test_bulk_sends_wait_for_bytes_too(pair, monkeypatch):
+    monkeypatch.setattr(bulk, "BATCH_BYTES", 20_000)
+    sender, receiver = await pair(outbox_bytes=50_000)
+    gate, room = sender._outbox.judge, sender._outbox.room
+    payloads = [{"t": "x" * 10_000}] * 20
+    sends = [
+        asyncio.create_task(sender.send_columns(1, [1] * 20, payloads)),
+        asyncio.create_task(sender.send_messages([Outgoing.to_agent(2, payload) for payload in payloads])),
+        asyncio.create_task(sender.relay(frames_of_columns(columns_of(1, [3] * 20, payloads, 2**20), "agent-chat", 1))),
+    ]
+    await gate.asked.wait()
+    await settled(lambda: room.full)
+    assert room.nbytes < 50_000 + 20_100
+    gate.opened.set()
+    for receipts in await asyncio.gather(*sends):
+        assert receipts.counts()["delivered"] == 20
+    assert empty(sender)
+    assert len(await fetched(receiver, 60)) == 60
+
+
+async def test_a_fan_out_is_counted_once_on_the_way_in_and_out(pair):
+    sender, receiver = await pair(is_open=True)
+    sends = [Outgoing.to_agents(range(10), {"t": "x" * 5000}), Outgoing.to_agent(1, {}), Outgoing.to_agents([1], {})]
+    await sender.send_messages(sends)
+    assert empty(sender)
+    assert len(await fetched(receiver, 12)) == 12
+
+
+async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
+    monkeypatch.setattr(parcel, "BATCH_BYTES", 50_000)
+    monkeypatch.setattr(bulk, "BATCH_BYTES", 50_000)
+    sender, receiver = await pair()
+    gate = sender._outbox.judge
+    channel = sender.get_agent_chat_channel(1)
+    payload = {"t": "x" * 10_000}
+    sends = [asyncio.create_task(sender.send_message(channel, payload)) for _ in range(30)]
+    sends.append(asyncio.create_task(sender.send_messages([Outgoing(channel, payload)] * 30)))
+    sends.append(asyncio.create_task(sender.send_columns(1, [1] * 30, [payload] * 30)))
+    await gate.asked.wait()
+    gate.opened.set()
+    await asyncio.gather(*sends)
+    assert max(batch.lines.nbytes for batch in gate.batches) <= 50_000
+    assert len(gate.batches) < 30  # they are cut, not sent one by one
+    assert len(await fetched(receiver, 90)) == 90
+
+
+def test_entries_columns_and_relayed_frames_are_cut_by_bytes(monkeypatch):
+    monkeypatch.setattr(bulk, "BATCH_BYTES", 50_000)
+    payloads = [{"t": "x" * size} for size in (10, 60_000, 20_000, 20_000, 20_000, 5)]
+    entries = entries_of(
+        [Outgoing.to_agent(1, payload) for payload in payloads], lambda c: parse_channel("e", c), 2**20
+    )
+    chunks = columns_of(1, [1] * 6, payloads, 2**20)
+    by_entries = [[len(entry.line) for entry in chunk] for chunk in entry_chunks(entries)]
+    by_columns = [[*map(len, chunk.lines.list)] for chunk in chunks]
+    by_frames = [
+        [*map(len, decode(frame).lines.list)]
+        for frame in (*frames_of_entries(entries, None), *frames_of_columns(chunks, "agent-chat", None))
+    ]
+    assert by_frames == by_entries + by_columns
+    sizes = [len(payload["t"]) + 8 for payload in payloads]
+    for found in (by_entries, by_columns):
+        assert [size for part in found for size in part] == sizes
+        assert all(sum(part) <= 50_000 or len(part) == 1 for part in found)
+        assert len(found) < 6
+
+
+async def test_forty_payloads_of_eight_mib_can_be_judged(opener):
+    sender = await opener(MemoryServer(), Interceptor("x", [MaxLength(2**23 - 1)]))
+    large, larger = {"t": "x" * (2**23 - 10)}, {"t": "x" * (2**23 - 8)}
+    sends = [Outgoing.to_agent(1, large)] * 39 + [Outgoing.to_agent(1, larger)]
+    receipts = await sender.send_messages(sends)
+    assert receipts.counts() == {"delivered": 0, "published": 0, "undeliverable": 39, "blocked": 1}
+    assert receipts[39].rule == "max_length"
+    assert empty(sender)
+
+
+async def test_the_local_log_keeps_to_its_bytes(pair):
+    sender, _ = await pair(is_open=True, log_list_bytes=50_000)
+    for n in range(20):
+        await sender.send_message(sender.get_agent_chat_channel(1), {"n": n, "t": "x" * 10_000})
+    rows = sender.get_log_list()
+    assert [row["payload"]["n"] for row in rows] == [16, 17, 18, 19]
+    assert sender.stats()["log_dropped"] == 16
+    await sender.send_columns(1, [1] * 10, {"t": "x" * 60_000})  # shared: its text is there once, and too long
+    assert sender.get_log_list() == []
+    assert sender.stats()["log_dropped"] == 30
+    await sender.send_message(sender.get_agent_chat_channel(1), {"n": 20})
+    assert [row["payload"] for row in sender.get_log_list()] == [{"n": 20}]
+
+
+def test_a_local_log_without_room_keeps_nothing():
+    log = LocalLog("e", 10, 0)
+    assert log.rows() == []
+    assert log.dropped == 0
+
+
+# -- bulk sends that are interrupted ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    monkeypatch.setattr(bulk, "BATCH_ROWS", 5)
+    monkeypatch.setattr(outbox, "BATCH_ROWS", 5)
+
+
+def bulk_send(sender, way, rows):
+    payloads = [{"n": n} for n in range(rows)]
+    if way == "columns":
+        return sender.send_columns(1, [1] * rows, payloads)
+    messages = [Outgoing.to_agent(1, payload, from_id=1) for payload in payloads]
+    if way == "messages":
+        return sender.send_messages(messages)
+    return sender.relay(frames_of_entries(entries_of(messages, lambda c: parse_channel("e", c), 2**20), None))
+
+
+WAYS = pytest.mark.parametrize("way", ["columns", "messages", "relay"])
+
+
+@WAYS
+@pytest.mark.usefixtures("small_batches")
+async def test_close_waits_for_a_bulk_send_that_was_accepted(pair, way):
+    sender, receiver = await pair(outbox_messages=5)
+    gate = sender._outbox.judge
+    sending = asyncio.create_task(bulk_send(sender, way, 23))
+    await gate.asked.wait()
+    closing = asyncio.create_task(sender.close())
+    await asyncio.sleep(0)
+    gate.opened.set()
+    await asyncio.wait_for(closing, WAIT_S)
+    receipts = await asyncio.wait_for(sending, WAIT_S)
+    assert receipts.counts()["delivered"] == 23
+    found = await fetched(receiver, 23)
+    assert [message.id for message in found] == receipts.message_ids
+    assert [message.payload["n"] for message in found] == list(range(23))
+
+
+@WAYS
+@pytest.mark.usefixtures("small_batches")
+async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
+    sender, receiver = await pair(is_open=True, mailbox_messages=8, send_timeout_s=0.1)
+    with pytest.raises(MailboxFull) as caught:
+        await asyncio.wait_for(bulk_send(sender, way, 20), WAIT_S)
+    receipts, ids = caught.value.receipts, caught.value.message_ids
+    assert len(receipts) == 20
+    known = [receipt.message_id for receipt in receipts if receipt is not None]
+    assert {receipt.fate for receipt in receipts if receipt is not None} == {"delivered"}
+    assert 5 <= len(known) <= 8
+    assert len(known) + len(ids) == 20
+    assert not set(known) & set(ids)
+    assert [message.id for message in await fetched(receiver, len(known))] == known
+    await receiver.ack()
+    assert len(await receiver.fetch_messages()) == 0
+    assert empty(sender)
+
+
+@WAYS
+@pytest.mark.usefixtures("small_batches")
+async def test_a_bulk_send_interrupted_half_way_says_what_is_known_of_each_row(pair, way):
+    sender, receiver = await pair(is_open=True, outbox_messages=5)
+    gate = sender._outbox.judge
+    sending = asyncio.create_task(bulk_send(sender, way, 23))
+    await settled(lambda: len(gate.batches) == 2)
+    gate.opened.clear()
+    await settled(lambda: len(gate.batches) == 3 or sending.done())
+    closing = asyncio.create_task(sender.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(Closed) as caught:
+        await asyncio.wait_for(sending, WAIT_S)
+    await asyncio.gather(closing, return_exceptions=True)
+    assert closing.cancelled()
+    receipts = caught.value.receipts
+    assert len(receipts) == 23
+    known = [receipt for receipt in receipts if receipt is not None]
+    assert len(known) in {5, 10}
+    assert receipts[: len(known)] == known
+    found = await fetched(receiver, len(known))
+    assert [message.id for message in found] == [receipt.message_id for receipt in known]
+    assert len(caught.value.message_ids) == 5  # what was accepted and is not there; the rest had no ids yet
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_two_interrupted_bulk_sends_have_each_their_own_receipts(pair):
+    sender, _ = await pair(outbox_messages=5)
+    gate = sender._outbox.judge
+    first = asyncio.create_task(bulk_send(sender, "columns", 5))
+    await gate.asked.wait()
+    others = [asyncio.create_task(bulk_send(sender, way, rows)) for way, rows in [("columns", 7), ("messages", 11)]]
+    single = asyncio.create_task(sender.send_message("news", {}))
+    await asyncio.sleep(0)
+    await sender._outbox.stop(Closed("stopped"))
+    errors = await asyncio.gather(first, *others, single, return_exceptions=True)
+    assert [type(error) for error in errors] == [Closed] * 4
+    assert [error.receipts and len(error.receipts) for error in errors] == [5, 7, 11, None]
+    assert [len(error.message_ids) for error in errors] == [5, 0, 0, 0]
+    with pytest.raises(Closed) as caught:
+        await bulk_send(sender, "messages", 3)
+    assert list(caught.value.receipts) == [None] * 3
+
+
+async def test_a_cancelled_close_leaves_no_task_behind(pair):
+    sender, receiver = await pair()
+    before = asyncio.all_tasks()
+    gate = sender._outbox.judge
+    sends = [asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"n": n})) for n in range(3)]
+    await gate.asked.wait()
+    closing = asyncio.create_task(sender.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    assert closing.cancelled()
+    for send in sends:
+        with pytest.raises(MessagingError):
+            await asyncio.wait_for(send, WAIT_S)
+    await receiver.close()
+    left = [task.get_name() for task in asyncio.all_tasks() & before if task.get_name().startswith("ray_messaging")]
+    assert not left
+    await sender.close()

@@ -1,0 +1,180 @@
+"""One ledger for a batch under way: each row is settled, failed or blocked once, and all are told once."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.errors import Closed, MailboxFull
+from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.sending.bulk import Entry
+from ray_messaging.sending.parcel import Draft, Many
+from ray_messaging.sending.posting import Posting
+
+ROWS = 6
+
+
+class Made:
+    """A posting of some rows that are awaited one by one, and some that a bulk send waits for."""
+
+    def __init__(self, singles, bulk=0):
+        loop = asyncio.new_event_loop()
+        draft = Draft(None)
+        self.singles = [loop.create_future() for _ in range(singles)]
+        draft.rows += [(1, row, "chat", b"{}", 1.0, future) for row, future in enumerate(self.singles)]
+        self.many = loop.create_future()
+        if bulk:
+            draft.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)
+            draft.manies.append(Many(singles, singles + bulk, self.many))
+        self.finished = []
+        self.posting = Posting(draft, draft.seal("s", 1, 0), self.finished.append)
+        loop.close()
+
+    def fate(self, row):
+        """Return what whoever waits for a row was told: a fate, the name of an error, or None."""
+        future = self.singles[row]
+        if not future.done():
+            return None
+        return type(future.exception()).__name__ if future.exception() else future.result().fate
+
+
+def rows(*found):
+    return np.array(found, np.intp)
+
+
+def full():
+    return MailboxFull("full", mailbox="box")
+
+
+def test_a_row_that_failed_can_neither_be_blocked_nor_settled_and_hurts_no_neighbour():
+    made = Made(2)
+    made.posting.fail(rows(0), full())
+    made.posting.block({0: ("black_list", "no"), 1: ("black_list", "no")})
+    assert [made.fate(row) for row in range(2)] == ["MailboxFull", "blocked"]
+    assert made.posting.outcome.fates.tolist() == [UNKNOWN, BLOCKED]
+    assert set(made.posting.outcome.blocks) == {1}
+    assert made.finished == [made.posting]
+
+
+def test_a_neighbour_stays_open_when_a_row_that_failed_is_blocked_by_the_next_interceptor():
+    made = Made(2)
+    made.posting.fail(rows(0), full())
+    made.posting.block({0: ("black_list", "no")})
+    assert made.posting.open
+    assert made.posting.open_rows.tolist() == [1]
+    assert not made.finished
+    made.posting.settle(rows(1), DELIVERED)
+    assert [made.fate(row) for row in range(2)] == ["MailboxFull", "delivered"]
+    assert made.finished == [made.posting]
+
+
+def test_a_row_that_somebody_has_can_no_longer_be_blocked():
+    made = Made(2)
+    posting = made.posting
+    posting.copies = np.array([2, 2])
+    posting.deliver(rows(0), "a", DELIVERED)
+    posting.block({0: ("black_list", "no"), 1: ("black_list", "no")})
+    assert [made.fate(row) for row in range(2)] == [None, "blocked"]
+    posting.deliver(rows(0), "b", DELIVERED)
+    assert made.fate(0) == "delivered"
+    assert posting.placed == {0: {"a", "b"}}
+    assert made.finished == [posting]
+
+
+def test_the_first_word_on_a_row_counts():
+    made = Made(3)
+    posting = made.posting
+    posting.settle(rows(0), DELIVERED)
+    posting.fail(rows(0, 1), full())
+    posting.settle(rows(0, 1, 2), np.array([PUBLISHED, PUBLISHED, UNDELIVERABLE], np.uint8))
+    posting.fail(None, Closed("closed"))
+    posting.settle(None, PUBLISHED)
+    assert [made.fate(row) for row in range(3)] == ["delivered", "MailboxFull", "undeliverable"]
+    assert posting.outcome.fates.tolist() == [DELIVERED, UNKNOWN, UNDELIVERABLE]
+    assert made.finished == [posting]
+
+
+def test_a_bulk_send_is_told_when_all_of_its_own_rows_are_known():
+    made = Made(1, bulk=3)
+    posting = made.posting
+    posting.settle(rows(1, 3), DELIVERED)
+    assert not made.many.done()
+    posting.fail(rows(2), full())
+    error = made.many.exception()
+    assert [receipt and receipt.fate for receipt in error.receipts] == ["delivered", None, "delivered"]
+    assert error.message_ids == ["s-1-2"]
+    assert error.mailbox == "box"
+    assert (made.fate(0), made.finished) == (None, [])
+    posting.settle(rows(0), PUBLISHED)
+    assert (made.fate(0), made.finished) == ("published", [posting])
+
+
+def test_errors_of_two_sends_are_two_errors():
+    made = Made(2)
+    made.posting.fail(None, full())
+    first, second = (future.exception() for future in made.singles)
+    assert first is not second
+    assert (first.message_ids, second.message_ids) == (["s-1-0"], ["s-1-1"])
+
+
+@pytest.mark.parametrize("way", ["settle", "fail", "block"])
+def test_who_was_cancelled_is_passed_by(way):
+    made = Made(2)
+    made.singles[0].cancel = None
+    made.singles[0].set_result("gone")
+    if way == "settle":
+        made.posting.settle(None, DELIVERED)
+    elif way == "fail":
+        made.posting.fail(None, full())
+    else:
+        made.posting.block(dict.fromkeys(range(2), ("rule", "why")))
+    assert made.fate(1) is not None
+    assert len(made.finished) == 1
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["settle", "settle all", "fail", "fail all", "block", "deliver"]),
+        st.lists(st.integers(0, ROWS - 1), unique=True, max_size=ROWS),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS, st.integers(0, ROWS))
+def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles):  # noqa: C901 - a step each
+    made = Made(singles, ROWS - singles)
+    posting = made.posting
+    posting.copies = np.full(ROWS, 2)
+    expected = {}
+    mailboxes = iter(range(100))
+    for step, chosen in steps:
+        if step in {"settle all", "fail all"}:
+            chosen = range(ROWS)
+        mine = [row for row in chosen if row not in expected]
+        if step.startswith("settle"):
+            posting.settle(None if step.endswith("all") else rows(*chosen), DELIVERED)
+            expected |= dict.fromkeys(mine, DELIVERED)
+        elif step.startswith("fail"):
+            posting.fail(None if step.endswith("all") else rows(*chosen), full())
+            expected |= dict.fromkeys(mine, UNKNOWN)
+        elif step == "block":
+            posting.block(dict.fromkeys(chosen, ("rule", "why")))
+            expected |= {row: BLOCKED for row in mine if row not in posting.placed}
+        elif mine:
+            posting.deliver(rows(*mine), str(next(mailboxes)), DELIVERED)
+            expected |= {row: DELIVERED for row in mine if len(posting.placed[row]) == 2}
+        assert posting.outcome.fates.tolist() == [expected.get(row, UNKNOWN) for row in range(ROWS)]
+        assert posting.open_rows.tolist() == [row for row in range(ROWS) if row not in expected]
+        assert posting.open == (len(expected) < ROWS)
+        assert [future.done() for future in made.singles] == [row in expected for row in range(singles)]
+        if singles < ROWS:
+            assert made.many.done() == all(row in expected for row in range(singles, ROWS))
+        assert len(made.finished) == (not posting.open)
+    if made.many.done():
+        made.many.exception()
+    for future in made.singles:
+        if future.done():
+            future.exception()

@@ -1,0 +1,116 @@
+"""A link's patience: what passes by itself is waited for, what never will is refused at once."""
+
+import asyncio
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ray_messaging import ConfigError, ConnectionFailed, MailboxFull, RedisConfig
+from ray_messaging.errors import ServerRefused
+from ray_messaging.transports.redis_link import RedisLink
+from ray_messaging.transports.wire import reply_error
+
+PASSING = [
+    "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    "LOADING Redis is loading the dataset in memory",
+    "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+    "READONLY You can't write against a read only replica.",
+    "CLUSTERDOWN The cluster is down",
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "NOREPLICAS Not enough good replicas to write.",
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+]
+REFUSED = [
+    "NOAUTH Authentication required.",
+    "WRONGPASS invalid username-password pair or user is disabled.",
+    "NOPERM this user has no permissions to run the 'xadd' command",
+    "ERR DB index is out of range",
+    "MOVED 866 10.0.0.1:6379",
+    "WRONGTYPE Operation against a key holding the wrong kind of value",
+]
+
+
+def by_redis_py(text):
+    """Make the error that redis-py makes of a reply: it connects, and it subscribes."""
+    from redis._parsers.base import BaseParser
+
+    return BaseParser.parse_error(text)
+
+
+@pytest.fixture
+def link():
+    return RedisLink(RedisConfig(server="host", port=7), 30.0)
+
+
+class Failing:
+    """Be an attempt that raises errors, then succeeds."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.attempts = 0
+
+    async def __call__(self):
+        self.attempts += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+@pytest.mark.parametrize("make", [reply_error, by_redis_py])
+@pytest.mark.parametrize("text", PASSING, ids=lambda text: text.split()[0])
+async def test_what_passes_is_waited_for(link, make, text):
+    attempt = Failing(make(text), make(text))
+    assert await asyncio.wait_for(link.persist(attempt), 10) == "done"
+    assert attempt.attempts == 3
+
+
+@pytest.mark.parametrize("make", [reply_error, by_redis_py])
+@pytest.mark.parametrize("text", PASSING, ids=lambda text: text.split()[0])
+async def test_what_does_not_pass_in_time_is_no_refusal(link, make, text):
+    link.patience_s = 0.01
+    with pytest.raises(ConnectionFailed) as caught:
+        await link.persist(Failing(*[make(text)] * 100))
+    assert not isinstance(caught.value, ConfigError)
+    assert (caught.value.host, caught.value.port) == ("host", 7)
+    assert type(link.translated(make(text))) is ConnectionFailed
+
+
+@pytest.mark.parametrize("make", [reply_error, by_redis_py])
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text.split()[0])
+async def test_what_never_passes_is_refused_at_once(link, make, text):
+    attempt = Failing(make(text))
+    with pytest.raises(ServerRefused):
+        await link.persist(attempt)
+    assert attempt.attempts == 1
+
+
+async def test_memory_that_stays_full_is_no_lost_connection(link):
+    link.patience_s = 0.01
+    with pytest.raises(MailboxFull, match="maxmemory"):
+        await link.persist(Failing(*[reply_error("OOM command not allowed when used memory > 'maxmemory'.")] * 100))
+
+
+@pytest.mark.parametrize(
+    ("error", "cut"),
+    [
+        (RedisConnectionError("the connection was cut"), 1),
+        (RedisTimeoutError("no reply in time"), 1),
+        (ConnectionResetError(), 1),
+        (EOFError(), 1),
+        *((make(text), 0) for make in (reply_error, by_redis_py) for text in PASSING),
+        (reply_error("OOM command not allowed"), 0),
+    ],
+    ids=repr,
+)
+async def test_only_an_attempt_without_an_answer_may_still_be_on_its_way(link, error, cut):
+    cuts = []
+    assert await link.persist(Failing(error), cut=lambda: cuts.append(1)) == "done"
+    assert len(cuts) == cut
+
+
+def test_other_errors_stay_what_they_are(link):
+    error = KeyError("x")
+    assert link.translated(error) is error
+    assert isinstance(link.translated(ResponseError("odd")), ServerRefused)

@@ -1,0 +1,119 @@
+"""Shipping: what a late attempt, or a server that lost writes, makes of what was told."""
+
+import asyncio
+import logging
+
+import pytest
+
+from ray_messaging.errors import MailboxFull
+from ray_messaging.transports.base import FrameFate
+from ray_messaging.transports.memory import MemoryServer
+
+WAIT_S = 10
+
+
+async def fetched(receiver, count):
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += await receiver.fetch_messages(timeout=WAIT_S)
+    return [message.payload["n"] for message in found]
+
+
+async def nothing_more(receiver):
+    await receiver.ack()
+    return len(await receiver.fetch_messages()) == 0
+
+
+@pytest.fixture
+async def full(opener):
+    """Open a mailbox for 4 messages that is full, and a sender."""
+    server = MemoryServer()
+    receiver = await opener(server, host=[1], mailbox_messages=4)
+    sender = await opener(server, send_timeout_s=0.2)
+    for n in range(4):
+        await sender.send_message(sender.get_agent_chat_channel(1), {"n": n})
+    return sender, receiver
+
+
+class Late:
+    """Stand before a transport's `send`: its first call has an attempt that is late, and its repeat is answered."""
+
+    def __init__(self, transport, before_answer=None):
+        self.transport = transport
+        self.real = transport.send
+        self.before_answer = before_answer
+        self.request = None
+        transport.send = self.send
+
+    async def send(self, request):
+        late = self.request is None
+        if late:
+            self.request = request
+        reply = await self.real(request)
+        if late:
+            reply.repeated = True
+            if self.before_answer is not None:
+                await self.before_answer()
+        return reply
+
+    async def arrive(self):
+        return await self.real(self.request)
+
+
+async def test_a_late_attempt_of_what_was_refused_writes_nothing(full):
+    sender, receiver = full
+    late = Late(sender._transport)
+    channel = sender.get_agent_chat_channel(1)
+    with pytest.raises(MailboxFull):
+        await sender.send_message(channel, {"n": 4})
+    assert await fetched(receiver, 4) == [0, 1, 2, 3]
+    await receiver.ack()
+    await late.arrive()
+    assert (await sender.send_message(channel, {"n": 5})).fate == "delivered"
+    assert await fetched(receiver, 1) == [5]
+    assert await nothing_more(receiver)
+
+
+async def test_a_late_attempt_that_still_comes_before_the_fence_counts_as_delivered(full):
+    sender, receiver = full
+    channel = sender.get_agent_chat_channel(1)
+
+    async def make_room():
+        assert await fetched(receiver, 4) == [0, 1, 2, 3]
+        await receiver.ack()
+        assert (await late.arrive()).fates == [FrameFate.WRITTEN]
+
+    late = Late(sender._transport, make_room)
+    assert (await sender.send_message(channel, {"n": 4})).fate == "delivered"
+    assert (await sender.send_message(channel, {"n": 5})).fate == "delivered"
+    await late.arrive()
+    assert await fetched(receiver, 2) == [4, 5]
+    assert await nothing_more(receiver)
+
+
+async def test_a_late_attempt_of_what_a_stale_directory_refused_writes_nothing(opener):
+    server = MemoryServer()
+    sender, receiver = await opener(server), await opener(server, host=[1])
+    late = Late(sender._transport)
+    channel = sender.get_agent_chat_channel(1)
+    assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"  # refused first, as the listener is new
+    await late.arrive()
+    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    assert await fetched(receiver, 2) == [0, 1]
+    assert await nothing_more(receiver)
+
+
+async def test_a_server_that_lost_writes_is_written_to_at_once(opener, caplog):
+    server = MemoryServer()
+    sender, receiver = await opener(server), await opener(server, host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    for n in range(3):
+        await sender.send_message(channel, {"n": n})
+    server.experiments[sender.exp_id].senders[sender.name].last[receiver.name] = 1
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(WAIT_S):
+            assert (await sender.send_message(channel, {"n": 3})).fate == "delivered"
+    assert [record.message for record in caplog.records if "lost messages" in record.message]
+    assert (await sender.send_message(channel, {"n": 4})).fate == "delivered"
+    assert await fetched(receiver, 5) == [0, 1, 2, 3, 4]
