@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ class RedisIngress:
         self._globs: list[bytes] = []
         self._connection: AbstractConnection | None = None
         self._task: asyncio.Task[None] | None = None
+        self._commands: deque[tuple[str, list[bytes]]] = deque()
+        self._asked = 0  # confirmations of the command under way that are still to come
         self._unconfirmed: set[bytes] = set()
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
@@ -55,7 +58,8 @@ class RedisIngress:
             self._fail(ServerRefused(f"the server at {self._link.where} refused a subscription before"))
         self._unconfirmed.update(fresh, patterns)
         if self._connection is not None and self._connection.is_connected:
-            await self._ask(self._connection, fresh, patterns)
+            self._plan(fresh, patterns)
+            await self._ask(self._connection)
         self._confirm()
         await ready
 
@@ -66,11 +70,19 @@ class RedisIngress:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    async def _ask(self, connection: AbstractConnection, channels: Sequence[bytes], globs: Sequence[bytes]) -> None:
+    def _plan(self, channels: Sequence[bytes], globs: Sequence[bytes]) -> None:
         for start in range(0, len(channels), _CHUNK):
-            await connection.send_command("SUBSCRIBE", *channels[start : start + _CHUNK])
+            self._commands.append(("SUBSCRIBE", [*channels[start : start + _CHUNK]]))
         if globs:
-            await connection.send_command("PSUBSCRIBE", *globs)
+            self._commands.append(("PSUBSCRIBE", [*globs]))
+
+    async def _ask(self, connection: AbstractConnection) -> None:
+        """Send the next command, unless one is under way: the server drops whoever lets confirmations pile up."""
+        if self._commands and not self._asked:
+            command, names = self._commands.popleft()
+            self._asked = len(names)
+            await connection.send_command(command, *names)
+            await asyncio.sleep(0)  # confirmations of very many channels must not keep everybody else waiting
 
     async def _run(self) -> None:
         while True:
@@ -79,8 +91,11 @@ class RedisIngress:
                 await connection.connect()
                 self._ours = False
                 self._unconfirmed = {self._brackets, *self._channels, *self._globs}
-                await self._ask(connection, [self._brackets, *self._channels], self._globs)
+                self._commands.clear()
+                self._asked = 0
+                self._plan([self._brackets, *self._channels], self._globs)
                 while True:
+                    await self._ask(connection)
                     self._take(await connection.read_response(timeout=None))
             except (RedisError, OSError) as error:
                 refused = self._link.translated(error)
@@ -117,6 +132,7 @@ class RedisIngress:
             ):
                 self._sink(Ingress(channel.decode(errors="replace"), data, pattern.decode()))
         else:
+            self._asked -= 1
             self._unconfirmed.discard(reply[1])
             self._confirm()
 

@@ -561,3 +561,15 @@ async def test_all_keys_of_an_experiment_are_on_one_primary(opener, server, stor
     keys = [key.decode() async for key in store.client.scan_iter(f"*{exp_id}*")]
     assert len(keys) >= 6
     assert all(key.startswith(Keys(exp_id).prefix) and f"{{{exp_id}}}" in key for key in keys)
+
+
+async def test_very_many_channels_are_confirmed_as_they_are_asked_for(redis_process, opener):
+    client = client_of(redis_process.config)
+    # A server drops who lets that much pile up: confirmations of all these channels are 30 times as many.
+    await client.config_set("client-output-buffer-limit", "pubsub 512kb 0 0")
+    receiver = await opener(redis_process.config, name="town", host=range(70_000))
+    await receiver.host_agents(range(70_000), ["user-chat", "user-survey"])
+    assert receiver._subscription._transport._ingress.cuts == 0
+    assert await client.publish(receiver.get_user_survey_channel(69_999), b"{}") == 1
+    await client.aclose()
+    assert len(await fetch_all(receiver, 1)) == 1
