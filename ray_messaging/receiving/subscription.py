@@ -228,6 +228,12 @@ class Subscription:
             except MessagingError as error:
                 await self._stop(error)
                 return
+            except Exception as error:
+                logger.exception("the lease of %s is not renewed any more", self._name)
+                await self._stop(
+                    MessagingError(f"the lease failed ({type(error).__name__}: {error}): please report this")
+                )
+                return
             if not there:
                 await self._stop(
                     NotListening(
