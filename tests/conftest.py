@@ -141,3 +141,16 @@ def messagers(opener, server):
         return await opener(server, *args, **settings)
 
     return open_one
+
+
+@pytest.fixture(scope="session")
+def data(request):
+    """Return a function from a real data set's name to its path; it skips the test where there is none."""
+
+    def path_of(name):
+        path = request.config.rootpath.parent / "shared" / "data" / name
+        if not path.exists():
+            pytest.skip(f"{path} is absent: the real traces are not part of the repository")
+        return path
+
+    return path_of

@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
-from ray_messaging.errors import ServerRefused
+from ray_messaging.errors import MessagingError, ServerRefused
 from ray_messaging.transports.base import Ingress
 from ray_messaging.transports.redis_link import RedisLink
 
@@ -109,6 +109,10 @@ class RedisIngress:
                     self._link.where,
                     type(error).__name__,
                 )
+            except Exception as error:
+                logger.exception("what foreign clients publish will not arrive")
+                self._fail(MessagingError(f"listening failed ({type(error).__name__}: {error}): please report this"))
+                return
             finally:
                 await connection.disconnect(nowait=True)
             await asyncio.sleep(_PAUSE_S)

@@ -65,16 +65,3 @@ def pair(messaging, pairs):
         west = messaging.create_group(f"west-{number}", range(low, low + 4))
         pairs.append([west, messaging.create_group(f"east-{number}", range(low + 5, low + 9))])
     return [new_handle(group) for group in pairs[-1]]
-
-
-@pytest.fixture
-def data(request):
-    """Return a function from a real data set's name to its path; it skips the test where there is none."""
-
-    def path_of(name):
-        path = request.config.rootpath.parent / "shared" / "data" / name
-        if not path.exists():
-            pytest.skip(f"{path} is absent: the real traces are not part of the repository")
-        return path
-
-    return path_of

@@ -30,19 +30,6 @@ def run(ray_cluster, tmp_path):
 
 
 @pytest.fixture
-def real(request):
-    """Return a function from a real trace's name to its path; it skips the test where there is none."""
-
-    def real(name):
-        path = request.config.rootpath.parent / "shared" / "data" / name
-        if not path.exists():
-            pytest.skip(f"{path} is absent: the real traces are not part of the repository")
-        return path
-
-    return real
-
-
-@pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "trace.csv"
     rows = [(n % 5, (n * 3 + 1) % 7, n / 100, f"text {n}, ümlaut") for n in range(500)]
@@ -60,8 +47,8 @@ def assert_balances(account):
     assert sum(map(sum, account["group_matrix"])) == account["delivered"]
 
 
-def test_college_messages_all_arrive(run, real):
-    path = real("collegemsg/CollegeMsg.txt.gz")
+def test_college_messages_all_arrive(run, data):
+    path = data("collegemsg/CollegeMsg.txt.gz")
     _, account = run("replay", path, "--groups", 4)
     assert_balances(account)
     assert (account["messages"], account["received"]) == (59_835, 59_835)
@@ -70,8 +57,8 @@ def test_college_messages_all_arrive(run, real):
         assert account["received_by_agent"] == Counter(line.split()[1] for line in lines)
 
 
-def test_diplomacy_texts_arrive_in_order(run, real):
-    path = real("diplomacy-deception/messages_flat.jsonl.gz")
+def test_diplomacy_texts_arrive_in_order(run, data):
+    path = data("diplomacy-deception/messages_flat.jsonl.gz")
     fields = ("--from", "{game}-{sender}", "--to", "{game}-{receiver}", "--time", "seq", "--text", "text")
     _, account = run("replay", path, "--groups", 4, *fields)
     assert_balances(account)

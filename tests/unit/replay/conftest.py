@@ -22,19 +22,6 @@ def write(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def data(request):
-    """Return a function from a real trace's name to its path; it skips the test where there is none."""
-
-    def data(name):
-        path = request.config.rootpath.parent / "shared" / "data" / name
-        if not path.exists():
-            pytest.skip(f"{path} is absent: the real traces are not part of the repository")
-        return path
-
-    return data
-
-
-@pytest.fixture(scope="session")
 def blame():
     """Return a function that reads a broken trace and returns the error's line and message."""
 
