@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,18 +54,20 @@ class Ours:
 
     name = "ray_messaging"
 
-    def __init__(self, agents: int) -> None:
+    def __init__(self, agents: int, log_dir: Path | None = None) -> None:
         from ray_messaging import rules
 
-        self._messaging = Messaging.start(f"bench-{agents}", rules=[rules.BlackList([(-1, -2), (-3, None)])])
+        self.messaging = Messaging.start(
+            f"bench-{agents}", rules=[rules.BlackList([(-1, -2), (-3, None)])], log_dir=log_dir
+        )
         west, east = range(agents // 2), range(agents // 2, agents)
         self.halves: list[Any] = [
-            OurHalf.remote(self._messaging, "west", west, east),
-            OurHalf.remote(self._messaging, "east", east, west),
+            OurHalf.remote(self.messaging, "west", west, east),
+            OurHalf.remote(self.messaging, "east", east, west),
         ]
 
     def close(self) -> None:
         """Stop both."""
         for half in self.halves:
             ray.kill(half)
-        self._messaging.shutdown()
+        self.messaging.shutdown()

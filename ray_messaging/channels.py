@@ -237,13 +237,23 @@ class Keys:
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        self.rules = prefix + "rules"
+        self.rules = prefix + "rules"  # the names of the rules, in order
+        self.answers = prefix + "answers"  # verdicts that rest on what was counted
         self.dead = prefix + "dead"
+        self.ended = prefix + "ended"  # names the streams of mailboxes that are gone, which the event log still reads
         self.own = prefix + "own"  # Pub/Sub: brackets round what our own script publishes
 
-    def stream(self, mailbox: str) -> str:
-        """Build the key of a mailbox's stream."""
-        return f"{self.prefix}mailbox:{mailbox}"
+    def table(self, name: str) -> str:
+        """Build the key of what a rule of this name counts."""
+        return f"{self.prefix}rule:{name}"
+
+    def stream(self, stream: str) -> str:
+        """Build the key of a stream: `mailbox:born`, as mailboxes that had one name after the other share none."""
+        return f"{self.prefix}mailbox:{stream}"
+
+    def ended_stream(self, stream: str) -> str:
+        """Build the key of a stream, the mailbox of which is gone."""
+        return f"{self.ended}:{stream}"
 
     def state(self, mailbox: str) -> str:
         """Build the key of a mailbox's state: reader epoch, cursor, counts, limits."""

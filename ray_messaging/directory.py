@@ -94,6 +94,7 @@ class Directory:
     def __init__(self, exp_id: str) -> None:
         self.exp_id = exp_id
         self.version = -1
+        self.logged = False  # whether an event log is registered
         self.records: dict[str, Record] = {}
         self._clear()
 
@@ -106,8 +107,9 @@ class Directory:
         self._known: dict[tuple[AgentId | None, str], int] = {}
         self._globs: list[tuple[re.Pattern[bytes], str]] = []
 
-    def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str]) -> None:
+    def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001, FBT002 - a DirectoryDelta
         """Take over the records that changed; `mailboxes` names all that are there."""
+        self.logged = logged
         self.records.update((record.mailbox, record) for record in changed)
         there = set(mailboxes)
         self.records = {name: self.records[name] for name in sorted(self.records) if name in there}

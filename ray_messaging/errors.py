@@ -15,6 +15,9 @@ MessagingError
 ├── FrameError                  bytes that are no valid frame
 ├── RuleError                   a rule that cannot be used
 ├── TraceError                  a trace file with a broken line
+├── LogError                    the event log's folder cannot be used: not writable, full, damaged, not there
+├── InvalidQuery                a question to the event log that it cannot understand
+├── Unbalanced                  sends in the event log that did not end in exactly one fate
 ├── ServerFailed                the embedded server did not start, or died
 └── TransitError                a message's way was cut
     ├── ConnectionFailed        the server cannot be reached
@@ -114,6 +117,25 @@ class TraceError(MessagingError, ValueError):
 
     file: str
     line: int
+
+
+class LogError(MessagingError, RuntimeError):
+    """The event log's folder cannot be used; `path` says which file or folder."""
+
+    path: str
+
+
+class InvalidQuery(MessagingError, ValueError):
+    """A question to the event log cannot be understood; `field` and `value`."""
+
+    field: str
+    value: object
+
+
+class Unbalanced(MessagingError, AssertionError):
+    """Some sends did not end in exactly one fate; `offenders` are their message ids, at most 100."""
+
+    offenders: Sequence[str]
 
 
 class ServerFailed(MessagingError, RuntimeError):

@@ -39,6 +39,8 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     to_strings: tuple[str, ...]
     step: int | None
     sent_at: float
+    labels: tuple[tuple[str, bytes], ...] = ()  # a label and its rows, uint32
+    noted: bytes = b""  # rows, uint32
 
 
 class Batch:
@@ -46,7 +48,8 @@ class Batch:
 
     Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
     the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
-    the batch is there for its ids alone, the payload `lines[i]`.
+    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it (uint32,
+    ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`).
     """
 
     __slots__ = (
@@ -54,7 +57,9 @@ class Batch:
         "first",
         "frame",
         "from_ids",
+        "labels",
         "lines",
+        "noted",
         "numbers",
         "sender",
         "sent_at",
@@ -78,6 +83,8 @@ class Batch:
         step: NDArray[np.int64] | int | None = None,
         sent_at: NDArray[np.float64] | float = 0.0,
         lines: Lines | None = None,
+        labels: "dict[str, NDArray[np.uint32]] | None" = None,
+        noted: NDArray[np.uint32] | None = None,
     ) -> None:
         self.sender = sender
         self.epoch = epoch
@@ -90,6 +97,8 @@ class Batch:
         self.step = step
         self.sent_at = sent_at
         self.lines = lines
+        self.labels = labels or {}
+        self.noted = noted
         self.frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
 
     def __len__(self) -> int:
@@ -107,6 +116,20 @@ class Batch:
         """Return the topic of one message."""
         return self.topics[0 if self.topic is None else self.topic[row]]
 
+    def labels_of(self, row: int) -> tuple[str, ...]:
+        """Return the labels that one message bears."""
+        return tuple(name for name, rows in self.labels.items() if row in rows) if self.labels else ()
+
+    def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
+        """Return the same batch, the payloads of some rows replaced."""
+        made = Batch.__new__(Batch)
+        for slot in Batch.__slots__:
+            setattr(made, slot, getattr(self, slot))
+        made.frame = None
+        if changed and self.lines is not None:
+            made.lines = self.lines.replaced(changed, len(self))
+        return made
+
     def take(self, rows: NDArray[np.intp]) -> "Batch":
         """Return the batch of some rows, in the order given; the messages keep their numbers."""
         return Batch(
@@ -121,7 +144,14 @@ class Batch:
             step=self.step[rows] if isinstance(self.step, np.ndarray) else self.step,
             sent_at=self.sent_at[rows] if isinstance(self.sent_at, np.ndarray) else self.sent_at,
             lines=None if self.lines is None else self.lines.take(rows),
+            labels={name: kept for name, found in self.labels.items() if len(kept := _places(rows, found))},
+            noted=None if self.noted is None else _places(rows, self.noted),
         )
+
+
+def _places(rows: NDArray[np.intp], wanted: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return where among `rows` those wanted stand."""
+    return np.flatnonzero(np.isin(rows, wanted)).astype(np.uint32)
 
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
@@ -156,6 +186,8 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
             batch.to_ids.strings,
             None if isinstance(batch.step, np.ndarray) else batch.step,
             0.0 if isinstance(batch.sent_at, np.ndarray) else batch.sent_at,
+            tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()),
+            b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
         )
     )
     parts: list[bytes | memoryview] = [header, *(np.ascontiguousarray(column).data for column in columns)]
@@ -239,7 +271,16 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         step=header.step if steps is None else steps,
         sent_at=header.sent_at if times is None else times,
         lines=lines,
+        labels={name: _rows(rows, header.rows) for name, rows in header.labels},
+        noted=_rows(header.noted, header.rows) if header.noted else None,
     )
+
+
+def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
+    _check(len(data) % 4 == 0, "it ends within a row's number")
+    rows = np.frombuffer(data, "<u4")
+    _check(not len(rows) or int(rows.max()) < count, "it speaks of rows it does not have")
+    return rows
 
 
 def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) -> Lines | None:

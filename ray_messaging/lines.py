@@ -122,6 +122,17 @@ class Lines:
         used, index = np.unique(self.index[rows], return_inverse=True)
         return Lines.of([lines[line] for line in used.tolist()], index.astype(np.uint32), raw=self.raw)
 
+    def replaced(self, changed: "dict[int, bytes]", rows: int) -> "Lines":
+        """Return the payloads of all `rows` rows, those of some rows replaced."""
+        if self.index is None:
+            lines = list(self.list)
+            for row, line in changed.items():
+                lines[row] = line
+            return Lines.of(lines, raw=self.raw)
+        index = self.index.copy()
+        index[list(changed)] = np.arange(self.count, self.count + len(changed), dtype=np.uint32)
+        return Lines.of([*self.list, *changed.values()], index, raw=self.raw).take(np.arange(rows))
+
     def whole(self, rows: int) -> bool:
         """Tell whether a blob read from outside holds what it says: a line for each of `rows` rows."""
         blob = self.blob

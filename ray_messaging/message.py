@@ -93,7 +93,7 @@ class Message:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the labels that rules put on it."""
-        return ()
+        return self._batch.labels_of(self._row)
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - redis-py's dicts mix types
         if key == "type":

@@ -127,7 +127,7 @@ class Messager(names.ChannelNames):
         return PassAll() if interceptor is None else judge_for(interceptor, self.settings.interceptor_timeout_s)
 
     def _settled(self, posting: Posting) -> None:
-        self._log.add(posting.batch, posting.outcome)
+        self._log.add(posting.outgoing, posting.outcome)
 
     @property
     def _sending(self) -> Outbox:
@@ -296,6 +296,7 @@ class Messager(names.ChannelNames):
             "name": self.name,
             "interceptor": "none" if outbox is None else outbox.judge.way,
             "outbox": 0 if outbox is None else outbox.room.rows,
+            "deferred": 0 if outbox is None else outbox.deferred,
             "batches": 0 if outbox is None else outbox.batches,
             "log_dropped": self._log.dropped,
         } | ({} if subscription is None else subscription.stats())

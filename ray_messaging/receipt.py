@@ -45,7 +45,7 @@ class Outcome:
         return max(0.0, self.done_at - (sent_at if isinstance(sent_at, float) else float(sent_at[row])))
 
 
-_NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"
+NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"
 
 
 class Receipt:
@@ -76,7 +76,7 @@ class Receipt:
     def reason(self) -> str | None:
         """Return why it was blocked or could not be delivered."""
         if self._outcome.fates[self._row] == UNDELIVERABLE:
-            return _NO_LISTENER
+            return NO_LISTENER
         return self._outcome.blocks.get(self._row, (None, None))[1]
 
     @property

@@ -39,6 +39,28 @@ NAMES = [
     "rules",
 ]
 
+RULES = [
+    "ALLOW",
+    "AllowGraph",
+    "BlackList",
+    "Block",
+    "EdgeBan",
+    "MaxLength",
+    "Moderator",
+    "OpenAIModerator",
+    "Pattern",
+    "RateLimit",
+    "RoundQuota",
+    "Rule",
+    "Sample",
+    "SenderBan",
+    "SlowRule",
+    "Verdict",
+    "block",
+    "label",
+    "rewrite",
+]
+
 
 def test_all_is_sorted_and_locked():
     assert list(ray_messaging.__all__) == sorted(NAMES) == NAMES
@@ -50,7 +72,7 @@ def test_every_public_name_is_there_with_a_docstring():
 
 
 def test_rules_are_locked():
-    assert rules.__all__ == ["ALLOW", "BlackList", "MaxLength", "Rule", "Verdict", "block"]
+    assert rules.__all__ == sorted(RULES) == RULES
 
 
 def test_every_error_is_public_and_drawn_in_the_tree():

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ray_messaging.cli.demo import demo
+from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.replay import replay
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(replay)
+app.add_typer(log_app, name="log")
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it
@@ -32,4 +34,4 @@ def main(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Run a society of messaging groups on Ray, or replay a real trace through them."""
+    """Run a society of messaging groups on Ray, replay a real trace through them, or ask a log what happened."""

@@ -1,8 +1,8 @@
 """The demo: a society on generated traffic, with a black list at work."""
 
-from ray_messaging.cli.options import Agents, DemoGroups, JsonFile, Messages, Redis, Seed
+from ray_messaging.cli.options import Agents, DemoGroups, JsonFile, LogDir, Messages, Redis, Seed
 from ray_messaging.cli.session import check_json_file, clean_errors, finish, output, run
-from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_speed
+from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.replay.plan import Plan
 from ray_messaging.replay.society import generate
@@ -10,6 +10,7 @@ from ray_messaging.replay.society import generate
 NEXT = """\
 Try next:
   ray-messaging demo --agents 10000 --json account.json
+  ray-messaging demo --log-dir town-log && ray-messaging log stats town-log
   ray-messaging replay TRACE --groups 4      (your own: edge list, CSV or JSONL)
   ray-messaging replay TRACE --rules 'black-list:1-2,3-*' --rules max-length:500
 In Python: from ray_messaging import Messaging (the README: the first ten lines)"""
@@ -21,6 +22,7 @@ def demo(
     messages: Messages = 1_000_000,
     redis: Redis = None,
     json_file: JsonFile = None,
+    log_dir: LogDir = None,
     seed: Seed = 1,
 ) -> None:
     """Run a society of agents that talk to each other, with a black list at work, and show what became of it."""
@@ -34,11 +36,14 @@ def demo(
             f"A black list stops agent {society.silenced} from writing to anybody, and "
             f"{len(society.black_list) - 1} pairs from talking."
         )
-        outcome = run(console, plan, [BlackList(society.black_list)], redis, purpose="demo", probe=True)
+        rules = [BlackList(society.black_list)]
+        outcome = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir)
         for show in (show_fates, show_heat_map, show_check):
             console.print()
             show(console, outcome.account)
         console.print()
         show_speed(console, outcome.account, outcome.lone_ms)
+        if outcome.logged is not None:
+            show_log(console, log_dir, outcome.logged)
         console.print(f"\n{NEXT}")
         finish(outcome, json_file, {"agents": agents, "seed": seed})

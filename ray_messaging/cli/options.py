@@ -11,6 +11,9 @@ Redis = Annotated[
     typer.Option("--redis", metavar="URL", help="Use this server, redis://host:port/db, not one of our own."),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the account to this file.")]
+LogDir = Annotated[
+    Path | None, typer.Option("--log-dir", metavar="DIR", help="Keep the event log in this folder, as Parquet.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed generates the same traffic.")]
 Agents = Annotated[int, typer.Option(min=4, help="How many agents the society has.")]
 Messages = Annotated[int, typer.Option(min=1, help="How many messages the agents send.")]

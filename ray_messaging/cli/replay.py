@@ -2,10 +2,23 @@
 
 import typer
 
-from ray_messaging.cli.options import From, Groups, JsonFile, Redis, Rules, Speed, Text, Time, To, TraceFile, read_speed
+from ray_messaging.cli.options import (
+    From,
+    Groups,
+    JsonFile,
+    LogDir,
+    Redis,
+    Rules,
+    Speed,
+    Text,
+    Time,
+    To,
+    TraceFile,
+    read_speed,
+)
 from ray_messaging.cli.rule_specs import parse_rules
 from ray_messaging.cli.session import check_json_file, clean_errors, finish, output, run
-from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_speed
+from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.replay.plan import Plan, deal, due_times
 from ray_messaging.replay.trace import read_trace
 from ray_messaging.replay.traffic import Traffic
@@ -22,6 +35,7 @@ def replay(
     groups: Groups = 4,
     rules: Rules = None,
     json_file: JsonFile = None,
+    log_dir: LogDir = None,
     speed: Speed = "max",
     redis: Redis = None,
     from_field: From = None,
@@ -49,8 +63,10 @@ def replay(
             f"group{'s' * (plan.groups > 1)} (a Ray actor each), {_pace(traffic, pace)}, "
             f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
         )
-        outcome = run(console, plan, parsed, redis, purpose="replay", probe=False)
+        outcome = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
         for show in (show_fates, show_heat_map, show_check, show_speed):
             console.print()
             show(console, outcome.account)
+        if outcome.logged is not None:
+            show_log(console, log_dir, outcome.logged)
         finish(outcome, json_file, {"trace": str(trace), "agents": len(traffic.agents)})

@@ -1,14 +1,25 @@
-"""Rules as they are written on the command line: `black-list:1-2,3-*`, `black-list:FILE.csv`, `max-length:500`."""
+"""Rules as they are written on the command line: `black-list:1-2,3-*`, `max-length:500`, `sender-ban:3:pattern:a`."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ray_messaging.channels import AgentId, check_id
 from ray_messaging.errors import ConfigError, InvalidAddress, RuleError
-from ray_messaging.interception.rules import BlackList, MaxLength, Rule
-from ray_messaging.interception.rules.black_list import Pair
+from ray_messaging.interception.rules import (
+    AllowGraph,
+    BlackList,
+    EdgeBan,
+    MaxLength,
+    Pattern,
+    RateLimit,
+    RoundQuota,
+    Rule,
+    Sample,
+    SenderBan,
+)
+from ray_messaging.interception.rules.pairs import Pair
 
 ANY = "*"
 ARROW = "->"
@@ -20,23 +31,26 @@ def parse_rules(specs: Sequence[str]) -> list[Rule]:
     """Build rules in the order given; raise ConfigError where one cannot be read, naming those that are known."""
     rules: list[Rule] = []
     for spec in specs:
-        kind, _, argument = spec.partition(":")
-        known = KNOWN.get(kind.strip().lower().replace("_", "-"))
-        if known is None:
-            raise ConfigError(
-                f"unknown rule {kind!r} in --rules {spec!r}: the rules are "
-                + " and ".join(known.example for known in KNOWN.values()),
-                value=spec,
-            )
-        if not argument.strip():
-            raise ConfigError(f"--rules {spec!r} says no more than its name: write {known.example}", value=spec)
-        try:
-            rule = known.make(argument.strip())
-        except (InvalidAddress, RuleError) as error:
-            raise ConfigError(f"cannot use --rules {spec!r}: {error}", value=spec) from error
+        rule = _parse(spec)
         _rename(rule, rules)
         rules.append(rule)
     return rules
+
+
+def _parse(spec: str) -> Rule:
+    kind, _, argument = spec.partition(":")
+    known = KNOWN.get(kind.strip().lower().replace("_", "-"))
+    if known is None:
+        *others, last = (known.example for known in KNOWN.values())
+        raise ConfigError(
+            f"unknown rule {kind!r} in --rules {spec!r}: the rules are {', '.join(others)} and {last}", value=spec
+        )
+    if not argument.strip():
+        raise ConfigError(f"--rules {spec!r} says no more than its name: write {known.example}", value=spec)
+    try:
+        return known.make(argument.strip())
+    except (InvalidAddress, RuleError) as error:
+        raise ConfigError(f"cannot use --rules {spec!r}: {error}", value=spec) from error
 
 
 def _rename(rule: Rule, others: Sequence[Rule]) -> None:
@@ -48,26 +62,92 @@ def _rename(rule: Rule, others: Sequence[Rule]) -> None:
 
 
 def _black_list(argument: str) -> Rule:
-    path = Path(argument)
-    if path.suffix.lower() == ".csv" or path.is_file():
-        return BlackList(_pairs_of_file(path))
-    return BlackList(_pair(pair.strip()) for pair in argument.split(",") if pair.strip())
+    return BlackList(_pairs("black-list", argument))
+
+
+def _allow_graph(argument: str) -> Rule:
+    edges = _pairs("allow-graph", argument)
+    if any(None in edge for edge in edges):
+        raise ConfigError(f"allow-graph:{argument}: an edge has two agents, so {ANY} is none: name them")
+    return AllowGraph(edges)
 
 
 def _max_length(argument: str) -> Rule:
+    return MaxLength(_number("max-length", argument, int))
+
+
+def _pattern(argument: str) -> Rule:
+    path = Path(argument)
+    if path.suffix.lower() == ".txt" or _is_file(path):
+        return Pattern([word.strip() for _, word in _lines("pattern", path) if word.strip()])
+    return Pattern([word.strip() for word in argument.split("|") if word.strip()])
+
+
+def _rate_limit(argument: str) -> Rule:
+    return RateLimit(**_settings("rate-limit", argument, {"per_second": float, "per_round": int}))
+
+
+def _round_quota(argument: str) -> Rule:
+    return RoundQuota(**_settings("round-quota", argument, {"contacts": int, "blocked": int}))
+
+
+def _sample(argument: str) -> Rule:
+    share, _, rest = argument.partition(",")
+    return Sample(_number("sample", share, float), **_settings("sample", rest, {"seed": int}))
+
+
+def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
+    def build(argument: str) -> Rule:
+        after, _, check = argument.partition(":")
+        if not check.strip():
+            raise ConfigError(f"{kind}:{argument}: name the rule that finds violations, as in {kind}:3:max-length:500")
+        return make(_parse(check.strip()), _number(kind, after, int))
+
+    return build
+
+
+def _number(kind: str, text: str, number: Callable[[str], Any]) -> Any:  # noqa: ANN401 - an int or a float
     try:
-        limit_bytes = int(argument)
+        return number(text.strip())
     except ValueError as error:
-        raise ConfigError(f"max-length:{argument}: write a number of bytes, as in max-length:500") from error
-    return MaxLength(limit_bytes)
+        what = "a whole number" if number is int else "a number"
+        raise ConfigError(
+            f"{kind}: {text.strip()!r} is no number: write {what}, as in {KNOWN[kind].example}"
+        ) from error
 
 
-def _pair(text: str) -> Pair:
+def _settings(kind: str, text: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """Read `key=value,key=value`."""
+    settings: dict[str, Any] = {}
+    for part in filter(str.strip, text.split(",")):
+        key, _, value = part.partition("=")
+        key = key.strip().replace("-", "_")
+        if key not in known:
+            raise ConfigError(f"{kind}: cannot read {part.strip()!r}: write {KNOWN[kind].example}")
+        settings[key] = _number(kind, value, known[key])
+    return settings
+
+
+def _pairs(kind: str, argument: str) -> list[Pair]:
+    path = Path(argument)
+    if path.suffix.lower() == ".csv" or _is_file(path):
+        return _pairs_of_file(kind, path)
+    return [_pair(pair.strip(), kind) for pair in argument.split(",") if pair.strip()]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a long list of words is no name that a file could have
+        return False
+
+
+def _pair(text: str, kind: str) -> Pair:
     sides = text.split(ARROW if ARROW in text else "-")
     if len(sides) != COLUMNS or not all(side.strip() for side in sides):
         raise ConfigError(
             f"cannot read {text!r} as a pair of agents: write 1-2, 1-* or *-2; where ids hold a -, write "
-            f"'A{ARROW}B' in quotes, or the pairs into a file, black-list:FILE.csv"
+            f"'A{ARROW}B' in quotes, or the pairs into a file, {kind}:FILE.csv"
         )
     return _side(sides[0]), _side(sides[1])
 
@@ -76,16 +156,23 @@ def _side(text: str) -> AgentId | None:
     return None if text.strip() == ANY else check_id(text.strip())
 
 
-def _pairs_of_file(path: Path) -> list[Pair]:
+def _lines(kind: str, path: Path) -> list[tuple[int, str]]:
+    """Read a text file's lines with their numbers; raise ConfigError."""
+    try:
+        return list(enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        what = "a text file, a word on each line" if kind == "pattern" else "a CSV file of two columns"
+        raise ConfigError(f"{kind}: cannot read {str(path)!r} ({reason}): give {what}") from error
+
+
+def _pairs_of_file(kind: str, path: Path) -> list[Pair]:
     """Read a CSV of two columns; a header such as `from,to` is left out. Raises ConfigError with file and line."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the black list {str(path)!r} ({reason}): give a CSV file of two columns") from (
-            error
-        )
+        cut = [(number, next(csv.reader([line]), [])) for number, line in _lines(kind, path)]
+    except csv.Error as error:
+        raise ConfigError(f"{kind}: cannot read {str(path)!r} ({error}): give a CSV file of two columns") from error
+    rows = [(number, row) for number, row in cut if any(map(str.strip, row))]
     pairs: list[Pair] = []
     for number, row in rows:
         cells = tuple(cell.strip() for cell in row)
@@ -109,5 +196,14 @@ class Known(NamedTuple):
 
 KNOWN = {
     "black-list": Known(_black_list, "black-list:1-2,3-*,*-4 or black-list:FILE.csv"),
+    "allow-graph": Known(_allow_graph, "allow-graph:FILE.csv or allow-graph:1-2,2-1"),
+    "sender-ban": Known(
+        _ban(SenderBan, "sender-ban"), "sender-ban:3:max-length:500 (after 3 violations of the other rule)"
+    ),
+    "edge-ban": Known(_ban(EdgeBan, "edge-ban"), "edge-ban:3:max-length:500 (the same for a pair)"),
+    "rate-limit": Known(_rate_limit, "rate-limit:per_second=5,per_round=100"),
+    "round-quota": Known(_round_quota, "round-quota:contacts=10,blocked=5"),
+    "pattern": Known(_pattern, "pattern:word|some words or pattern:FILE.txt"),
+    "sample": Known(_sample, "sample:0.1 (a share to block) or sample:0.1,seed=7"),
     "max-length": Known(_max_length, "max-length:500 (bytes of JSON)"),
 }

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ray_messaging.cli.show import progress_bars
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.errors import ConfigError, MessagingError, Unbalanced
 from ray_messaging.interception.rules import Rule
 from ray_messaging.replay.account import Account
 from ray_messaging.replay.engine import Engine
@@ -27,21 +27,33 @@ PLAIN_WIDTH = 200  # where no terminal says how wide it is
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Hold what a run found; `startup_seconds` until every group listened, `lone_ms` None where not measured."""
+    """Hold what a run found; `startup_seconds` until every group listened, `lone_ms` None where not measured.
+
+    `logged` counts what the event log has, by fate; None where there is no log. `problems` say why it does not balance.
+    """
 
     account: Account
     startup_seconds: float
     lone_ms: dict[str, float | None] | None
+    logged: dict[str, int] | None
+    problems: list[str]
 
 
 def run(
-    console: Console, plan: Plan, rules: Sequence[Rule], redis: str | None, *, purpose: str, probe: bool
+    console: Console,
+    plan: Plan,
+    rules: Sequence[Rule],
+    redis: str | None,
+    *,
+    purpose: str,
+    probe: bool,
+    log_dir: Path | None = None,
 ) -> Outcome:
     """Start Ray (unless it runs), a server (unless one is given) and the groups; send, receive, and stop it all."""
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
     console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")
-    messaging = Messaging.start(exp_id, redis=redis, rules=rules)
+    messaging = Messaging.start(exp_id, redis=redis, rules=rules, log_dir=log_dir)
     # Nobody will go on with these data: they do not stay behind on a server of the user's.
     with ExitStack() as stack:
         stack.callback(messaging.shutdown, erase=True)
@@ -50,14 +62,29 @@ def run(
         console.print(f"Ready after {startup_seconds:.1f} s. Sending {len(plan.traffic):,} messages ...")
         with progress_bars(console, len(plan.traffic)) as on_progress:
             account = engine.run(on_progress)
+        logged, problems = (None, []) if log_dir is None else _logged(console, messaging, account)
         lone_ms = engine.lone_latency_ms() if probe and account.balances else None
-    return Outcome(account, startup_seconds, lone_ms)
+    return Outcome(account, startup_seconds, lone_ms, logged, [*account.problems, *problems])
+
+
+def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:
+    """Return what the event log counts by fate, and where that is not what the senders were told."""
+    console.print("Asking the event log ...")
+    try:
+        counts = dict(messaging.log.balance().fates)
+    except Unbalanced as error:
+        return {}, [f"the event log does not balance: {error}"]
+    if counts != account.fates:
+        return counts, [f"the event log has {counts}, the senders were told {account.fates}"]
+    return counts, []
 
 
 def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> None:
     """Write the JSON file, and exit by 1 where the account does not balance."""
     if json_file is not None:
         found = facts | outcome.account.to_dict() | {"startup_seconds": round(outcome.startup_seconds, 3)}
+        if outcome.logged is not None:
+            found["logged"] = outcome.logged
         if outcome.lone_ms is not None:
             found["lone_latency_ms"] = outcome.lone_ms
         try:
@@ -66,8 +93,8 @@ def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> N
             raise ConfigError(
                 f"cannot write {str(json_file)!r} ({error.strerror}): give another --json file"
             ) from error
-    if not outcome.account.balances:
-        for problem in outcome.account.problems:
+    if outcome.problems:
+        for problem in outcome.problems:
             typer.echo(f"error: the account does not balance: {problem}", err=True)
         raise typer.Exit(DOES_NOT_BALANCE)
 

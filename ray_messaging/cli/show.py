@@ -1,7 +1,8 @@
 """What the commands print: tables, a heat map, progress; plain text where the output is no terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -46,7 +47,7 @@ def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
 
 def show_fates(console: Console, account: Account) -> None:
     """Print what became of the messages, and which rules stopped how many."""
-    table = _table("What became of the messages")
+    table = plain_table("What became of the messages")
     table.add_column("fate")
     table.add_column("messages", justify="right")
     table.add_column("share", justify="right")
@@ -60,29 +61,31 @@ def show_fates(console: Console, account: Account) -> None:
 
 
 def show_heat_map(console: Console, account: Account) -> None:
-    """Print how many messages were delivered from group to group; darker is more.
+    """Print how many messages were delivered from group to group; darker is more."""
+    names = [group["name"] for group in account.groups]
+    heat_map(console, "Delivered from group (row) to group (column)", names, names, account.matrix)
 
-    Where the counts are too wide for the terminal, digits show the share of the largest: 9 is over nine tenths.
-    """
-    most = max((count for row in account.matrix for count in row), default=0)
-    width = max(len(f"{most:,}"), len(account.groups[-1]["name"])) + GAP
-    wide = width * (len(account.groups) + 1) > console.width
-    table = _table(
-        "Delivered from group (row) to group (column)" + (", in tenths of the largest count" if wide else "")
-    )
+
+def heat_map(
+    console: Console, title: str, rows: Sequence[str], columns: Sequence[str], matrix: Sequence[Sequence[int]]
+) -> None:
+    """Print a matrix of counts; where they are too wide for the terminal, digits: 9 is over nine tenths of the most."""
+    most = max((count for row in matrix for count in row), default=0)
+    width = max(len(f"{most:,}"), *map(len, columns)) + GAP
+    wide = width * len(columns) + max(map(len, rows)) + GAP > console.width
+    table = plain_table(title + (", in tenths of the largest count" if wide else ""))
     table.add_column("from \\ to")
-    for number, group in enumerate(account.groups, 1):
-        table.add_column(str(number % 10) if wide else group["name"], justify="right", no_wrap=True)
-    for group, row in zip(account.groups, account.matrix, strict=True):
+    for number, name in enumerate(columns, 1):
+        table.add_column(str(number % 10) if wide else name, justify="right", no_wrap=True)
+    for name, row in zip(rows, matrix, strict=True):
         cells = (str(count * 10 // (most + 1)) if wide else f"{count:,}" for count in row)
-        shaded = [Text(cell, style=_shade(count, most)) for cell, count in zip(cells, row, strict=True)]
-        table.add_row(group["name"], *shaded)
+        table.add_row(name, *(Text(cell, style=_shade(count, most)) for cell, count in zip(cells, row, strict=True)))
     console.print(table)
 
 
 def show_check(console: Console, account: Account) -> None:
     """Print what the receivers checked, and whether the account balances."""
-    table = _table("What the receivers checked")
+    table = plain_table("What the receivers checked")
     table.add_column("check")
     table.add_column("messages", justify="right")
     for name, count in (
@@ -98,6 +101,14 @@ def show_check(console: Console, account: Account) -> None:
         console.print("The account balances: every message met one fate, and each delivered one arrived once.")
     for problem in account.problems:
         console.print(f"THE ACCOUNT DOES NOT BALANCE: {problem}", style="bold red")
+
+
+def show_log(console: Console, log_dir: Path | None, logged: dict[str, int]) -> None:
+    """Print what the event log holds, and how to look into it."""
+    console.print(
+        f"The event log in {log_dir} has {sum(logged.values()):,} sends, each with one fate, as the senders were told: "
+        f"ray-messaging log stats {log_dir}"
+    )
 
 
 def show_speed(console: Console, account: Account, lone_ms: dict[str, float | None] | None = None) -> None:
@@ -120,7 +131,8 @@ def _shade(count: int, most: int) -> str:
     return f"{ink} on {paper}"
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
+    """Build a table without lines."""
     return Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, GAP, 0, 0)
     )

@@ -3,22 +3,23 @@
 import asyncio
 import logging
 import threading
-import warnings
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import ray
 from ray.util import get_node_ip_address
 
-from ray_messaging.channels import AgentId
+from ray_messaging.channels import AgentId, check_id
 from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.group_host import GroupHost
 from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.cluster.spec import Experiment, InterceptorSpec
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import ConnectionFailed, MessagingError, ServerRefused
+from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.rules.black_list import Pair
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
@@ -73,7 +74,7 @@ class InterceptorActor:
         if redis is None:
             redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
         self._host = InterceptorHost(spec, redis)
-        while not await self._begin() and _restarted():
+        while not await self._begin() and restarted():
             # The server is away, and may come back.
             await asyncio.sleep(_PAUSE_S)
             self._host = InterceptorHost(spec, redis)
@@ -86,7 +87,7 @@ class InterceptorActor:
             await self._host.start(get_node_ip_address())
         except MessagingError as error:
             self._failure = error
-            await self._host.close(erase=False)
+            await self._host.abandon()
         return not worth_a_retry(self._failure)
 
     async def ready(self) -> Experiment:
@@ -101,27 +102,80 @@ class InterceptorActor:
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's
         """Tell whether a message may pass."""
-        return self._host.interceptor.forward(from_id, to_id, msg)
+        return await self._host.interceptor.forward(from_id, to_id, msg)
 
-    async def forward_batch(self, request: bytes) -> bytes:
+    async def forward_batch(self, request: bytes, patient: bool = False) -> bytes:  # noqa: FBT001 - by Ray call
         """Answer a request for verdicts: what the lane does, by Ray call."""
-        return self._host.interceptor.answer(request)
+        answer = self._host.interceptor.answer(request, patient=patient)
+        return answer if isinstance(answer, bytes) else await answer
+
+    # -- control: once a change has returned, no later send escapes it --------------------------------------------
+
+    async def rules(self) -> list[dict[str, Any]]:
+        """Return a description of each rule, in order."""
+        return [rule.describe() for rule in self._host.interceptor.rules]
+
+    async def insert_rule(self, rule: Rule, index: int | None = None) -> None:
+        """Put a rule before the one at `index` (None: at the end); raises RuleError."""
+        await self._host.insert_rule(_call(), rule, index)
+
+    async def replace_rule(self, which: int | str, rule: Rule) -> None:
+        """Put a rule in the place of another one, given by place or name; raises RuleError."""
+        await self._host.replace_rule(_call(), which, rule)
+
+    async def pop_rule(self, which: int | str = -1) -> dict[str, Any]:
+        """Take a rule out, given by place or name, and return its description; raises RuleError."""
+        return await self._host.pop_rule(_call(), which)
+
+    async def new_round(self) -> None:
+        """Begin a new round: quotas that count by round start again."""
+        await self._host.new_round()
+
+    async def violation_counts(self) -> dict[AgentId | None, int]:
+        """Return how many messages of each agent were blocked."""
+        return dict(self._host.interceptor.violations)
+
+    async def reset_violation_counts(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
+        """Forget how many messages of some agents (None: of all) were blocked; a single id will do."""
+        counts = self._host.interceptor.violations
+        if agents is None:
+            await self._host.change(counts.clear)
+        else:
+            forgiven = [check_id(agent) for agent in ([agents] if isinstance(agents, int | str) else agents)]
+            await self._host.change(lambda: [counts.pop(agent, None) for agent in forgiven])
 
     async def black_set(self) -> set[Pair]:
         """Return the blocked pairs."""
-        return set(self._host.interceptor.black_list.pairs)
+        return set(self._host.black_pairs)
 
-    async def add_to_black_set(self, pairs: Iterable[Pair]) -> None:
-        """Block more pairs; once this has returned, no later send escapes it."""
-        await self._host.change_black_list(lambda rule: rule.add(pairs))
+    async def add_to_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
+        """Block more pairs."""
+        await self._host.change(lambda: self._host.interceptor.black_list.add(pairs))
 
-    async def remove_from_black_set(self, pairs: Iterable[Pair]) -> None:
+    async def remove_from_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Let pairs pass again."""
-        await self._host.change_black_list(lambda rule: rule.remove(pairs))
+        await self._host.change(lambda: self._host.interceptor.black_list.remove(pairs))
 
-    async def set_black_set(self, pairs: Iterable[Pair]) -> None:
+    async def set_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Replace the blocked pairs."""
-        await self._host.change_black_list(lambda rule: rule.set(pairs))
+        await self._host.change(lambda: self._host.interceptor.black_list.set(pairs))
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    async def get_log_list(self) -> list[dict[str, Any]]:
+        """Return the latest sends of all since `clear_log_list`, in the form of AgentSociety's log list."""
+        rows: list[dict[str, Any]] = await self._log().rows.remote()
+        return rows
+
+    async def clear_log_list(self) -> None:
+        """Begin the list anew; the event log keeps everything."""
+        await self._log().clear.remote()
+
+    def _log(self) -> Any:  # noqa: ANN401 - a Ray actor handle
+        experiment = self._host.experiment
+        if experiment.log_dir is None:
+            raise ConfigError(no_log(experiment.exp_id))
+        return ray.get_actor(experiment.log_name, namespace=NAMESPACE)
 
     async def groups(self) -> list[str]:
         """Return the names of the groups."""
@@ -144,6 +198,11 @@ class InterceptorActor:
         await self._host.close(erase=erase)
 
 
+def _call() -> str:
+    """Name the call under way; one that Ray repeats has the same name."""
+    return str(ray.get_runtime_context().get_task_id())
+
+
 class GroupActor:
     """Host agents: one mailbox, one outbox.
 
@@ -157,7 +216,7 @@ class GroupActor:
         owner = f"{experiment.run}/{context.get_actor_id()}"
         self._failure: MessagingError | None = None
         self._host = GroupHost(experiment, interceptor, name, owner)
-        if _restarted():
+        if restarted():
             while not await self._begin(self._host.resume()):
                 # The server is away, and may come back.
                 await asyncio.sleep(_PAUSE_S)
@@ -222,14 +281,3 @@ class GroupActor:
     async def close(self) -> None:
         """Send what was accepted, commit what was handled, and leave."""
         await asyncio.shield(self._host.close())
-
-
-def _restarted() -> bool:
-    """Tell whether an earlier process of this actor died."""
-    with warnings.catch_warnings(action="ignore"):  # Ray 2.60's property warns of another one that it uses itself
-        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
-
-
-def worth_a_retry(failure: MessagingError | None) -> bool:
-    """Tell whether a server that did not answer may yet do so."""
-    return isinstance(failure, ConnectionFailed) and not isinstance(failure, ServerRefused)

@@ -1,69 +1,112 @@
-"""The interceptor with its lane and its state on the server, without Ray."""
+"""The interceptor with its lane and its state on the server, in one actor's process."""
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar
 
 from ray_messaging.channels import AgentId, check_id
+from ray_messaging.cluster.rule_store import RuleStore, unpickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import AlreadyExists
-from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.interceptor import VIOLATIONS, Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
+from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import BlackList, Rule
+from ray_messaging.interception.rules.black_list import Pair
+from ray_messaging.interception.state import Fields
+from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 
+T = TypeVar("T")
+
 _ERASE_CHUNK = 1000
+_COUNTERS = ("directory", "interceptor", "born", "log_epoch")
 
 
 class InterceptorHost:
     """Hold the interceptor of one experiment, serve its lane, and keep what its rules must not forget."""
 
     def __init__(self, spec: InterceptorSpec, redis: RedisConfig) -> None:
-        self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings)
+        self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings, spec.log_dir)
         self.transport = RedisTransport(redis, spec.exp_id, patience_s=spec.settings.send_timeout_s)
-        self.interceptor = Interceptor(spec.exp_id, spec.rules)
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
-        self._lane = LaneServer(self.interceptor.answer)
+        self._store = RuleStore(self.transport, spec.run)
+        self.interceptor = Interceptor(spec.exp_id)
+        self._lane = LaneServer(self._answer)
         self._directory = Directory(spec.exp_id)
         self._changing = asyncio.Lock()
+
+    def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
+        return self.interceptor.answer(request, patient=patient)
 
     async def start(self, host: str) -> None:
         """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
 
         Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise.
         """
-        keys, link = self.transport.keys, self.transport.link
         await self.transport.connect()
         restarted = await self._take_experiment()
-        saved = await link.command("HGETALL", keys.rules)
-        states = {name.decode(): state for name, state in zip(saved[::2], saved[1::2], strict=True)}
-        for rule in self.interceptor.rules:
-            if rule.name in states:
-                state = msgspec.msgpack.decode(states.pop(rule.name))
-                if restarted:
-                    rule.load(state)
-                else:
-                    rule.merge(state)
-                    await self._store(rule)
-        if states.get(BlackList.name):
-            # One that was put in at run time.
-            self.interceptor.black_list.load(msgspec.msgpack.decode(states[BlackList.name]))
-        # From here on, verdicts of a predecessor that lives on let nothing pass.
-        self.interceptor.epoch = int(await link.command("HINCRBY", keys.meta, "interceptor", 1))
+        # From here on, a predecessor that lives on lets nothing pass, and writes nothing.
+        epoch = int(await self.transport.link.command("HINCRBY", self.transport.keys.meta, "interceptor", 1))
+        await self._take_rules(epoch, restarted=restarted)
+        if self._spec.log_dir is None:
+            await self._retire_log()
         self.lane_address = await self._lane.start(host)
+
+    async def _take_rules(self, epoch: int, *, restarted: bool) -> None:
+        kept = await self._store.load_rules() if restarted else None
+        rules = self._given() if kept is None else list(kept)
+        black_list = BlackList()
+        if all(rule.name != black_list.name for rule in rules):
+            rules.insert(0, black_list)  # one that an earlier run put in at run time
+        tables, answers = await self._store.load(rules)
+        if not tables[black_list.name]:
+            rules = [rule for rule in rules if rule is not black_list]
+        if kept is not None:
+            tables = await self._own_tables(rules, tables)
+        settings = self._spec.settings
+        # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
+        keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
+        self.interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s)
+        self.interceptor.load(tables, answers, merge=not restarted)
+        await self._store.save_rules(self.interceptor.rules.now)
+        await self.interceptor.store_all()
+
+    def _given(self) -> list[Rule]:
+        rules = []
+        for data in self._spec.rules:
+            rules.append(unpickled(data))
+            self._store.admit(rules[-1], data)
+        return rules
+
+    async def _own_tables(self, rules: list[Rule], tables: dict[str, Fields]) -> dict[str, Fields]:
+        """Return the tables that are these rules' own: a predecessor may have died while it put one in."""
+        stored = await self._store.stored(rules)
+        for rule in rules:
+            if rule.state is not None and rule.name in stored:
+                rule.state.load({})  # what it was put in with may be gone since
+                rule.restored()
+        return {name: fields for name, fields in tables.items() if name in stored or name == VIOLATIONS}
+
+    async def _retire_log(self) -> None:
+        """Take out the event log of an earlier run: nobody would read on, and senders would wait for it."""
+        if (await self.transport.load_directory(-1)).logged:
+            settings = self._spec.settings
+            epoch = await self.transport.open_log(
+                Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, leased=False)
+            )
+            await self.transport.close_log(epoch)
 
     async def _take_experiment(self) -> bool:
         """Enter this run as the experiment's; tell whether it was there, as after a restart of this actor."""
         keys, link, spec = self.transport.keys, self.transport.link, self._spec
         if spec.on_existing == "reset" and await link.command("HGET", keys.meta, "run") != spec.run.encode():
-            counters = await link.command("HMGET", keys.meta, "directory", "interceptor")
+            counters = await link.command("HMGET", keys.meta, *_COUNTERS)
             await self._erase()
-            for name, count in zip(("directory", "interceptor"), counters, strict=True):
+            for name, count in zip(_COUNTERS, counters, strict=True):
                 if count is not None:  # who lives on from before must notice: no number comes again
                     await link.command("HSET", keys.meta, name, int(count) + 1)
         fresh = await link.command("HSETNX", keys.meta, "run", spec.run)
@@ -81,16 +124,72 @@ class InterceptorHost:
         await link.command("HSET", keys.meta, "run", spec.run)
         return False
 
-    async def _store(self, rule: Rule) -> None:
-        state = msgspec.msgpack.encode(rule.dump())
-        await self.transport.link.command("HSET", self.transport.keys.rules, rule.name, state)
+    # -- rules at run time ----------------------------------------------------------------------------------------
 
-    async def change_black_list(self, change: Callable[[BlackList], None]) -> None:
-        """Change the black list; it is on the server, and in force, once this has returned."""
-        async with self._changing:  # what is stored last is what was changed last
-            rule = self.interceptor.black_list
-            change(rule)
-            await self._store(rule)
+    async def change(self, change: Callable[[], T]) -> T:
+        """Change the rules, or what they count; it is kept, and in force, once this has returned."""
+        async with self._changing:
+            return await self.interceptor.change(change, also=self._save_rules)
+
+    async def _save_rules(self) -> None:
+        await self._store.save_rules(self.interceptor.rules.now)
+
+    async def change_rules(self, call: str, change: Callable[[RuleSet], Rule]) -> dict[str, Any]:
+        """Put rules in or take them out; return the description of the one concerned. Raises RuleError.
+
+        Args: call names who asked. A call that is repeated, as its answer was lost with this process, finds its change
+        made, and that is kept together with the rules.
+        """
+        before = self.interceptor.rules.now
+
+        def make() -> dict[str, Any]:
+            nonlocal before
+            before = self.interceptor.rules.now
+            self._store.calls[call] = change(self.interceptor.rules).describe()
+            return self._store.calls[call]
+
+        async with self._changing:
+            if call in self._store.calls:
+                return dict(self._store.calls[call])
+            described = await self.interceptor.change(make, also=self._save_rules)
+        for rule in before:
+            if rule not in self.interceptor.rules.now:
+                await rule.close()
+        return described
+
+    async def insert_rule(self, call: str, rule: Rule, index: int | None) -> None:
+        """Put a rule in; raise RuleError where it is none, or its name is taken."""
+        self._admit(rule)
+        await self.change_rules(call, lambda rules: rules.insert(rule, index))
+
+    async def replace_rule(self, call: str, which: int | str, rule: Rule) -> None:
+        """Put a rule in another one's place."""
+        self._admit(rule)
+        await self.change_rules(call, lambda rules: rules.replace(which, rule))
+
+    async def pop_rule(self, call: str, which: int | str) -> dict[str, Any]:
+        """Take a rule out; return its description."""
+        return await self.change_rules(call, lambda rules: rules.pop(which))
+
+    def _admit(self, rule: Rule) -> None:
+        if isinstance(rule, Rule):  # else putting it in says what is wrong
+            self._store.admit(rule)
+
+    @property
+    def black_pairs(self) -> frozenset[Pair]:
+        """Return the pairs of the first black list; none where there is no list."""
+        return next((rule.pairs for rule in self.interceptor.rules if isinstance(rule, BlackList)), frozenset())
+
+    async def new_round(self) -> None:
+        """Begin a new round for all rules that count by rounds."""
+
+        def begin() -> None:
+            for rule in self.interceptor.rules:
+                rule.new_round()
+
+        await self.change(begin)
+
+    # -- what is there --------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[str]:
         """Return the names of the mailboxes that claim agents for themselves."""
@@ -110,19 +209,27 @@ class InterceptorHost:
         """Return counters, and what waits in each mailbox."""
         return {
             "epoch": self.interceptor.epoch,
-            "rules": [rule.name for rule in self.interceptor.rules],
+            "rules": self.interceptor.rules.names,
             "judged": self.interceptor.judged,
             "blocked": self.interceptor.blocked,
+            "deferred": self.interceptor.deferred,
             "lane_connections": len(self._lane.connections),
             "lane_refused": self._lane.refused,
             "waiting": await self.transport.waiting(),
         }
 
     async def close(self, *, erase: bool) -> None:
-        """Stop serving; `erase` removes the experiment's data from the server."""
-        await self._lane.close()
+        """End the experiment; `erase` removes its data from the server."""
+        await self.abandon()
+        await self._store.forget_rules()
         if erase:
             await self._erase()
+        await self.transport.close()
+
+    async def abandon(self) -> None:
+        """Stop serving; another process may go on."""
+        await self._lane.close()
+        await self.interceptor.close()
         await self.transport.close()
 
     async def _erase(self) -> None:

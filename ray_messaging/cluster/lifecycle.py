@@ -11,14 +11,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.cluster.actors import InterceptorActor, ServerActor
 from ray_messaging.cluster.calls import NAMESPACE, result
-from ray_messaging.cluster.spec import Experiment, InterceptorSpec
+from ray_messaging.cluster.log_actor import LogActor
+from ray_messaging.cluster.rule_store import pickled
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import AlreadyExists, RuleError
-from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.errors import AlreadyExists, MessagingError, RuleError
+from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import Rule
+
+logger = logging.getLogger(__name__)
 
 # Nobody waits for longer than this for actors to leave cleanly, in seconds.
 _CLOSE_S = 10.0
+_LOG_S = 300.0  # what waits in full mailboxes takes some seconds to write
 _INLINE_BYTES = 50_000  # half of what Ray passes by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
@@ -29,15 +34,16 @@ class Owned:
     def __init__(self, *, ray_is_ours: bool) -> None:
         self.interceptor: Any = None
         self.groups: dict[str, Any] = {}
+        self.log: Any = None
         self._server: Any = None
         self._spec: Any = None
         self._ray_is_ours = ray_is_ours
 
     def start(self, spec: InterceptorSpec, config: RedisConfig | None) -> Experiment:
         """Start the server, unless there is one, and the interceptor."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         if config is None:
             # Its data are on this node, so it must be, too.
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
             self._server = remote(ServerActor, options | {"name": f"{spec.exp_id}/server"}).remote()
         # All of its calls may be repeated.
@@ -52,12 +58,21 @@ class Owned:
         if self._server is not None:
             result(self._server.config.remote(), what=f"the server of experiment {spec.exp_id!r}")
         experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")
+        if experiment.log_dir is not None:
+            # A path is one of this node; only a URI means the same everywhere.
+            options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
+            if "://" not in experiment.log_dir:
+                options["scheduling_strategy"] = here
+            self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
+            result(self.log.ready.remote(), what=f"the event log of experiment {spec.exp_id!r}")
         return experiment
 
     def close(self, *, erase: bool) -> None:
         """Stop groups, interceptor and server in this order, then Ray if we started it."""
         if ray.is_initialized():
             leave(list(self.groups.values()))
+            if self.log is not None:
+                finish_log(self.log)
             if self.interceptor is not None:
                 leave([self.interceptor], erase=erase)
             if self._server is not None:
@@ -72,6 +87,19 @@ def leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handl
     _attempt([actor.close.remote(**kwargs) for actor in actors])
     for actor in actors:
         ray.kill(actor)
+
+
+def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+    """Have the event log write all that was sent; say so where it could not."""
+    done = log.close.remote()
+    if not ray.wait([done], timeout=_LOG_S)[0]:
+        logger.error("the event log was not complete after %g s, and was left like that", _LOG_S)
+    else:
+        try:
+            result(done, what="the event log")
+        except MessagingError as error:
+            logger.error("the event log is not complete: %s", error)  # noqa: TRY400 - ours say what is wrong
+    ray.kill(log)
 
 
 def _attempt(refs: Sequence[Any]) -> None:
@@ -117,21 +145,11 @@ def runs_already(exp_id: str) -> AlreadyExists:
     )
 
 
-def check_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Return the rules if they can cross to the interceptor; raise RuleError."""
+def check_rules(rules: Sequence[Rule]) -> tuple[PickledRule, ...]:
+    """Return the rules as they cross to the interceptor; raise RuleError."""
     if isinstance(rules, Rule):
         raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
     if not isinstance(rules, list | tuple):
         raise RuleError(f"rules must be a list of rules, not {rules!r}", rule=repr(rules))
-    Interceptor("", rules)  # it finds what is no rule, and names that are there twice
-    for rule in rules:
-        try:
-            ray.cloudpickle.dumps(rule)
-        except (TypeError, AttributeError, RayError, ValueError) as error:
-            name = getattr(rule, "name", repr(rule))
-            raise RuleError(
-                f"rule {name!r} cannot be sent to the interceptor ({error}): make connections and locks when they are "
-                "first used, not in __init__",
-                rule=name,
-            ) from error
-    return tuple(rules)
+    RuleSet(rules)  # it finds what is no rule, and names that are there twice
+    return tuple(map(pickled, rules))

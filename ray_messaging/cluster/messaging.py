@@ -1,7 +1,8 @@
 """The facade: start an experiment, find its groups, shut it down."""
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ import ray
 
 from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.actors import GroupActor
+from ray_messaging.cluster.blocked import BlockedListener, BlockedMessage, BlockedMessages
 from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.group import Group, check_agents
 from ray_messaging.cluster.lifecycle import (
@@ -17,13 +19,16 @@ from ray_messaging.cluster.lifecycle import (
     check_rules,
     end_server,
     ensure_ray,
+    finish_log,
     leave,
     remote,
     runs_already,
 )
-from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec
+from ray_messaging.cluster.remote_log import RemoteSource
+from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute, no_log
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, UnknownName
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, UnknownName
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import Messager
 
@@ -49,15 +54,17 @@ class Messaging:
         *,
         redis: RedisConfig | str | None = None,
         rules: Sequence[Rule] = (),
+        log_dir: str | Path | None = None,
         on_existing: OnExisting = "error",
         settings: MessagingConfig | None = None,
         mirror: bool = False,
     ) -> "Messaging":
         """Start an experiment; Ray too, where it does not run yet.
 
-        Args: redis is a server of yours (None: an embedded one, which ends with the experiment). on_existing says what
-        to do where `exp_id` has data on the server or runs already. mirror has messages to agents PUBLISHed too, for
-        foreign listeners.
+        Args: redis is a server of yours (None: an embedded one, which ends with the experiment). log_dir is where
+        the event log is kept: a folder, or a URI of pyarrow's file systems (None: no log). on_existing says what to do
+        where `exp_id` has data on the server or in log_dir, or runs already. mirror has messages to agents PUBLISHed,
+        too, for foreign listeners.
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
         check_name("exp_id", exp_id)
@@ -70,7 +77,9 @@ class Messaging:
         owned = Owned(ray_is_ours=ensure_ray())
         try:
             _make_way(exp_id, on_existing)
-            spec = InterceptorSpec(exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing)
+            spec = InterceptorSpec(
+                exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir)
+            )
             experiment = owned.start(spec, config)
         except BaseException:
             owned.close(erase=False)
@@ -135,9 +144,38 @@ class Messaging:
         return self._interceptor
 
     def stats(self) -> dict[str, Any]:
-        """Return the interceptor's counters, and what waits in each mailbox."""
+        """Return the interceptor's counters, what waits in each mailbox, and how the event log is doing."""
         stats: dict[str, Any] = self._ask(self._interceptor.stats.remote())
+        if self._experiment.log_dir is not None:
+            stats["log"] = self._ask(self.log_actor.stats.remote())
         return {"exp_id": self.exp_id} | stats
+
+    # -- the event log --------------------------------------------------------------------------------------------
+
+    @property
+    def log_actor(self) -> Any:  # noqa: ANN401 - a handle
+        """Return the handle of the actor that keeps the event log; raise ConfigError where there is none, Closed."""
+        if self._experiment.log_dir is None:
+            raise ConfigError(no_log(self.exp_id))
+        try:
+            return ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
+        except ValueError as error:
+            raise Closed(
+                f"experiment {self.exp_id!r} was shut down: EventLog.open({self._experiment.log_dir!r}) reads its log"
+            ) from error
+
+    @property
+    def log(self) -> EventLog:
+        """Return the event log: who said what to whom, and what was stopped and why, up to this moment."""
+        return EventLog(RemoteSource(self.log_actor, self.exp_id))
+
+    def blocked(self, *, after: int | None = None) -> BlockedMessages:
+        """Iterate (`async for`) over the messages that rules block, from now on, or after a `cursor` seen before."""
+        return BlockedMessages(self.log_actor, after)
+
+    def on_blocked(self, callback: Callable[[BlockedMessage], object], *, after: int | None = None) -> BlockedListener:
+        """Call a function with each blocked message, in a thread, until the listener is closed."""
+        return BlockedListener(self.log_actor, callback, after)
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         return result(ref, what=f"the interceptor of experiment {self.exp_id!r}")
@@ -263,5 +301,7 @@ def _make_way(exp_id: str, on_existing: str) -> None:
     if on_existing != "reset":
         raise runs_already(exp_id)
     leave([group.actor for group in running.groups()])
+    if running.stats().get("log") is not None:
+        finish_log(running.log_actor)
     leave([running.interceptor], erase=True)
     end_server(exp_id)

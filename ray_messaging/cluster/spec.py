@@ -1,10 +1,11 @@
 """What the actors of one experiment are told when they start."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from ray_messaging.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.config import MessagingConfig, RedisConfig
-from ray_messaging.interception.rules import Rule
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
@@ -17,15 +18,28 @@ class Experiment:
     run: str
     redis: RedisConfig
     settings: MessagingConfig
+    log_dir: str | None = None
 
     @property
     def interceptor_name(self) -> str:
         """Return the interceptor's name within Ray."""
         return f"{self.exp_id}/interceptor"
 
+    @property
+    def log_name(self) -> str:
+        """Return the name within Ray of the actor that keeps the event log."""
+        return f"{self.exp_id}/log"
+
     def group_name(self, group: str) -> str:
         """Return a group's name within Ray."""
         return f"{self.exp_id}/group/{group}"
+
+
+class PickledRule(NamedTuple):
+    """A rule on its way: it is unpickled where what goes wrong can be said."""
+
+    name: str
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -35,5 +49,18 @@ class InterceptorSpec:
     exp_id: str
     run: str
     settings: MessagingConfig
-    rules: tuple[Rule, ...]
+    rules: tuple[PickledRule, ...]
     on_existing: str
+    log_dir: str | None = None
+
+
+def no_log(exp_id: str) -> str:
+    """Say that an experiment keeps no event log, and what to do."""
+    return f"experiment {exp_id!r} keeps no event log: Messaging.start({exp_id!r}, log_dir='a folder') starts one"
+
+
+def absolute(log_dir: str | Path | None) -> str | None:
+    """Return a path as other processes understand it; a URI as it is."""
+    if log_dir is None or "://" in str(log_dir):
+        return None if log_dir is None else str(log_dir)
+    return str(Path(log_dir).expanduser().absolute())

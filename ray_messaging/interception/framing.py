@@ -1,7 +1,6 @@
 """Length-prefixed frames on a stream socket."""
 
 import asyncio
-from collections.abc import Callable
 from struct import Struct
 from typing import cast
 
@@ -51,6 +50,3 @@ class Framing(asyncio.Protocol):
     def frame_received(self, frame: bytes) -> None:
         """Take one frame."""
         raise NotImplementedError
-
-
-Answer = Callable[[bytes], bytes]

@@ -1,143 +1,265 @@
-"""The interceptor: a verdict for every message, by rules in order; the first block wins."""
+"""The interceptor: a verdict for every message, by rules in order."""
 
+import asyncio
 import logging
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping
-from operator import index
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ray_messaging.channels import AGENT_CHAT, AgentId, check_id
-from ray_messaging.errors import RuleError
+from ray_messaging.errors import Fenced
 from ray_messaging.frames import Batch, decode
 from ray_messaging.ids import Ids
+from ray_messaging.interception.answers import Answers, key_of
+from ray_messaging.interception.deferral import Deferrals
+from ray_messaging.interception.judging import PAYLOAD_LIMIT, Course, Waiting
+from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
-from ray_messaging.interception.verdicts import FOREIGN, Blocked, Verdicts, encode_verdicts
+from ray_messaging.interception.state import Table
+from ray_messaging.interception.store import Saver, StateStore
+from ray_messaging.interception.verdicts import FOREIGN, Judgement, Verdicts, decode_verdicts, encode_verdicts
 from ray_messaging.lines import Lines, encode_payload
 
 logger = logging.getLogger(__name__)
 
-# How many senders' last answers are kept for a batch that is asked again: a sender has one batch under way.
-_REMEMBERED = 20_000
-_ANY_SIZE = 2**40
+T = TypeVar("T")
+
+VIOLATIONS = ":violations"  # the name of their table; no rule's name begins with a colon on the server
+# A sender asks again about a batch for no longer than this, unless told otherwise, in seconds.
+_KEEP_S = 120.0
 
 
 class Interceptor:
-    """Judge batches by ordered rules; a plain object, so that its hot code is not wrapped by Ray."""
+    """Judge batches by ordered rules; a plain object, so that its hot code is not wrapped by Ray.
 
-    def __init__(self, exp_id: str, rules: Iterable[Rule] = (), *, epoch: int = FOREIGN) -> None:
+    With a `store`, what the rules count is on the server before a batch that changed it is answered.
+    """
+
+    def __init__(
+        self,
+        exp_id: str,
+        rules: Iterable[Rule] = (),
+        *,
+        epoch: int = FOREIGN,
+        store: StateStore | None = None,
+        keep_s: float = _KEEP_S,
+    ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
-        self.rules: list[Rule] = []
-        for rule in rules:
-            self.insert(len(self.rules), rule)
-        self._answers: OrderedDict[str, tuple[tuple[int, ...], bytes]] = OrderedDict()
         self.judged = 0
         self.blocked = 0
-
-    def insert(self, index: int, rule: object) -> None:
-        """Insert a rule; raise RuleError where it is none, or its name is taken."""
-        if not isinstance(rule, Rule):
-            raise RuleError(f"{rule!r} is no rule: derive it from ray_messaging.rules.Rule", rule=repr(rule))
-        if any(rule.name == other.name for other in self.rules):
-            raise RuleError(f"there is a rule named {rule.name!r} already: give this one another name", rule=rule.name)
-        self.rules.insert(index, rule)
-
-    @property
-    def wants_payload(self) -> bool:
-        """Tell whether a rule reads payloads."""
-        return any(rule.needs_payload for rule in self.rules)
+        self.violations: Table[int] = Table()
+        self.rules = RuleSet(rules, self)
+        self._tables: dict[str, Table[Any]] = {}
+        self._saver = None if store is None else Saver(store, self._tables)
+        self._follow_rules()
+        self._answers = Answers(keep_s)
+        self._pending: dict[str, asyncio.Task[bytes]] = {}
+        self._deferrals = Deferrals(exp_id, keep_s, self._finish)
 
     @property
     def black_list(self) -> BlackList:
         """Return the first black list; an empty one is put before all other rules where there is none."""
-        for rule in self.rules:
-            if isinstance(rule, BlackList):
-                return rule
-        self.insert(0, BlackList())
-        return self.black_list
+        found = self.rules.black_list
+        self._follow_rules()
+        return found
 
-    def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
+    @property
+    def deferred(self) -> int:
+        """Return how many messages wait for a slow rule."""
+        return len(self._deferrals)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
+        """Take over what a predecessor kept; `merge`: beside what the rules say themselves, as they were given anew."""
+        for name, table in self._tables.items():
+            if tables.get(name):
+                table.load(tables[name], merge=merge)
+        for rule in self.rules:
+            if rule.state is not None and tables.get(rule.name):
+                rule.restored()
+        self._answers.load(answers, self.epoch)
+
+    async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
+        """Change rules or their state; it is on the server, and in force, once this has returned.
+
+        Args: also is awaited before the server is told, where rules came or went.
+        """
+        before = self.rules.now
+        result = change()
+        self._follow_rules()
+        if self.rules.now is not before:
+            for rule in self.rules:
+                if rule.state is not None and rule not in before:
+                    rule.state.rewrite()
+            if also is not None:
+                await also()
+        await self._save({})
+        return result
+
+    async def store_all(self) -> None:
+        """Write everything, in place of whatever is on the server."""
+        for table in self._tables.values():
+            table.rewrite()
+        await self._save({})
+
+    def _follow_rules(self) -> None:
+        tables = {rule.name: rule.state for rule in self.rules if rule.state is not None}
+        for name in set(self._tables) - set(tables) - {VIOLATIONS}:
+            if self._saver is None:
+                del self._tables[name]
+            else:
+                self._saver.drop(name)
+        self._tables |= {VIOLATIONS: self.violations} | tables
+
+    async def _save(self, answers: Mapping[str, bytes]) -> None:
+        if self._saver is not None:
+            self._saver.epoch = self.epoch
+            await self._saver.keep(answers)
+
+    def _version(self) -> int:
+        return sum(table.version for table in self._tables.values())
+
+    # -- answering ------------------------------------------------------------------------------------------------
+
+    async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
         """Tell whether one message may pass: the call of AgentSociety's interceptor."""
-        line = encode_payload(message if isinstance(message, dict) else {"content": message}, _ANY_SIZE)
+        line = encode_payload(message if isinstance(message, dict) else {"content": message}, PAYLOAD_LIMIT)
         batch = Batch(
             sender="forward",
-            epoch=0,
-            first=self.judged,
+            epoch=max(0, self.epoch),
+            first=self.judged + self.deferred,
             from_ids=Ids.of([None if from_id is None else check_id(from_id)]),
             to_ids=Ids.of([None if to_id is None else check_id(to_id)]),
             topics=(AGENT_CHAT,),
             lines=Lines.of([line]),
         )
-        return not self.judge(batch)
+        answer = self._judge(batch)
+        verdicts = decode_verdicts(answer if isinstance(answer, bytes) else await answer)
+        while verdicts.deferred:
+            verdicts = decode_verdicts(await self._wait(batch))
+        return not verdicts.blocked
 
-    def answer(self, request: bytes) -> bytes:
-        """Answer a request for verdicts (a frame); the same batch asked again is answered as before."""
+    def answer(self, request: bytes, *, patient: bool = False) -> bytes | Awaitable[bytes]:
+        """Answer a request for verdicts (a frame); the same batch asked again is answered as before.
+
+        Args: patient asks about deferred rows; its answer waits for news.
+        """
+        if self._saver is not None and self._saver.error is not None:
+            raise self._saver.error.with_traceback(None)
         batch = decode(request)
-        if self.wants_payload and batch.lines is None:
+        if patient:
+            return self._wait(batch)
+        if self.rules.wants_payload and batch.lines is None:
             return encode_verdicts(Verdicts(self.epoch, judged=False, wants_payload=True))
-        identity = (self.epoch, batch.epoch, batch.first, len(batch))
-        known = self._answers.get(batch.sender)
-        if known is not None and known[0] == identity:
-            return known[1]
-        answer = self._encode(batch)
-        self._answers[batch.sender] = (identity, answer)
-        self._answers.move_to_end(batch.sender)
-        if len(self._answers) > _REMEMBERED:
-            self._answers.popitem(last=False)
+        known = self._answers.get(batch)
+        if known is not None:
+            return known
+        pending = self._pending.get(key_of(batch))
+        return self._judge(batch) if pending is None else asyncio.shield(pending)
+
+    def _judge(self, batch: Batch) -> bytes | Awaitable[bytes]:
+        version = self._version()
+        course = Course(batch, self.exp_id)
+        course.run(self.rules.now)
+        self._count(batch, course.judgement)
+        answer = self._encode(course.judgement, len(batch))
+        for waiting in course.waiting.values():
+            self._begin(waiting)
+        if self._saver is None or version == self._version():
+            self._answers.put(batch, answer)
+            return answer
+        # Nobody is answered before what his batch has counted is safe.
+        key = key_of(batch)
+        task = self._pending[key] = asyncio.create_task(self._keep(batch, key, answer), name="ray_messaging answer")
+        return asyncio.shield(task)
+
+    async def _keep(self, batch: Batch, key: str, answer: bytes) -> bytes:
+        try:
+            await self._save({key: answer})
+            self._counted(key, answer)
+            self._answers.put(batch, answer)
+        finally:
+            del self._pending[key]
         return answer
 
-    def _encode(self, batch: Batch) -> bytes:
+    def _counted(self, key: str, answer: bytes) -> None:
+        over = self._answers.count(key, answer)
+        if over and self._saver is not None:
+            self._saver.forget(over)
+
+    def _count(self, batch: Batch, judgement: Judgement) -> None:
+        self.judged += len(batch) - len(judgement.deferred)
+        if judgement.blocked:
+            self.blocked += len(judgement.blocked)
+            rows = np.fromiter(judgement.blocked, np.intp, len(judgement.blocked))
+            for from_id, count in Counter(batch.from_ids.take(rows).tolist()).items():
+                self.violations[from_id] = self.violations.get(from_id, 0) + count
+
+    def _encode(self, judgement: Judgement, count: int) -> bytes:
         try:
-            return encode_verdicts(
-                Verdicts(self.epoch, wants_payload=self.wants_payload, blocked=_grouped(self.judge(batch)))
-            )
+            return judgement.encode(self.epoch, wants_payload=self.rules.wants_payload)
         except Exception as error:
             # A rule can answer what passes every check and still cannot be sent; nobody must wait for it for ever.
-            logger.exception("a batch of %d messages could not be judged", len(batch))
-            blocked = _grouped(dict.fromkeys(range(len(batch)), ("interceptor", ascii(failure(error)))))
-            return encode_verdicts(Verdicts(self.epoch, wants_payload=self.wants_payload, blocked=blocked))
+            logger.exception("the verdicts on a batch of %d messages cannot be sent", count)
+            why = ("interceptor", ascii(failure(error)))
+            return Judgement(blocked=dict.fromkeys(range(count), why)).encode(self.epoch, wants_payload=True)
 
-    def judge(self, batch: Batch) -> dict[int, tuple[str, str]]:
-        """Return the rows that are blocked, with rule and reason; later rules see only what passed the earlier."""
-        blocked: dict[int, tuple[str, str]] = {}
-        left: np.ndarray | None = None
-        rest = batch
+    # -- what waits for slow rules --------------------------------------------------------------------------------
+
+    def _begin(self, waiting: Waiting) -> None:
+        answer = self._answers.counted(waiting.message.message_id(0))
+        if answer is None:
+            self._deferrals.begin(waiting)
+        else:  # a predecessor has judged and counted it
+            self._deferrals.remember(waiting.message, decode_verdicts(answer).judgement(1))
+
+    async def _wait(self, batch: Batch) -> bytes:
+        unknown = self._deferrals.unknown(batch)
+        if unknown:  # a predecessor deferred them
+            if self.rules.wants_payload and batch.lines is None:
+                return encode_verdicts(Verdicts(self.epoch, judged=False, wants_payload=True))
+            self._judge_alone(batch, unknown)
+        judgement = await self._deferrals.wait(batch)
+        return self._encode(judgement, len(batch))
+
+    def _judge_alone(self, batch: Batch, rows: list[int]) -> None:
+        """Judge messages whose batch we do not know, each for itself."""
+        for row in rows:
+            message = batch.take(np.array([row], np.intp))
+            answer = self._answers.counted(message.message_id(0))
+            if answer is not None:
+                self._deferrals.remember(message, decode_verdicts(answer).judgement(1))
+                continue
+            course = Course(message, self.exp_id)
+            course.run(self.rules.now)
+            if course.waiting:
+                self._begin(course.waiting[0])
+            else:
+                self._deferrals.settle(message, course.judgement)
+
+    async def _finish(self, message: Batch, judgement: Judgement) -> None:
+        """Count a message that a slow rule has judged; its verdict is safe once this has returned."""
+        version = self._version()
+        self._count(message, judgement)
+        if self._saver is not None and (version != self._version() or judgement.blocked):
+            key, answer = message.message_id(0), self._encode(judgement, 1)
+            await self._save({key: answer})
+            self._counted(key, answer)
+
+    async def close(self) -> None:
+        """Let slow rules go, and wait for what is being written."""
+        await self._deferrals.close()
         for rule in self.rules:
-            found = self._apply(rule, rest)
-            if found:
-                rows = {row if left is None else int(left[row]): reason for row, reason in found.items()}
-                blocked |= {row: (rule.name, reason) for row, reason in rows.items()}
-                left = np.setdiff1d(np.arange(len(batch)), np.fromiter(blocked, np.intp, len(blocked)))
-                rest = batch.take(left)
-            if not len(rest):
-                break
-        self.judged += len(batch)
-        self.blocked += len(blocked)
-        return blocked
+            await rule.close()
+        if self._saver is not None:
+            await self._saver.close()
 
-    def _apply(self, rule: Rule, batch: Batch) -> Mapping[int, str]:
-        try:
-            found = rule.check_batch(batch, self.exp_id)
-            if not isinstance(found, Mapping) or not all(
-                0 <= index(row) < len(batch) and isinstance(reason, str) for row, reason in found.items()
-            ):
-                raise RuleError(f"rule {rule.name!r} answered {found!r} for {len(batch)} messages", rule=rule.name)  # noqa: TRY301 - one way out
-        except Exception as error:
-            logger.exception("rule %r failed on a batch of %d messages", rule.name, len(batch))
-            if rule.on_error == "allow":
-                return {}
-            return dict.fromkeys(range(len(batch)), failure(error))
-        return found
-
-
-def _grouped(blocked: Mapping[int, tuple[str, str]]) -> tuple[Blocked, ...]:
-    groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for row, why in blocked.items():
-        groups[why].append(row)
-    # A reason may quote what cannot be encoded.
-    return tuple(
-        Blocked(rule, reason.encode(errors="replace").decode(), np.array(rows, "<u4").tobytes())
-        for (rule, reason), rows in groups.items()
-    )
+    @property
+    def fenced(self) -> Fenced | None:
+        """Return the error that says that a newer interceptor has taken over."""
+        return None if self._saver is None else self._saver.error

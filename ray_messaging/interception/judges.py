@@ -15,8 +15,9 @@ from ray_messaging.errors import ConfigError, InterceptorUnavailable
 from ray_messaging.frames import Batch, encode
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneClient
-from ray_messaging.interception.verdicts import FOREIGN, Blocked, Judge, Verdicts, decode_verdicts
+from ray_messaging.interception.verdicts import FOREIGN, Judge, Verdicts, decode_verdicts
 from ray_messaging.message import Message
+from ray_messaging.notes import Why
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class PassAll:
         """Block nothing."""
         return Verdicts(FOREIGN)
 
+    wait = judge
+
     async def close(self) -> None:
         """Do nothing."""
 
@@ -63,13 +66,21 @@ class _Asking:
         self._with_payload = False
 
     async def judge(self, batch: Batch) -> Verdicts:
+        """Judge a batch; a batch asked again is answered as before."""
         verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=self._with_payload)))
         if not verdicts.judged:
             verdicts = decode_verdicts(await self._ask(encode(batch)))
         self._with_payload = verdicts.wants_payload
         return verdicts
 
-    async def _ask(self, request: bytes) -> bytes:
+    async def wait(self, batch: Batch) -> Verdicts:
+        """Return the verdicts of some deferred rows; payloads go along only where the interceptor lost them."""
+        verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=False), patient=True))
+        if not verdicts.judged:
+            verdicts = decode_verdicts(await self._ask(encode(batch), patient=True))
+        return verdicts
+
+    async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
         raise NotImplementedError
 
 
@@ -82,8 +93,9 @@ class LocalJudge(_Asking):
         super().__init__()
         self._interceptor = interceptor
 
-    async def _ask(self, request: bytes) -> bytes:
-        return self._interceptor.answer(request)
+    async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
+        answer = self._interceptor.answer(request, patient=patient)
+        return answer if isinstance(answer, bytes) else await answer
 
     async def close(self) -> None:
         """Do nothing."""
@@ -123,25 +135,38 @@ class RemoteJudge(_Asking):
         self._timeout_s = timeout_s
         self._lane: LaneClient | None = None
         self._by_ray_until = 0.0
+        self._opening = asyncio.Lock()
         self.way = "lane"
 
-    async def _ask(self, request: bytes) -> bytes:
+    async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
         lane = self._lane
         if lane is not None:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await lane.ask(request)
+                    return await lane.ask(request, patient=patient)
             except TimeoutError as error:
-                await self.close()
+                self._drop(lane)
                 raise _unavailable(error, self._timeout_s) from error
             except OSError:  # cut: its successor serves a lane of its own
-                await self.close()
-        return await _persist(lambda: self._ask_anew(request), self._timeout_s)
+                self._drop(lane)
+        return await _persist(lambda: self._ask_anew(request, patient=patient), self._timeout_s)
 
-    async def _ask_anew(self, request: bytes) -> bytes:
-        """Open the lane where the actor serves it now, and ask; by Ray call where it cannot be opened."""
+    async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
+        """Ask over the lane that the actor serves now; by Ray call where it cannot be opened."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
-            return bytes(await self._handle.forward_batch.remote(request))
+            return bytes(await self._handle.forward_batch.remote(request, patient))
+        async with self._opening:  # a batch and those who wait may find the lane cut at the same time
+            lane = self._lane if self._lane is not None else await self._open()
+        if lane is None:
+            return bytes(await self._handle.forward_batch.remote(request, patient))
+        try:
+            return await lane.ask(request, patient=patient)
+        except OSError:
+            self._drop(lane)
+            raise
+
+    async def _open(self) -> LaneClient | None:
+        """Open the lane where the actor serves it now; None: it cannot be opened."""
         address = LaneAddress(*await self._handle.lane.remote())
         try:
             # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
@@ -151,15 +176,20 @@ class RemoteJudge(_Asking):
             if self.way == "lane":
                 logger.warning("cannot open the verdict lane at %r (%s): asking by Ray calls, slower", address, error)
             self.way = "ray"
-            return bytes(await self._handle.forward_batch.remote(request))
+            return None
         self.way = "lane"
-        return await self._lane.ask(request)
+        return self._lane
+
+    def _drop(self, lane: LaneClient) -> None:
+        """Drop a lane, unless another one has taken its place already."""
+        lane.close()
+        if self._lane is lane:
+            self._lane = None
 
     async def close(self) -> None:
         """Drop the lane."""
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.close()
+        if self._lane is not None:
+            self._drop(self._lane)
 
 
 class ForeignJudge:
@@ -178,11 +208,13 @@ class ForeignJudge:
         # One after the other: the actor may count, and Ray's async actors keep no order.
         answers = [await _persist(partial(self._forward, batch, row), self._timeout_s) for row in rows]
         refused = [
-            Blocked("forward", reason.decode(), np.array([row], "<u4").tobytes())
+            Why("forward", reason.decode(), np.array([row], "<u4").tobytes())
             for row, reason in zip(rows, answers, strict=True)
             if reason
         ]
         return Verdicts(FOREIGN, blocked=tuple(refused))
+
+    wait = judge
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused; nothing where it may pass."""

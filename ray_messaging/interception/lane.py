@@ -1,24 +1,31 @@
-"""The verdict lane: a socket that the interceptor serves, one request per batch, answered in order.
+"""The verdict lane: a socket that the interceptor serves, one request per batch.
 
-A connection opens with the token that the messager got by a Ray call. Each request is a frame (see `frames`), each
-answer a `Verdicts`.
+A connection opens with the token that the messager got by a Ray call. Each request is its number (u32), its kind (u8:
+JUDGE, or WAIT for deferred rows) and a frame (see `frames`); each answer the number and a `Verdicts`. Answers come as
+they are known: one that waits for a slow rule holds no other up.
 """
 
 import asyncio
 import hmac
 import logging
 import secrets
-from typing import NamedTuple
+from collections.abc import Awaitable
+from struct import Struct
+from typing import NamedTuple, Protocol
 
-from ray_messaging.errors import FrameError
+from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.frames import FRAME_LIMIT
-from ray_messaging.interception.framing import Answer, Framing
+from ray_messaging.interception.framing import Framing
 
 logger = logging.getLogger(__name__)
 
 CONNECTIONS = 10_000
 OPENING_S = 5.0
+WAITING = 10_000  # requests of one connection that wait for their answers
 _TOKEN_LIMIT = 128
+JUDGE, WAIT = 0, 1
+_REQUEST = Struct("<IB")
+_NUMBER = Struct("<I")
 
 
 class LaneAddress(NamedTuple):
@@ -30,6 +37,13 @@ class LaneAddress(NamedTuple):
 
     def __repr__(self) -> str:
         return f"LaneAddress(host={self.host!r}, port={self.port})"
+
+
+class Answer(Protocol):
+    """Answer a request, at once or later."""
+
+    def __call__(self, request: bytes, *, patient: bool) -> bytes | Awaitable[bytes]:
+        """Return the answer, or what gives it."""
 
 
 class LaneServer:
@@ -65,6 +79,7 @@ class _Caller(Framing):
         self._server = server
         self._open = False
         self._timer: asyncio.TimerHandle | None = None
+        self._later: set[asyncio.Future[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the caller a few seconds to show the token."""
@@ -78,6 +93,8 @@ class _Caller(Framing):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Forget the caller."""
         self._server.connections.discard(self)
+        for answer in self._later:
+            answer.cancel()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -90,10 +107,7 @@ class _Caller(Framing):
     def frame_received(self, frame: bytes) -> None:
         """Check the token, then answer requests."""
         if self._open:
-            try:
-                self.send(self._server.answer(frame))
-            except FrameError as error:
-                self.refuse(str(error))
+            self._request(frame)
         elif hmac.compare_digest(frame, self._server.token.encode()):
             assert self._timer is not None
             self._timer.cancel()
@@ -103,13 +117,44 @@ class _Caller(Framing):
         else:
             self.refuse("wrong token")
 
+    def _request(self, frame: bytes) -> None:
+        if len(frame) < _REQUEST.size:
+            self.refuse("a request without a number")
+            return
+        number, kind = _REQUEST.unpack_from(frame)
+        try:
+            answer = self._server.answer(frame[_REQUEST.size :], patient=kind == WAIT)
+        except (FrameError, Fenced) as error:
+            self.refuse(str(error))
+            return
+        if isinstance(answer, bytes):
+            self.send(_NUMBER.pack(number) + answer)
+        elif len(self._later) < WAITING:
+            task = asyncio.ensure_future(self._answer_later(number, answer))
+            self._later.add(task)
+            task.add_done_callback(self._later.discard)
+        else:
+            self.refuse("too many requests that wait")
+
+    async def _answer_later(self, number: int, answer: Awaitable[bytes]) -> None:
+        try:
+            found = await answer
+        except Exception as error:
+            logger.exception("the verdict lane cannot answer")
+            self.refuse(str(error))
+        else:
+            if self.transport is not None and not self.transport.is_closing():
+                self.send(_NUMBER.pack(number) + found)
+
 
 class LaneClient(Framing):
-    """One messager's connection, seen from the messager: one request under way at a time."""
+    """One messager's connection, seen from the messager."""
 
     def __init__(self) -> None:
         super().__init__(FRAME_LIMIT)
-        self._waiting: asyncio.Future[bytes] | None = None
+        self._numbers = 0
+        self._opening: asyncio.Future[None] | None = None
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
@@ -117,22 +162,27 @@ class LaneClient(Framing):
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(OPENING_S, timeout_s)):
             _, client = await loop.create_connection(cls, address.host, address.port)
-            await client.ask(address.token.encode())
+            client._opening = loop.create_future()
+            try:
+                client.send(address.token.encode())
+                await client._opening
+            except BaseException:
+                client.close()
+                raise
         return client
 
-    async def ask(self, request: bytes) -> bytes:
+    async def ask(self, request: bytes, *, patient: bool = False) -> bytes:
         """Send a request and return its answer; raise OSError where the connection is lost."""
         if self.transport is None or self.transport.is_closing():
             raise ConnectionResetError("the verdict lane is closed")
-        self._waiting = asyncio.get_running_loop().create_future()
+        number = self._numbers
+        self._numbers = (number + 1) % 2**32
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(request)
-            return await self._waiting
-        except asyncio.CancelledError:
-            self.close()  # its answer must not be taken for another's
-            raise
+            self.send(_REQUEST.pack(number, WAIT if patient else JUDGE) + request)
+            return await future
         finally:
-            self._waiting = None
+            del self._waiting[number]
 
     def close(self) -> None:
         """Drop the connection."""
@@ -140,13 +190,19 @@ class LaneClient(Framing):
             self.transport.abort()
 
     def frame_received(self, frame: bytes) -> None:
-        """Take the answer."""
-        if self._waiting is None or self._waiting.done():
-            self.refuse("an answer nobody asked for")
+        """Take an answer; one that nobody waits for any more passes by."""
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_result(None)
+        elif len(frame) < _NUMBER.size:
+            self.refuse("an answer without a number")
         else:
-            self._waiting.set_result(frame)
+            future = self._waiting.get(_NUMBER.unpack_from(frame)[0])
+            if future is not None and not future.done():
+                future.set_result(frame[_NUMBER.size :])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who waits."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(ConnectionResetError(f"the verdict lane was cut ({exc or 'closed'})"))
+        lost = [] if self._opening is None else [self._opening]
+        for future in (*lost, *self._waiting.values()):
+            if not future.done():
+                future.set_exception(ConnectionResetError(f"the verdict lane was cut ({exc or 'closed'})"))

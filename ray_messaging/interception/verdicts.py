@@ -1,5 +1,8 @@
-"""What travels between a messager and the interceptor: a batch's columns there, the blocked rows back."""
+"""What travels between a messager and the interceptor: a batch's columns there, what becomes of its rows back."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -7,15 +10,23 @@ import numpy as np
 
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
+from ray_messaging.notes import Why
 
 FOREIGN = -1  # the epoch of verdicts that no interceptor of this experiment gave
 
 
-class Blocked(msgspec.Struct, array_like=True, frozen=True):
-    """Say which rows (uint32, little endian) a rule blocked for one reason."""
+class Rewritten(msgspec.Struct, array_like=True, frozen=True):
+    """Say what a row's payload became, and by which rule (the last one that changed it)."""
 
     rule: str
-    reason: str
+    row: int
+    line: bytes
+
+
+class Labelled(msgspec.Struct, array_like=True, frozen=True):
+    """Say which rows (uint32, little endian) bear a label."""
+
+    label: str
     rows: bytes
 
 
@@ -23,25 +34,97 @@ class Verdicts(msgspec.Struct, array_like=True, frozen=True):
     """Answer for one batch; append-only.
 
     `epoch` is the interceptor's. With `judged` false nothing was decided: the rules want the payloads, too.
-    `wants_payload` says what to send the next time.
+    `wants_payload` says what to send the next time. `deferred` are rows (uint32) of which nothing is known yet: a slow
+    rule is at work, so wait for them.
     """
 
     epoch: int
     judged: bool = True
     wants_payload: bool = False
-    blocked: tuple[Blocked, ...] = ()
+    blocked: tuple[Why, ...] = ()
+    rewritten: tuple[Rewritten, ...] = ()
+    labelled: tuple[Labelled, ...] = ()
+    deferred: bytes = b""
 
-    def rows(self, count: int) -> dict[int, tuple[str, str]]:
-        """Return the blocked rows with rule and reason; raise FrameError where one lies outside the batch."""
-        found: dict[int, tuple[str, str]] = {}
-        for entry in self.blocked:
-            if len(entry.rows) % 4:
-                raise FrameError("the interceptor's answer is damaged")
-            for row in np.frombuffer(entry.rows, "<u4").tolist():
-                if row >= count:
-                    raise FrameError(f"the interceptor blocked row {row} of {count}")
-                found[row] = (entry.rule, entry.reason)
+    def judgement(self, count: int) -> "Judgement":
+        """Return what becomes of each of `count` rows; raise FrameError where one lies outside the batch."""
+        found = Judgement()
+        for why in self.blocked:
+            found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
+        for each in self.rewritten:
+            if not 0 <= each.row < count or b"\n" in each.line:
+                raise FrameError("the interceptor's answer is damaged: it rewrites what is not there")
+            found.rewritten[each.row] = (each.rule, each.line)
+        for each_label in self.labelled:
+            found.labels[each_label.label] = set(_numbers(each_label.rows, count))
+        found.deferred.update(_numbers(self.deferred, count))
         return found
+
+
+@dataclass(slots=True)
+class Judgement:
+    """Hold what becomes of a batch's rows; one that stands nowhere just passes.
+
+    `blocked` row -> (rule, reason); `rewritten` row -> (rule, payload as JSON); `labels` label -> rows; `deferred` rows.
+    """
+
+    blocked: dict[int, tuple[str, str]] = field(default_factory=dict)
+    rewritten: dict[int, tuple[str, bytes]] = field(default_factory=dict)
+    labels: dict[str, set[int]] = field(default_factory=dict)
+    deferred: set[int] = field(default_factory=set)
+
+    def add(self, other: "Judgement") -> None:
+        """Take over another one on the same rows."""
+        self.blocked |= other.blocked
+        self.rewritten |= other.rewritten
+        for name, rows in other.labels.items():
+            self.labels.setdefault(name, set()).update(rows)
+        self.deferred |= other.deferred
+
+    def moved(self, places: Sequence[int]) -> "Judgement":
+        """Return the same for rows that stand at `places` in another batch."""
+        return Judgement(
+            {places[row]: why for row, why in self.blocked.items()},
+            {places[row]: what for row, what in self.rewritten.items()},
+            {name: {places[row] for row in rows} for name, rows in self.labels.items()},
+            {places[row] for row in self.deferred},
+        )
+
+    def encode(self, epoch: int, *, wants_payload: bool) -> bytes:
+        """Encode the answer."""
+        if not (self.blocked or self.rewritten or self.labels or self.deferred):
+            return encode_verdicts(Verdicts(epoch, wants_payload=wants_payload))
+        groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        for row, why in self.blocked.items():
+            groups[why].append(row)
+        return encode_verdicts(
+            Verdicts(
+                epoch,
+                wants_payload=wants_payload,
+                # A reason may quote what cannot be encoded.
+                blocked=tuple(
+                    Why(rule, reason.encode(errors="replace").decode(), _bytes(rows))
+                    for (rule, reason), rows in groups.items()
+                ),
+                rewritten=tuple(Rewritten(rule, row, line) for row, (rule, line) in self.rewritten.items()),
+                labelled=tuple(Labelled(name, _bytes(rows)) for name, rows in self.labels.items() if rows),
+                deferred=_bytes(self.deferred),
+            )
+        )
+
+
+def _numbers(rows: bytes, count: int) -> list[int]:
+    if len(rows) % 4:
+        raise FrameError("the interceptor's answer is damaged")
+    numbers = np.frombuffer(rows, "<u4")
+    if len(numbers) and int(numbers.max()) >= count:
+        raise FrameError(f"the interceptor speaks of row {int(numbers.max())} of {count}")
+    found: list[int] = numbers.tolist()
+    return found
+
+
+def _bytes(rows: Iterable[int]) -> bytes:
+    return np.array(sorted(rows), "<u4").tobytes()
 
 
 class Judge(Protocol):
@@ -51,6 +134,12 @@ class Judge(Protocol):
 
     async def judge(self, batch: Batch) -> Verdicts:
         """Judge a batch; a batch asked again is answered as before. Raises InterceptorUnavailable."""
+
+    async def wait(self, batch: Batch) -> Verdicts:
+        """Return the verdicts of some deferred rows, as soon as there are any, or after a while.
+
+        Raises: InterceptorUnavailable.
+        """
 
     async def close(self) -> None:
         """Let the interceptor go."""

@@ -9,8 +9,9 @@ from ray_messaging.channels import build_channel
 from ray_messaging.directory import Directory
 from ray_messaging.frames import Batch, encode
 from ray_messaging.receipt import DELIVERED
+from ray_messaging.sending import noting
 from ray_messaging.sending.posting import Posting, Rows
-from ray_messaging.transports.base import Published
+from ray_messaging.transports.base import LOG, Noted, Published
 
 _ROW_BYTES = 40  # what the columns take of a message, beside names
 BARE = ""  # the lane of what no mailbox owns
@@ -18,7 +19,7 @@ BARE = ""  # the lane of what no mailbox owns
 
 @dataclass(slots=True, eq=False)
 class Crate:
-    """Some rows of a posting (None: all) on their way to one mailbox."""
+    """Some rows of a posting (None: all) on their way to one mailbox, or to the log where they were blocked."""
 
     posting: Posting
     mailbox: str
@@ -26,6 +27,7 @@ class Crate:
     count: int
     frame: bytes
     publish: list[Published]
+    noted: Noted | None
     verdicts: int
     deadline: float
 
@@ -36,7 +38,8 @@ class Crate:
     @property
     def nbytes(self) -> int:
         """Return what it takes of a call."""
-        return len(self.frame) + sum(len(channel) + len(data) for channel, data in self.publish)
+        noted = 0 if self.noted is None else len(self.noted.frame) + len(self.noted.note)
+        return len(self.frame) + noted + sum(len(channel) + len(data) for channel, data in self.publish)
 
 
 class Cutter:
@@ -46,57 +49,78 @@ class Cutter:
         self.directory = directory
         self.mirror = mirror
 
-    def cut(self, posting: Posting, verdicts: int, deadline: float) -> list[Crate]:
-        """Cut what is open of a posting; rows that some of their mailboxes have go to the others only."""
+    def cut(self, posting: Posting, rows: Rows | None, verdicts: int, deadline: float) -> list[Crate]:
+        """Cut rows (None: all) that are open; those that some of their mailboxes have go to the others only.
+
+        Rows that were blocked go to the log, where there is one; else that settles them.
+        """
         crates: list[Crate] = []
-        for mailbox, rows in self._sorted(posting).items():
+        if posting.stopped:
+            rows = posting.open_rows if rows is None else posting.still_open(rows)
+            blocked = np.array([row for row in rows.tolist() if row in posting.stopped], np.intp)
+            rows = np.setdiff1d(rows, blocked)
+            if self.directory.logged and len(blocked):
+                noted = noting.blocked(posting, blocked)
+                crates.append(Crate(posting, LOG, blocked, len(blocked), b"", [], noted, verdicts, deadline))
+            elif len(blocked):
+                posting.stop(blocked)
+        for mailbox, found in self._sorted(posting, rows).items():
             crates += [
-                self._crate(posting, mailbox, part, verdicts, deadline) for part in self._parts(posting, mailbox, rows)
+                self._crate(posting, mailbox, part, verdicts, deadline) for part in self._parts(posting, mailbox, found)
             ]
         return crates
 
-    def _sorted(self, posting: Posting) -> dict[str, Rows | None]:
+    def _sorted(self, posting: Posting, rows: Rows | None) -> dict[str, Rows | None]:
         """Return which rows go to which mailbox; None stands for all of them."""
         directory, batch = self.directory, posting.batch
-        posting.copies = None
-        if len(batch) == 1 and posting.untouched:  # a message alone is in a hurry
+        if rows is not None and not len(rows):
+            return {}
+        whole = rows is None and posting.untouched
+        if whole and len(batch) == 1:  # a message alone is in a hurry
             listeners = directory.mailboxes(directory.route_one(batch.to_ids[0], batch.topics[0]))
             if len(listeners) < 2:
+                posting.copies = None
                 return {listeners[0] if listeners else BARE: None}
         routes = directory.route(batch)
         mailboxes = directory.mailboxes(int(routes[0]))
-        if posting.untouched and len(mailboxes) < 2 and (routes == routes[0]).all():
+        if whole and len(mailboxes) < 2 and (routes == routes[0]).all():
+            posting.copies = None
             return {mailboxes[0] if mailboxes else BARE: None}
-        used = np.flatnonzero(np.bincount(routes)).tolist()
-        opened = posting.open_rows
+        opened = posting.open_rows if rows is None else posting.still_open(rows)
         routes = routes[opened]
+        used = np.flatnonzero(np.bincount(routes)).tolist()
         if posting.placed or any(len(directory.mailboxes(route)) > 1 for route in used):
             return self._copied(posting, opened, routes.tolist())
+        posting.expect(opened, 1)
         order = np.argsort(routes, kind="stable")
-        bounds = np.searchsorted(routes[order], [*used, used[-1] + 1])
+        bounds = np.searchsorted(routes[order], [*used, used[-1] + 1]) if used else []
         found: dict[str, Rows | None] = {}
-        for route, (low, high) in zip(used, pairwise(bounds.tolist()), strict=True):
-            if high > low:
-                found[next(iter(directory.mailboxes(route)), BARE)] = opened[order[low:high]]
+        for route, (low, high) in zip(used, pairwise(np.asarray(bounds).tolist()), strict=True):
+            found[next(iter(directory.mailboxes(route)), BARE)] = opened[order[low:high]]
         return found
 
     def _copied(self, posting: Posting, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
         """Sort rows of which some go to several mailboxes, and count the copies."""
-        posting.copies = np.zeros(len(posting.batch), np.intp)
         rows_of: dict[str, list[int]] = {}
+        nowhere: list[int] = []
         for row, route in zip(opened.tolist(), routes, strict=True):
             left = [name for name in self.directory.mailboxes(route) if name not in posting.placed.get(row, ())]
-            for mailbox in left or ([BARE] if row not in posting.placed else []):
+            targets = left or ([BARE] if row not in posting.placed else [])
+            for mailbox in targets:
                 rows_of.setdefault(mailbox, []).append(row)
-                posting.copies[row] += 1
-        # What its last mailbox left for good is delivered if another one has it.
-        posting.settle(opened[posting.copies[opened] == 0], DELIVERED)
+            if targets:
+                posting.expect([row], len(targets))
+            else:
+                nowhere.append(row)
+        if nowhere:
+            # What its last mailbox left for good is delivered if another one has it.
+            posting.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, posting: Posting, mailbox: str, rows: Rows | None) -> list[Rows | None]:
         """Split rows so that each frame keeps to the mailbox's limits."""
         record = self.directory.records.get(mailbox)
-        lines = posting.batch.lines
+        lines = posting.outgoing.lines
         count = len(posting.batch) if rows is None else len(rows)
         if record is None or lines is None:
             return [rows]
@@ -117,10 +141,15 @@ class Cutter:
         return parts
 
     def _crate(self, posting: Posting, mailbox: str, rows: Rows | None, verdicts: int, deadline: float) -> Crate:
-        batch = posting.batch if rows is None else posting.batch.take(rows)
+        batch = posting.outgoing if rows is None else posting.outgoing.take(rows)
         publish = self._publications(batch) if mailbox == BARE or self.mirror else []
+        noted: Noted | None = None
+        if self.directory.logged and mailbox == BARE:
+            noted = noting.published(posting, batch, rows)
+        elif self.directory.logged and posting.rewritten:
+            noted, batch = noting.rewritten(posting, batch, rows, mailbox)
         frame = b"" if mailbox == BARE else encode(batch)
-        return Crate(posting, mailbox, rows, len(batch), frame, publish, verdicts, deadline)
+        return Crate(posting, mailbox, rows, len(batch), frame, publish, noted, verdicts, deadline)
 
     def _publications(self, batch: Batch) -> list[Published]:
         exp_id, lines = self.directory.exp_id, batch.lines

@@ -38,7 +38,7 @@ class Outbox:
         self._bulks = 0
         self._idle: list[asyncio.Future[None]] = []
         self._broken: MessagingError | None = None
-        self._pump = Pump(shipper, judge, settings, self._next, self._finish, self._break)
+        self._pump = Pump(shipper, judge, settings, self._next, self._finish, self._break, self._closed)
 
     @property
     def judge(self) -> Judge:
@@ -48,6 +48,11 @@ class Outbox:
     @judge.setter
     def judge(self, judge: Judge) -> None:
         self._pump.judge = judge
+
+    @property
+    def deferred(self) -> int:
+        """Return how many messages wait for a slow rule, or behind one that does."""
+        return len(self._pump.deferred)
 
     @property
     def batches(self) -> int:
@@ -192,10 +197,14 @@ class Outbox:
             self._open = None
         return parcel
 
+    def _closed(self, rows: int) -> None:
+        """Make room for as many as have their receipts: a batch of which some wait for long must not hold others up."""
+        self.room.give_back(rows, 0)
+
     def _finish(self, posting: Posting) -> None:
         lines = posting.batch.lines
         self._settled(posting)
-        self.room.give_back(len(posting.batch), 0 if lines is None else lines.nbytes)
+        self.room.give_back(0, 0 if lines is None else lines.nbytes)
         self._tell_idle()
 
     def _tell_idle(self) -> None:

@@ -1,13 +1,14 @@
 """A batch under way: what is known of each row, and who is told when."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.frames import Batch
+from ray_messaging.interception.verdicts import Judgement
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipt, Receipts
 from ray_messaging.sending.parcel import Parcel
 
@@ -17,21 +18,46 @@ Rows = NDArray[np.intp]
 class Posting:
     """Follow one batch from its verdicts to its receipts.
 
-    A row is open until it is settled with a fate or failed with an error, once. `placed` names the mailboxes that have
-    a row which others still lack; `copies` counts, for the rows of the last cut, how many still lack it (None: no row
-    of that cut goes to more than one).
+    A row is open until it is settled with a fate or failed with an error, once. `batch` is what was accepted and is
+    judged, `outgoing` what leaves: with labels, and with other payloads where a rule rewrote them. `placed` names the
+    mailboxes that have a row which others still lack; `copies` counts how many still lack a row (None: no row goes to
+    more than one). `closed` is told how many rows got their end, `finished` when the last one did.
     """
 
-    __slots__ = ("_finished", "_left", "_open", "_parcel", "_told", "batch", "copies", "errors", "outcome", "placed")
+    __slots__ = (
+        "_closed",
+        "_finished",
+        "_left",
+        "_open",
+        "_parcel",
+        "_told",
+        "batch",
+        "copies",
+        "errors",
+        "labels",
+        "outcome",
+        "outgoing",
+        "placed",
+        "rewritten",
+    )
 
-    def __init__(self, parcel: Parcel, batch: Batch, finished: Callable[["Posting"], None]) -> None:
-        self.batch = batch
+    def __init__(
+        self,
+        parcel: Parcel,
+        batch: Batch,
+        finished: Callable[["Posting"], None],
+        closed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.batch = self.outgoing = batch
         self.outcome = Outcome(batch)
         self.errors: dict[int, MessagingError] = {}
         self.copies: NDArray[np.intp] | None = None
         self.placed: dict[int, set[str]] = {}
+        self.rewritten: dict[int, tuple[str, bytes]] = {}
+        self.labels: dict[str, set[int]] = {}
         self._parcel = parcel
         self._finished = finished
+        self._closed = closed
         self._open = np.ones(len(batch), np.bool_)
         self._left = len(batch)
         self._told = False
@@ -51,12 +77,56 @@ class Posting:
         """Return the rows whose fate is not known yet."""
         return np.flatnonzero(self._open)
 
-    def block(self, blocked: dict[int, tuple[str, str]]) -> None:
-        """Take over the verdicts; a row that somebody has already can no longer be blocked."""
-        fresh = {row: why for row, why in blocked.items() if self._open[row] and row not in self.placed}
-        if fresh:
-            self.outcome.blocks.update(fresh)
-            self.settle(np.fromiter(fresh, np.intp, len(fresh)), BLOCKED)
+    def still_open(self, rows: Rows) -> Rows:
+        """Return those of some rows whose fate is not known yet."""
+        return rows[self._open[rows]]
+
+    @property
+    def stopped(self) -> dict[int, tuple[str, str]]:
+        """Return the rows that were blocked, with rule and reason, whether or not the log has them yet."""
+        return self.outcome.blocks
+
+    # -- verdicts -------------------------------------------------------------------------------------------------
+
+    def apply(self, judgement: Judgement, rows: Rows | None = None) -> None:
+        """Take over verdicts, those on some rows (None: all), in place of earlier ones.
+
+        A row that some mailbox has already keeps the verdict that let it pass.
+        """
+        if not (judgement.blocked or judgement.rewritten or judgement.labels) and self.outgoing is self.batch:
+            return
+        asked = None if rows is None else set(rows.tolist())
+
+        def fresh(row: int) -> bool:
+            return bool(self._open[row]) and row not in self.placed and (asked is None or row in asked)
+
+        blocks = self.outcome.blocks
+        for row in [row for row in blocks if fresh(row)]:
+            del blocks[row]
+        blocks.update((row, why) for row, why in judgement.blocked.items() if fresh(row))
+        self.rewritten = {row: what for row, what in self.rewritten.items() if not fresh(row)}
+        self.rewritten.update((row, what) for row, what in judgement.rewritten.items() if fresh(row))
+        for name in self.labels.keys() | judgement.labels.keys():
+            kept = {row for row in self.labels.get(name, ()) if not fresh(row)}
+            self.labels[name] = kept | {row for row in judgement.labels.get(name, ()) if fresh(row)}
+        self.outgoing = self.batch.with_payloads({row: line for row, (_, line) in self.rewritten.items()})
+        self.outgoing.labels = {
+            name: np.array(sorted(found), np.uint32) for name, found in self.labels.items() if found
+        }
+
+    def stop(self, rows: Rows) -> None:
+        """Settle rows as blocked."""
+        self.settle(rows, BLOCKED)
+
+    # -- fates ----------------------------------------------------------------------------------------------------
+
+    def expect(self, rows: Iterable[int], copies: int) -> None:
+        """Note to how many mailboxes rows are on their way."""
+        if self.copies is None:
+            if copies == 1:
+                return
+            self.copies = np.ones(len(self.batch), np.intp)
+        self.copies[np.fromiter(rows, np.intp)] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
         """Note that a mailbox has some rows (None: all); they are settled when every mailbox of theirs has them."""
@@ -75,32 +145,38 @@ class Posting:
             self.outcome.fates[:] = fate
             self._open[:] = False
             self._left = 0
+            self._closed(len(self.batch))
         else:
             rows = np.arange(len(self.batch)) if rows is None else rows
             mine = self._open[rows]
             self.outcome.fates[rows[mine]] = fate if isinstance(fate, int) else fate[mine]
-            self._close(rows[mine])
-        self._tell()
+            rows = rows[mine]
+            self._close(rows)
+        self._tell(rows)
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
         """Give some rows (None: all), those that are still open, an error instead of a fate."""
         lost = self.open_rows if rows is None else rows[self._open[rows]]
         self.errors.update(dict.fromkeys(lost.tolist(), error))
+        for row in lost.tolist():
+            self.outcome.blocks.pop(row, None)
         self._close(lost)
-        self._tell()
+        self._tell(lost)
 
     def _close(self, rows: Rows) -> None:
         self._open[rows] = False
         self._left -= len(rows)
+        self._closed(len(rows))
 
-    def _tell(self) -> None:
+    def _tell(self, rows: Rows | None) -> None:
+        """Tell whoever waits for rows that were just closed."""
         if self._told:
             return
         self.outcome.done_at = time.time()
-        if self._left or self.errors:
-            self._tell_some()
-        else:
+        if rows is None or (not self._left and len(rows) == len(self.batch) and not self.errors):
             self._tell_all()
+        else:
+            self._tell_some(rows.tolist())
         if not self._left:
             self._told = True
             self._finished(self)
@@ -114,14 +190,15 @@ class Posting:
             if not many.done():
                 many.set_result(Receipts([(outcome, low, high)]))
 
-    def _tell_some(self) -> None:
-        fates = self.outcome.fates
-        for row, future in enumerate(self._parcel.singles):
+    def _tell_some(self, rows: list[int]) -> None:
+        fates, singles = self.outcome.fates, self._parcel.singles
+        for row in rows if singles else ():
+            future = singles[row]
             if future is None or future.done():
                 continue
             if row in self.errors:
                 future.set_exception(self._part(row, row + 1))
-            elif fates[row] != UNKNOWN:
+            else:
                 future.set_result(Receipt(self.outcome, row))
         for low, high, many in self._parcel.manies:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low

@@ -7,9 +7,10 @@ from contextlib import suppress
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.verdicts import Judge, Verdicts
+from ray_messaging.interception.verdicts import Judge
+from ray_messaging.sending.deferred import Deferred
 from ray_messaging.sending.parcel import Parcel
-from ray_messaging.sending.posting import Posting
+from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.sending.shipper import Shipper
 
 logger = logging.getLogger(__name__)
@@ -39,14 +40,17 @@ class Pump:
         take: Callable[[], Parcel | None],
         finish: Callable[[Posting], None],
         broken: Callable[[MessagingError], None],
+        closed: Callable[[int], None],
     ) -> None:
         self.judge = judge
         self.batches = 0
+        self.deferred = Deferred(lambda: self.judge, self.wake)
         self._shipper = shipper
         self._settings = settings
         self._take = take
         self._finish = finish
         self._broken = broken
+        self._closed = closed
         self._number = 0
         self._awake = False
         self._wake = asyncio.Event()
@@ -61,6 +65,7 @@ class Pump:
 
     async def stop(self, why: MessagingError) -> None:
         """Stop at once; what has no receipt yet gets the error, and what may still come is fenced."""
+        await self.deferred.close()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._abandon(why)
@@ -89,10 +94,11 @@ class Pump:
             parcel = self._take()
         if parcel is not None:
             posting = self._judging = await self._begin(parcel)
-            verdicts = await self._ask(posting) if posting.open else None
-            if verdicts is not None:
-                self._load(posting, verdicts)
+            if posting.open:
+                await self._judge(posting, None)
             self._judging = None
+        for held, rows, epoch in self.deferred.take_ready():
+            self._load(held, rows, epoch)
         await self._shipper.ship()
         if self._shipper.stale_verdicts:
             await self._judge_again()
@@ -115,7 +121,7 @@ class Pump:
         batch = parcel.seal(self._shipper.sender, self._shipper.epoch, self._number)
         self._number += len(batch)
         self.batches += 1
-        return Posting(parcel, batch, self._finish)
+        return Posting(parcel, batch, self._finish, self._closed)
 
     async def _sleep(self) -> None:
         """Wait for a parcel, or for the time at which a full mailbox is to be tried again."""
@@ -131,21 +137,24 @@ class Pump:
         self._wake.clear()
         self._awake = False
 
-    async def _ask(self, posting: Posting) -> Verdicts | None:
-        """Have a posting judged; None: nobody did, and whoever waits has been told."""
+    async def _judge(self, posting: Posting, rows: Rows | None) -> None:
+        """Have rows of a posting judged (None: all), and load what may go; who waits is told where nobody judges."""
         try:
             verdicts = await self.judge.judge(posting.batch)
-            if verdicts.blocked:
-                posting.block(verdicts.rows(len(posting.batch)))
+            judgement = verdicts.judgement(len(posting.batch))
         except MessagingError as error:
-            posting.fail(None, error)
-            return None
-        return verdicts
+            posting.fail(rows, error)
+            return
+        deferred = judgement.deferred
+        if rows is not None:
+            deferred &= set(rows.tolist())
+        posting.apply(judgement, rows)
+        self._load(posting, self.deferred.hold(posting, rows, deferred, verdicts.epoch), verdicts.epoch)
 
-    def _load(self, posting: Posting, verdicts: Verdicts) -> None:
+    def _load(self, posting: Posting, rows: Rows | None, epoch: int) -> None:
         if posting.open:
             deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_s
-            self._shipper.load(posting, verdicts.epoch, deadline)
+            self._shipper.load(posting, rows, epoch, deadline)
 
     async def _judge_again(self) -> None:
         """Ask the interceptor's successor about what its predecessor passed but nobody has; wait until it is there."""
@@ -156,11 +165,9 @@ class Pump:
                 self._shipper.abandon(InterceptorUnavailable(_STALE))
                 return
             await self.judge.close()  # a predecessor that goes on answering must not be asked again
-            for posting in self._shipper.stale_verdicts:
-                verdicts = await self._ask(posting)
-                if verdicts is not None:
-                    self._load(posting, verdicts)
-            self._shipper.stale_verdicts = []
+            for posting, rows in self._shipper.stale_verdicts.items():
+                await self._judge(posting, rows)
+            self._shipper.stale_verdicts = {}
             await self._shipper.ship()
             if self._shipper.stale_verdicts:
                 await asyncio.sleep(pause)
@@ -173,5 +180,6 @@ class Pump:
     def _abandon(self, error: MessagingError) -> None:
         """Give everybody whose messages are under way the error."""
         self._shipper.abandon(error)
+        self.deferred.abandon(error)
         if self._judging is not None and self._judging.open:
             self._judging.fail(None, error)

@@ -4,10 +4,16 @@ from ray_messaging.errors import Fenced, MailboxFull, OutcomeUnknown, PayloadToo
 from ray_messaging.sending.cutter import Crate
 
 
-def full(crate: Crate) -> MailboxFull:
-    """Build the error for a reader that does not keep up."""
+def full(crate: Crate, *, log: bool = False) -> MailboxFull:
+    """Build the error for a reader, or an event log, that does not keep up."""
     placed = sorted(set[str]().union(*crate.posting.placed.values()))
     others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
+    if log:
+        return MailboxFull(
+            "the event log did not keep up, so these messages were not written, nor let through: look at "
+            f"messaging.stats()['log'] (is its disk full?), or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
+            mailbox=crate.mailbox,
+        )
     return MailboxFull(
         f"mailbox {crate.mailbox!r} stayed full, so these messages were not written there: its reader does not keep "
         f"up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",

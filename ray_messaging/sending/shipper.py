@@ -18,8 +18,8 @@ from ray_messaging.errors import (
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate, Cutter
-from ray_messaging.sending.posting import Posting
-from ray_messaging.transports.base import FrameFate, SendReply, SendRequest, SendStatus, Shipment, Transport
+from ray_messaging.sending.posting import Posting, Rows
+from ray_messaging.transports.base import LOG, FrameFate, SendReply, SendRequest, SendStatus, Shipment, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +65,14 @@ class Shipper:
         self._attempted = False
         self._fence_at: float | None = None  # loop time; None: nothing of ours can still come
         self._cut_by = -1  # the directory's version by which what waits was cut
-        self.stale_verdicts: list[Posting] = []
+        self.stale_verdicts: dict[Posting, Rows] = {}
 
     async def reload(self) -> None:
         """Take over what changed in the directory."""
         self._directory.update(*await self._transport.load_directory(self._directory.version))
-        for mailbox in [name for name in self._lanes if name != BARE and name not in self._directory.records]:
+        for mailbox in [
+            name for name in self._lanes if name not in {BARE, LOG} and name not in self._directory.records
+        ]:
             if not self._lanes[mailbox].crates:
                 self._written[mailbox] = self._lanes.pop(mailbox).written
 
@@ -105,10 +107,10 @@ class Shipper:
 
     # -- shipping -------------------------------------------------------------------------------------------------
 
-    def load(self, posting: Posting, verdicts: int, deadline: float) -> None:
-        """Cut a posting and queue its crates; `verdicts` is the epoch of the interceptor that passed them."""
+    def load(self, posting: Posting, rows: Rows | None, verdicts: int, deadline: float) -> None:
+        """Cut rows of a posting (None: all) and queue their crates; `verdicts` is the epoch of who passed them."""
         self._follow()
-        for crate in self._cutter.cut(posting, verdicts, deadline):
+        for crate in self._cutter.cut(posting, rows, verdicts, deadline):
             lane = self._lanes.get(crate.mailbox)
             if lane is None:
                 lane = self._lanes[crate.mailbox] = _Lane(self._written.get(crate.mailbox, 0))
@@ -143,7 +145,10 @@ class Shipper:
             self.epoch,
             self._directory.version,
             ready[0][0].verdicts,
-            [Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish) for crate, seq in ready],
+            [
+                Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish, crate.noted)
+                for crate, seq in ready
+            ],
         )
         for crate, _ in ready:
             self._lanes[crate.mailbox].tried += 1
@@ -197,14 +202,16 @@ class Shipper:
             await self.reload()
             self._recut()
         elif status is SendStatus.STALE_VERDICTS:
-            self.stale_verdicts = self._unload()
+            for crate in self._unload():
+                rows = self.stale_verdicts.get(crate.posting, np.zeros(0, np.intp))
+                self.stale_verdicts[crate.posting] = np.union1d(rows, crate.rows_of_posting())
         else:
             for crate, fate in refused:
                 lane = self._lanes[crate.mailbox]
                 if not lane.crates or lane.crates[0] is not crate:
                     continue  # it waits behind another one
-                if fate is FrameFate.FULL:
-                    self._hold(lane)
+                if fate in (FrameFate.FULL, FrameFate.LOG_FULL):
+                    self._hold(lane, fate)
                 elif fate is FrameFate.TOO_LARGE:
                     lane.crates.popleft()
                     crate.posting.fail(
@@ -221,6 +228,9 @@ class Shipper:
         return error
 
     def _arrived(self, crate: Crate, takers: list[int]) -> None:
+        if crate.mailbox == LOG:
+            crate.posting.stop(crate.rows_of_posting())
+            return
         if crate.mailbox != BARE:
             crate.posting.deliver(crate.rows, crate.mailbox, DELIVERED)
             return
@@ -229,24 +239,24 @@ class Shipper:
             crate.posting.copies[crate.rows_of_posting()] = 0
         crate.posting.settle(crate.rows_of_posting(), fates)
 
-    def _hold(self, lane: _Lane) -> None:
-        """Wait for room in a full mailbox; give up on crates whose time is over."""
+    def _hold(self, lane: _Lane, fate: FrameFate) -> None:
+        """Wait for room in a full mailbox, or for the log; give up on crates whose time is over."""
         now = asyncio.get_running_loop().time()
         while lane.crates and lane.crates[0].deadline <= now:
             late = lane.crates.popleft()
-            late.posting.fail(late.rows_of_posting(), refusals.full(late))
+            late.posting.fail(late.rows_of_posting(), refusals.full(late, log=fate is FrameFate.LOG_FULL))
         lane.pause = min(max(2 * lane.pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         lane.retry_at = now + lane.pause
 
-    def _unload(self) -> list[Posting]:
-        """Empty the lanes; return the postings that were on them, in their order."""
-        postings: dict[Posting, None] = {}
+    def _unload(self) -> list[Crate]:
+        """Empty the lanes; return the crates that were on them, the oldest postings first."""
+        crates: list[Crate] = []
         for lane in self._lanes.values():
-            postings.update((crate.posting, None) for crate in lane.crates)
+            crates += lane.crates
             lane.crates.clear()
             lane.tried = 0
             lane.pause = lane.retry_at = 0.0
-        return sorted(postings, key=lambda posting: posting.batch.first)
+        return sorted(crates, key=lambda crate: crate.posting.batch.first)
 
     def _limit_of(self, mailbox: str) -> int:
         record = self._directory.records.get(mailbox)
@@ -255,9 +265,13 @@ class Shipper:
     def _recut(self) -> None:
         """Cut anew by the new directory what has not been written."""
         self._cut_by = self._directory.version
-        known = {crate.posting: crate for lane in self._lanes.values() for crate in lane.crates}
-        for posting in self._unload():
-            self.load(posting, known[posting].verdicts, known[posting].deadline)
+        # Rows of one posting may have passed under several interceptors, and at several times.
+        found: dict[tuple[Posting, int, float], list[Rows]] = {}
+        for crate in self._unload():
+            key = (crate.posting, crate.verdicts, crate.deadline)
+            found.setdefault(key, []).append(crate.rows_of_posting())
+        for (posting, verdicts, deadline), rows in found.items():
+            self.load(posting, np.unique(np.concatenate(rows)), verdicts, deadline)
 
     def _lose(self, cause: TransitError | ConfigError) -> None:
         """Give up: the server cannot be asked what it has."""
@@ -278,6 +292,8 @@ class Shipper:
             for lane in self._lanes.values():
                 for crate in islice(lane.crates, lane.tried):
                     crate.posting.fail(crate.rows_of_posting(), refusals.cut_off(error))
-        stale, self.stale_verdicts = self.stale_verdicts, []
-        for posting in (*stale, *self._unload()):
-            posting.fail(None, error)
+        stale, self.stale_verdicts = self.stale_verdicts, {}
+        for posting, rows in stale.items():
+            posting.fail(rows, error)
+        for crate in self._unload():
+            crate.posting.fail(crate.rows_of_posting(), error)

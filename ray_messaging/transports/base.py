@@ -4,7 +4,7 @@ Each call but `read` may be repeated with the same arguments and has its effect 
 while the connection is cut, up to its timeout, then raises ConnectionFailed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -21,6 +21,7 @@ class FrameFate(IntEnum):
     GONE = 3  # the mailbox's lease has expired
     TOO_LARGE = 5  # the mailbox would not hold it if it were empty
     GAP = 4  # the server does not have what this sender wrote before: it lost writes
+    LOG_FULL = 6  # the event log is behind: what it has not written yet fills a mailbox, or its own stream
 
 
 class SendStatus(IntEnum):
@@ -39,15 +40,32 @@ class Published(NamedTuple):
     data: bytes
 
 
+LOG = ":log"  # the log stream's name among the mailboxes; no mailbox of a user's can have a colon
+LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
+
+
+class Noted(NamedTuple):
+    """What the event log is told in the same call: a frame and a note on it (see `notes`)."""
+
+    frame: bytes
+    note: bytes
+    rows: int
+
+
 @dataclass(slots=True)
 class Shipment:
-    """One frame for one mailbox, or publications for channels that nobody's mailbox owns (mailbox "")."""
+    """One frame for one mailbox, or publications for channels that nobody's mailbox owns (mailbox "").
+
+    `noted` goes to the log stream if, and when, the rest is written; it is all there is where the mailbox is LOG. While
+    no log is registered it goes nowhere. A call has at most one shipment for "", as one list of takers is kept.
+    """
 
     mailbox: str
     seq: int
     rows: int
     frame: bytes = b""
     publish: Sequence[Published] = ()
+    noted: Noted | None = None
 
 
 @dataclass(slots=True)
@@ -125,11 +143,48 @@ class Ingress(NamedTuple):
 
 
 class DirectoryDelta(NamedTuple):
-    """What changed in the directory since a version, and the mailboxes that are there."""
+    """What changed in the directory since a version, the mailboxes that are there, and whether a log is registered."""
 
     version: int
     changed: list[Record]
     mailboxes: list[str]
+    logged: bool = False
+
+
+class LogStreams(NamedTuple):
+    """The streams that the event log must read, each by its key: `mailbox:born`.
+
+    `born` tells apart the mailboxes that had one name after the other. `ended` are streams of mailboxes that were
+    removed: nothing comes any more, and `log_written` drops them when they were read to their end.
+    """
+
+    live: list[str]
+    ended: list[str]
+
+
+class LogMark(NamedTuple):
+    """Up to where the log has a stream: an entry, and what it took from it under its epoch so far (totals).
+
+    `messages` are rows of frames and `nbytes` bytes of frames; in the log stream, of notes, too.
+    """
+
+    entry: str
+    messages: int
+    nbytes: int
+
+
+class LogItem(NamedTuple):
+    """One entry of a stream that the event log reads: a frame, and in the log stream a note on it.
+
+    `takers` counts, for a frame of published messages, who took each row. An entry of the log stream without a frame
+    says that mailboxes came or went: ask for the streams again.
+    """
+
+    stream: str
+    entry: str
+    frame: bytes
+    note: bytes | None = None
+    takers: list[int] | None = None
 
 
 class Transport(Protocol):
@@ -195,3 +250,33 @@ class Transport(Protocol):
 
     async def waiting(self) -> dict[str, int]:
         """Return the messages that wait in each mailbox."""
+
+    # -- for the event log ----------------------------------------------------------------------------------------
+
+    async def open_log(self, limits: Limits) -> int:
+        """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
+
+        Whoever wrote the log before is fenced, and totals begin anew. Args: limits are those of the log stream, which
+        takes any note while it holds none; what the log lacks of a mailbox is held against the mailbox's own.
+        """
+
+    async def log_streams(self) -> LogStreams:
+        """Return the streams to read; the log stream is the first of the live ones."""
+
+    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+        """Return the last entry that each stream had, trimmed or not; "0-0" where there was none."""
+
+    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+        """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
+
+    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+        """Note up to where the log has each stream, and trim what lies behind that and its reader; raises Fenced.
+
+        Args: dropped are streams that ended and were read to their end.
+        """
+
+    async def close_log(self, epoch: int) -> None:
+        """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced.
+
+        What the log has not read of ended streams, and of the log stream, is dropped.
+        """

@@ -3,14 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from ray_messaging.channels import glob_pattern
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists, Fenced
 from ray_messaging.transports.base import (
-    START,
+    LOG,
     Cursor,
     DirectoryDelta,
     FrameFate,
@@ -23,93 +20,18 @@ from ray_messaging.transports.base import (
     SendStatus,
     Shipment,
 )
+from ray_messaging.transports.memory_log import MemoryLog
+from ray_messaging.transports.memory_server import Backlog, Mailbox, MemoryServer, Sender, number
+
+__all__ = ["MemoryServer", "MemoryTransport"]
 
 
-@dataclass
-class _Mailbox:
-    limits: Limits
-    owner: str
-    alive_until: float
-    record: bytes = b""
-    changed: int = 0
-    epoch: int = 0
-    cursor: Cursor = START
-    entries: list[tuple[int, bytes]] = field(default_factory=list)
-    messages: int = 0
-    nbytes: int = 0
-    handled: tuple[int, int] = (0, 0)
-
-
-@dataclass
-class _Sender:
-    epoch: int = 0
-    last: dict[str, int] = field(default_factory=dict)
-    takers: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _Experiment:
-    directory: int = 0
-    interceptor: int = 0
-    mailboxes: dict[str, _Mailbox] = field(default_factory=dict)
-    senders: dict[str, _Sender] = field(default_factory=dict)
-    dead: list[tuple[str, str, int, str, bytes]] = field(default_factory=list)
-    entry: int = 0
-    written: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class _Subscriber(NamedTuple):
-    channels: set[str]
-    globs: dict[str, None]
-    exp_id: str | None
-
-
-class MemoryServer:
-    """Stand in for a Redis server within one event loop; pass it where a RedisConfig goes."""
-
-    def __init__(self) -> None:
-        self.experiments: dict[str, _Experiment] = {}
-        self._subscribers: dict[Callable[[Ingress], None], _Subscriber] = {}
-
-    def publish(self, channel: str, data: bytes, *, by: str | None = None) -> int:
-        """Publish as a foreign client would; return how many took it. What experiment `by` publishes passes it by."""
-        taken = 0
-        for sink, (channels, globs, exp_id) in list(self._subscribers.items()):
-            glob = next((glob for glob in globs if glob_pattern(glob).fullmatch(channel.encode())), None)
-            if (channel in channels or glob is not None) and (by is None or exp_id != by):
-                sink(Ingress(channel, data, None if channel in channels else glob))
-                taken += 1
-        return taken
-
-    def subscribe(
-        self,
-        channels: Sequence[str],
-        globs: Sequence[str],
-        sink: Callable[[Ingress], None],
-        *,
-        exp_id: str | None = None,
-    ) -> None:
-        """Subscribe as a foreign client would; a sink that subscribes again adds to what it has."""
-        subscriber = self._subscribers.setdefault(sink, _Subscriber(set(), {}, exp_id))
-        subscriber.channels.update(channels)
-        subscriber.globs.update(dict.fromkeys(globs))
-
-    def unsubscribe(self, sink: Callable[[Ingress], None]) -> None:
-        """Let a subscriber go."""
-        self._subscribers.pop(sink, None)
-
-
-class MemoryTransport:
+class MemoryTransport(MemoryLog):
     """Keep the mailboxes of one experiment in a MemoryServer."""
 
     def __init__(self, server: MemoryServer, exp_id: str) -> None:
-        self.exp_id = exp_id
-        self.server = server
+        super().__init__(server, exp_id)
         self._sink: Callable[[Ingress], None] | None = None
-
-    @property
-    def _exp(self) -> _Experiment:
-        return self.server.experiments.setdefault(self.exp_id, _Experiment())
 
     async def connect(self) -> None:
         """Reach the server: it is always there."""
@@ -125,11 +47,11 @@ class MemoryTransport:
             if box.limits.leased and box.alive_until < time.monotonic():
                 self._bury_mailbox(name, "the lease of its messager has expired")
         changed = [decode_record(box.record) for box in exp.mailboxes.values() if box.changed > since]
-        return DirectoryDelta(exp.directory, changed, list(exp.mailboxes))
+        return DirectoryDelta(exp.directory, changed, list(exp.mailboxes), logged=exp.log.limits is not None)
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:  # noqa: ARG002 - a Transport's
         """Raise a sender's epoch, which fences whoever sent under this name before."""
-        state = self._exp.senders.setdefault(sender, _Sender())
+        state = self._exp.senders.setdefault(sender, Sender())
         state.epoch += 1
         return SenderState(state.epoch, dict(state.last), state.takers)
 
@@ -150,7 +72,7 @@ class MemoryTransport:
                 value=record.mailbox,
                 owner=box.owner,
             )
-        box = box or exp.mailboxes.setdefault(record.mailbox, _Mailbox(limits, owner, now))
+        box = box or self._make(record.mailbox, limits, owner)
         box.limits, box.owner, box.alive_until = limits, owner, now + limits.lease_s
         if epoch is None:
             box.epoch += 1
@@ -159,6 +81,15 @@ class MemoryTransport:
             exp.directory += 1
             box.record, box.changed = encode_record(record), exp.directory
         return Listening(exp.directory, box.epoch, box.cursor)
+
+    def _make(self, name: str, limits: Limits, owner: str) -> Mailbox:
+        exp = self._exp
+        exp.born += 1
+        box = exp.mailboxes[name] = Mailbox(limits, owner, time.monotonic(), exp.born)
+        if exp.log.limits is not None:
+            box.backlog = Backlog()
+            self._mark()
+        return box
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish, atomically: nothing here awaits."""
@@ -178,11 +109,10 @@ class MemoryTransport:
             reply.fates.append(fate)
             if fate > FrameFate.DUPLICATE:
                 refused.add(part.mailbox)
-        exp.written.set()
-        exp.written = asyncio.Event()
+        exp.wake()
         return reply
 
-    def _take(self, part: Shipment, sender: _Sender, reply: SendReply, *, behind: bool) -> FrameFate:
+    def _take(self, part: Shipment, sender: Sender, reply: SendReply, *, behind: bool) -> FrameFate:
         last = sender.last.get(part.mailbox, 0)
         if part.seq <= last:
             if not part.mailbox:
@@ -192,22 +122,40 @@ class MemoryTransport:
             return FrameFate.FULL
         if part.seq != last + 1:
             return FrameFate.GAP
-        if not part.mailbox:
-            sender.takers = reply.takers = self._publish(part)
-        else:
-            box = self._exp.mailboxes.get(part.mailbox)
-            if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
-                return FrameFate.GONE
-            if len(part.frame) > box.limits.nbytes:
-                return FrameFate.TOO_LARGE
-            if box.messages + part.rows > box.limits.messages or box.nbytes + len(part.frame) > box.limits.nbytes:
-                return FrameFate.FULL
-            self._exp.entry += 1
-            box.entries.append((self._exp.entry, part.frame))
-            box.messages += part.rows
-            box.nbytes += len(part.frame)
+        takers: list[int] | None = None
+        if part.mailbox not in {"", LOG}:
+            fate = self._write(part)
+            if fate is not FrameFate.WRITTEN:
+                return fate
             self._publish(part)
+        elif self._crowded(part.noted):
+            return FrameFate.LOG_FULL
+        elif not part.mailbox:
+            sender.takers = reply.takers = takers = self._publish(part)
+        self._note(part.noted, takers)
         sender.last[part.mailbox] = part.seq
+        return FrameFate.WRITTEN
+
+    def _write(self, part: Shipment) -> FrameFate:
+        exp = self._exp
+        box = exp.mailboxes.get(part.mailbox)
+        if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
+            return FrameFate.GONE
+        if len(part.frame) > box.limits.nbytes:
+            return FrameFate.TOO_LARGE
+        if box.messages + part.rows > box.limits.messages or box.nbytes + len(part.frame) > box.limits.nbytes:
+            return FrameFate.FULL
+        if box.backlog is not None and box.backlog.passes(box.limits, part.rows, len(part.frame)):
+            return FrameFate.LOG_FULL
+        if self._crowded(part.noted):
+            return FrameFate.LOG_FULL
+        exp.entry += 1
+        box.entries.append((exp.entry, part.frame))
+        box.last = exp.entry
+        box.messages += part.rows
+        box.nbytes += len(part.frame)
+        if box.backlog is not None:
+            box.backlog.add(part.rows, len(part.frame))
         return FrameFate.WRITTEN
 
     def _publish(self, part: Shipment) -> list[int]:
@@ -216,18 +164,13 @@ class MemoryTransport:
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
         deadline = asyncio.get_running_loop().time() + block_s
-        last = int(after.partition("-")[0])
+        last = number(after)
         while True:
             written = self._exp.written
             box = self._exp.mailboxes.get(mailbox)
             found = [(f"{entry}-0", frame) for entry, frame in (box.entries if box else []) if entry > last][:count]
-            if found:
+            if found or not await self._arrival(written, deadline):
                 return found
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await written.wait()
-            except TimeoutError:
-                return []
 
     async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
         """Move the durable cursor and trim what lies behind."""
@@ -238,8 +181,7 @@ class MemoryTransport:
         box.messages -= messages - box.handled[0]
         box.nbytes -= nbytes - box.handled[1]
         box.handled = (messages, nbytes)
-        handled = int(cursor.entry.partition("-")[0]) - (cursor.row > 0)
-        box.entries = [(entry, frame) for entry, frame in box.entries if entry > handled]
+        box.trim()
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:  # noqa: ARG002 - a Transport's
         """Renew a mailbox's lease; raise Fenced if a newer reader holds it; False if it has been removed."""
@@ -265,10 +207,14 @@ class MemoryTransport:
     def _bury_mailbox(self, name: str, reason: str) -> int:
         box = self._exp.mailboxes.pop(name)
         self._exp.directory += 1
-        for entry, frame in box.entries:
+        unread = box.unread()
+        for entry, frame in unread:
             row = box.cursor.row if f"{entry}-0" == box.cursor.entry else 0
             self._exp.dead.append((name, f"{entry}-0", row, reason, frame))
-        return len(box.entries)
+        if self._exp.log.limits is not None:
+            self._exp.log.ended[f"{name}:{box.born}"] = box
+            self._mark()
+        return len(unread)
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
         """Keep a frame that cannot be read among the dead letters."""

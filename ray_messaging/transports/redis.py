@@ -10,6 +10,8 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull
 from ray_messaging.transports.base import (
+    LOG,
+    LOG_STREAM,
     Cursor,
     DirectoryDelta,
     FrameFate,
@@ -23,20 +25,18 @@ from ray_messaging.transports.base import (
 )
 from ray_messaging.transports.redis_ingress import RedisIngress
 from ray_messaging.transports.redis_link import RedisLink
-from ray_messaging.transports.wire import Wire
-
-# A blocking read answers by itself before the socket's timeout can.
-_READ_MARGIN_S = 5.0
+from ray_messaging.transports.redis_log import RedisLog
+from ray_messaging.transports.redis_reads import BlockingReads, after
 
 
-class RedisTransport:
+class RedisTransport(RedisLog):
     """Keep the mailboxes of one experiment on a Redis or Valkey server."""
 
     def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float) -> None:
+        super().__init__(RedisLink(config, patience_s), Keys(exp_id))
         self.exp_id = exp_id
-        self.keys = Keys(exp_id)
-        self.link = RedisLink(config, patience_s)
-        self._reading: Wire | None = None
+        self._reading = BlockingReads(self.link)
+        self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self._ingress: RedisIngress | None = None
 
     async def connect(self) -> None:
@@ -46,15 +46,16 @@ class RedisTransport:
     async def close(self) -> None:
         """Let the connections go; closing twice does no harm."""
         await self.unsubscribe()
-        self._drop_reader()
+        self._reading.close()
+        self._log_reading.close()
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return what changed since a version; mailboxes whose lease has expired are taken out first."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
-        version, names, changed = await self.link.script("directory", keys, [since, self.keys.prefix])
+        version, names, changed, logged = await self.link.script("directory", keys, [since, self.keys.prefix])
         records = [decode_record(data) for data in changed if data is not None]
-        return DirectoryDelta(version, records, [name.decode() for name in names])
+        return DirectoryDelta(version, records, [name.decode() for name in names], logged=bool(logged))
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:
         """Raise a sender's epoch, which fences whoever sent under this name before."""
@@ -70,6 +71,7 @@ class RedisTransport:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
         name = record.mailbox
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
+        keys.append(self.keys.stream(LOG_STREAM))
         args = [
             max(version, 0),
             name,
@@ -94,19 +96,24 @@ class RedisTransport:
                 value=name,
                 owner=reply[1].decode(),
             )
+        self._born[name] = str(reply[5])
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])))
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish in one script call."""
         keys = [self.keys.meta, self.keys.sender(request.sender)]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
+        args.append(self.keys.prefix)
         for shipment in request.shipments:
-            name = shipment.mailbox
-            if name:
-                keys += [self.keys.stream(name), self.keys.state(name), self.keys.lease(name)]
-            args += [name, shipment.seq, shipment.rows, shipment.frame, len(shipment.publish)]
+            name, noted = shipment.mailbox, shipment.noted
+            if name and name != LOG:
+                keys += [self.keys.state(name), self.keys.lease(name)]
+            args += [name, shipment.seq, shipment.rows, shipment.frame, -1 if noted is None else noted.rows]
+            args.append(len(shipment.publish))
             for channel, data in shipment.publish:
                 args += [channel, data]
+            if noted is not None:
+                args += [noted.frame, noted.note]
         cuts: list[None] = []
         try:
             reply = await self.link.script("send", keys, args, cut=lambda: cuts.append(None))
@@ -122,37 +129,21 @@ class RedisTransport:
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
-        command = ["XREAD", "COUNT", count, "BLOCK", max(1, int(block_s * 1000)), "STREAMS"]
-        done = False
-        try:
-            reply = await self.link.persist(
-                lambda: self._read_once([*command, self.keys.stream(mailbox), after], block_s + _READ_MARGIN_S)
-            )
-            done = True
-        finally:
-            if not done:  # cancelled: its reply may still come, so this connection cannot be used again
-                self._drop_reader()
-        if not reply:
-            return []
-        return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in reply[0][1]]
-
-    async def _read_once(self, command: list[Any], timeout_s: float) -> Any:  # noqa: ANN401 - a reply
-        wire = self._reading
-        if wire is None or not wire.is_open:
-            wire = self._reading = await Wire.open(self.link.dedicated())
-        return await wire.call(command, timeout_s)
-
-    def _drop_reader(self) -> None:
-        wire, self._reading = self._reading, None
-        if wire is not None:
-            wire.close()
+        if mailbox not in self._born:  # it is not ours: whoever's it is
+            born = await self.link.command("HGET", self.keys.state(mailbox), "born")
+            stream = f"{mailbox}:{(born or b'0').decode()}"
+        else:
+            stream = f"{mailbox}:{self._born[mailbox]}"
+        reply = await self._reading.read({self.keys.stream(stream): after}, count, block_s)
+        return [
+            (entry.decode(), fields[1] if len(fields) > 1 else b"") for _, entries in reply for entry, fields in entries
+        ]
 
     async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
         """Move the durable cursor and trim what lies behind."""
-        keys = [self.keys.state(mailbox), self.keys.stream(mailbox)]
         keep = after(cursor.entry) if cursor.row == 0 else cursor.entry
-        args = [epoch, cursor.entry, cursor.row, keep, messages, nbytes]
-        if await self.link.script("commit", keys, args) == 0:
+        args = [epoch, cursor.entry, cursor.row, keep, messages, nbytes, self.keys.stream(mailbox)]
+        if await self.link.script("commit", [self.keys.state(mailbox)], args) == 0:
             raise fenced(mailbox, epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
@@ -196,12 +187,6 @@ class RedisTransport:
         names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
         counts = [await self.link.command("HGET", self.keys.state(name), "messages") for name in names]
         return {name: int(count or 0) for name, count in zip(names, counts, strict=True)}
-
-
-def after(entry: str) -> str:
-    """Return the smallest entry id above one."""
-    milliseconds, _, number = entry.partition("-")
-    return f"{milliseconds}-{int(number) + 1}"
 
 
 def fenced(name: str, epoch: int) -> Fenced:

@@ -181,9 +181,11 @@ def test_a_fan_out_holds_its_text_once(experiment, society, encoded):
     )
     assert [part.count(text.encode()) for part in frame] == [1]
     config = experiment.redis
+    keys = Keys(experiment.exp_id)
     with redis.Redis(config.server, config.port, password=config.password) as client:
         for group in groups:
-            [(_, fields)] = client.xrange(Keys(experiment.exp_id).stream(group.name))
+            born = client.hget(keys.state(group.name), "born").decode()
+            [(_, fields)] = client.xrange(keys.stream(f"{group.name}:{born}"))
             assert sum(value.count(text.encode()) for value in fields.values()) == 1
     for group in groups:
         messages = drain(group, 100)

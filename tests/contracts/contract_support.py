@@ -126,8 +126,12 @@ class RedisStore:
 
         return get
 
+    async def stream(self, mailbox):
+        born = await self.client.hget(self.keys.state(mailbox), "born")
+        return self.keys.stream(f"{mailbox}:{(born or b'none').decode()}")
+
     async def write(self, mailbox, frame):
-        await self.client.xadd(self.keys.stream(mailbox), {"f": frame})
+        await self.client.xadd(await self.stream(mailbox), {"f": frame})
 
     async def dead(self):
         entries = await self.client.xrange(self.keys.dead)
@@ -146,7 +150,7 @@ class RedisStore:
         return int(await self.client.hget(self.keys.state(mailbox), "messages"))
 
     async def entries(self, mailbox):
-        return [fields[b"f"] for _, fields in await self.client.xrange(self.keys.stream(mailbox))]
+        return [fields[b"f"] for _, fields in await self.client.xrange(await self.stream(mailbox))]
 
     async def mailboxes(self):
         return {name.decode() for name in await self.client.hkeys(self.keys.records)}

@@ -68,7 +68,7 @@ async def test_max_length_asks_for_payloads(messagers):
     await messagers(host=[1])
     long = "x" * 100
     assert await send(sender, [(1, 1)], text=long) == "d"
-    interceptor.insert(0, MaxLength(50))
+    interceptor.rules.insert(MaxLength(50), 0)
     assert await send(sender, [(1, 1)], text=long) == "b"
     assert await send(sender, [(1, 1)], text="x") == "d"
     receipts = await sender.send_columns([1] * 3, [1] * 3, [{}, {"text": long}, {}])
@@ -76,7 +76,7 @@ async def test_max_length_asks_for_payloads(messagers):
     assert receipts[1].reason == "payload of 111 bytes, the limit is 50"
     receipts = await sender.send_messages([Outgoing.to_agents([1, 1], {"text": long}), Outgoing.to_agent(1, {})])
     assert receipts.fates.tolist() == ["blocked", "blocked", "delivered"]
-    interceptor.rules.clear()
+    interceptor.rules.pop()
     assert await send(sender, [(1, 1)], text=long) == "d"
 
 
@@ -202,11 +202,11 @@ async def test_another_interceptor_at_run_time(messagers):
 
 async def test_forward_is_the_call_of_agent_society():
     interceptor = Interceptor("x", [BlackList([(1, 2)]), MaxLength(50)])
-    assert interceptor.forward(1, 3, "hello") is True
-    assert interceptor.forward(1, 2, "hello") is False
-    assert interceptor.forward("1", "2", {"content": "hello"}) is False
-    assert interceptor.forward(None, 3, {"content": "x" * 50}) is False
-    assert interceptor.forward(None, None, {}) is True
+    assert await interceptor.forward(1, 3, "hello") is True
+    assert await interceptor.forward(1, 2, "hello") is False
+    assert await interceptor.forward("1", "2", {"content": "hello"}) is False
+    assert await interceptor.forward(None, 3, {"content": "x" * 50}) is False
+    assert await interceptor.forward(None, None, {}) is True
     assert (interceptor.judged, interceptor.blocked) == (5, 3)
 
 

@@ -13,8 +13,9 @@ from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.judges import ForeignJudge, LocalJudge, PassAll, RemoteJudge, judge_for
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rules import BlackList, MaxLength
-from ray_messaging.interception.verdicts import FOREIGN, Blocked, Verdicts, decode_verdicts, encode_verdicts
+from ray_messaging.interception.verdicts import FOREIGN, Verdicts, decode_verdicts, encode_verdicts
 from ray_messaging.lines import Lines
+from ray_messaging.notes import Why
 
 
 class Method:
@@ -35,10 +36,13 @@ class Actor:
 
     def __init__(self, *rules):
         self.interceptor = Interceptor("x", rules, epoch=3)
-        self.server = LaneServer(lambda request: self.interceptor.answer(request))
+        self.server = LaneServer(self.answer)
         self.lane = Method(self._lane)
-        self.forward_batch = Method(lambda request: self.interceptor.answer(request))
+        self.forward_batch = Method(lambda request, patient: self.interceptor.answer(request, patient=patient))
         self.address = None
+
+    def answer(self, request, *, patient):
+        return self.interceptor.answer(request, patient=patient)
 
     async def _lane(self):
         if self.address is None:
@@ -74,7 +78,7 @@ def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
 
 async def blocked(judge, *args, **options):
     asked = batch(*args, **options)
-    return (await judge.judge(asked)).rows(len(asked))
+    return (await judge.judge(asked)).judgement(len(asked)).blocked
 
 
 def test_the_way_is_chosen_by_what_the_handle_has(actor):
@@ -104,10 +108,10 @@ async def test_the_lane_is_used(actor, remote):
 
 async def test_payloads_go_only_when_a_rule_asks(actor, remote):
     requests = []
-    actor.server.answer = lambda request: (requests.append(request), actor.interceptor.answer(request))[1]
+    actor.server.answer = lambda request, patient: (requests.append(request), actor.interceptor.answer(request))[1]
     await blocked(remote)
     assert b'{"n":1}' not in requests[0]
-    actor.interceptor.insert(0, MaxLength(5))
+    actor.interceptor.rules.insert(MaxLength(5), 0)
     assert set(await blocked(remote, first=2)) == {0, 1}
     assert [b'{"n":1}' in request for request in requests[1:]] == [False, True]
     await blocked(remote, first=4)
@@ -149,7 +153,7 @@ async def test_an_actor_that_restarts(actor, remote):
     await blocked(remote)
     await actor.server.close()
     actor.address = None
-    actor.server = LaneServer(lambda request: actor.interceptor.answer(request))
+    actor.server = LaneServer(actor.answer)
     failures = iter([RuntimeError("the actor restarts"), RuntimeError("still")])
 
     async def lane():
@@ -246,16 +250,16 @@ async def test_a_lane_that_never_answers(actor):
 @pytest.mark.parametrize("answer", [b"", b"garbage", b"\x91\xa1a"])
 async def test_an_answer_that_cannot_be_read(actor, answer, unused_tcp_port):
     actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
-    actor.forward_batch.call = lambda _: answer
+    actor.forward_batch.call = lambda *_: answer
     with pytest.raises(FrameError):
         await blocked(RemoteJudge(actor, 1.0))
 
 
 @pytest.mark.parametrize("rows", [b"\x05\0\0\0", b"\0\0\0"])
 def test_verdicts_outside_the_batch(rows):
-    answer = decode_verdicts(encode_verdicts(Verdicts(1, blocked=(Blocked("r", "why", rows),))))
+    answer = decode_verdicts(encode_verdicts(Verdicts(1, blocked=(Why("r", "why", rows),))))
     with pytest.raises(FrameError):
-        answer.rows(5)
+        answer.judgement(5)
 
 
 # -- anybody's --------------------------------------------------------------------------------------------------------

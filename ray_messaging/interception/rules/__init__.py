@@ -1,7 +1,37 @@
 """The rules that say who may say what to whom; derive from `Rule` to write one."""
 
+from ray_messaging.interception.rules.agentsociety_block import Block
+from ray_messaging.interception.rules.allow_graph import AllowGraph
 from ray_messaging.interception.rules.black_list import BlackList
+from ray_messaging.interception.rules.edge_ban import EdgeBan
 from ray_messaging.interception.rules.max_length import MaxLength
-from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block
+from ray_messaging.interception.rules.moderator import Moderator
+from ray_messaging.interception.rules.openai_moderator import OpenAIModerator
+from ray_messaging.interception.rules.pattern import Pattern
+from ray_messaging.interception.rules.rate_limit import RateLimit
+from ray_messaging.interception.rules.round_quota import RoundQuota
+from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, label, rewrite
+from ray_messaging.interception.rules.sample import Sample
+from ray_messaging.interception.rules.sender_ban import SenderBan
 
-__all__ = ["ALLOW", "BlackList", "MaxLength", "Rule", "Verdict", "block"]
+__all__ = [
+    "ALLOW",
+    "AllowGraph",
+    "BlackList",
+    "Block",
+    "EdgeBan",
+    "MaxLength",
+    "Moderator",
+    "OpenAIModerator",
+    "Pattern",
+    "RateLimit",
+    "RoundQuota",
+    "Rule",
+    "Sample",
+    "SenderBan",
+    "SlowRule",
+    "Verdict",
+    "block",
+    "label",
+    "rewrite",
+]

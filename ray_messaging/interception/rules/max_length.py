@@ -1,32 +1,37 @@
 """Block what is too long."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from ray_messaging.errors import RuleError
 from ray_messaging.frames import Batch
-from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.rules.pairs import blocks
+from ray_messaging.interception.rules.rule import Rule, Verdict
 
 
 class MaxLength(Rule):
-    """Block payloads whose JSON text is longer than `limit_bytes`."""
+    """Block payloads whose JSON text is longer than `limit_bytes`, whoever sends them, the user too."""
 
     needs_payload = True
 
     def __init__(self, limit_bytes: int, *, name: str = "max_length") -> None:
+        if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int):
+            raise RuleError(f"a limit of {limit_bytes!r} is no number of bytes: give an int", rule=name)
         if limit_bytes < 2:
             raise RuleError(f"a limit of {limit_bytes} bytes blocks every payload: even {{}} takes 2", rule=name)
         self.limit_bytes = limit_bytes
         self.name = name
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, str]:  # noqa: ARG002 - a Rule's
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
         """Judge a batch; return the rows that are too long."""
         assert batch.lines is not None
         sizes = [len(line) for line in batch.lines.list]
-        index = range(len(sizes)) if batch.lines.index is None else batch.lines.index.tolist()
         if max(sizes, default=0) <= self.limit_bytes:
             return {}
-        return {
-            row: f"payload of {sizes[line]} bytes, the limit is {self.limit_bytes}"
-            for row, line in enumerate(index)
-            if sizes[line] > self.limit_bytes
-        }
+        index = range(len(sizes)) if batch.lines.index is None else batch.lines.index.tolist()
+        over = {row: sizes[line] for row, line in enumerate(index) if sizes[line] > self.limit_bytes}
+        return blocks(over, (f"payload of {size} bytes, the limit is {self.limit_bytes}" for size in over.values()))
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind and the limit."""
+        return {**super().describe(), "limit_bytes": self.limit_bytes}

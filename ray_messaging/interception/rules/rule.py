@@ -2,37 +2,66 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ray_messaging.frames import Batch
+from ray_messaging.interception.state import Table
 from ray_messaging.message import Message
+
+if TYPE_CHECKING:
+    from ray_messaging.interception.rules.black_list import BlackList
 
 
 class Verdict(NamedTuple):
-    """Say whether one message may pass, and if not, why."""
+    """Say what becomes of one message: blocked and why, or passed with another payload, or with labels."""
 
-    blocked: bool
+    blocked: bool = False
     reason: str = ""
+    payload: dict[str, Any] | None = None
+    labels: tuple[str, ...] = ()
 
 
-ALLOW = Verdict(False)
+ALLOW = Verdict()
 
 
 def block(reason: str) -> Verdict:
     """Build the verdict that stops a message."""
-    return Verdict(True, reason)
+    return Verdict(blocked=True, reason=reason)
+
+
+def rewrite(payload: dict[str, Any], *labels: str) -> Verdict:
+    """Build the verdict that lets a message pass with another payload; the event log keeps the one it had."""
+    return Verdict(payload=payload, labels=labels)
+
+
+def label(*labels: str) -> Verdict:
+    """Build the verdict that lets a message pass with labels, which its receiver and the event log see."""
+    return Verdict(labels=labels)
+
+
+class Context(Protocol):
+    """What a rule may see of the interceptor it stands in."""
+
+    violations: Table[int]  # from_id -> how many of its messages were blocked
+
+    @property
+    def black_list(self) -> "BlackList":
+        """Return the first black list; an empty one is put before all other rules where there is none."""
 
 
 class Rule:
     """Judge messages, one by one or a whole batch at once.
 
     Override `check`, or `check_batch` where a batch can be judged by its columns. A rule that reads payloads sets
-    `needs_payload`. A rule that raises, or answers nonsense, blocks; `on_error = "allow"` says otherwise.
+    `needs_payload`. A rule that raises, or answers nonsense, blocks; `on_error = "allow"` says otherwise. What a rule
+    must remember when its process dies is kept in `state`, a Table.
     """
 
     name: str = ""
     needs_payload: bool = False
     on_error: Literal["block", "allow"] = "block"
+    state: Table[Any] | None = None
+    context: Context | None = None  # set when the rule is put in
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - as type's
         super().__init_subclass__(**kwargs)
@@ -40,38 +69,68 @@ class Rule:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def check(self, message: Message) -> Verdict:
-        """Judge one message: ALLOW, or block("why")."""
+        """Judge one message: ALLOW, block("why"), rewrite({...}) or label("tag")."""
         raise NotImplementedError(f"rule {self.name!r} must override check or check_batch")
 
-    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, str]:
-        """Judge a batch; return the rows that are blocked, and why."""
-        found: dict[int, str] = {}
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
+        """Judge a batch; return the verdicts of the rows that do not just pass."""
+        found: dict[int, Verdict] = {}
         for row in range(len(batch)):
             try:
-                blocked, reason = _checked(self.check(Message(exp_id, batch, row)))
+                verdict = checked(self.check(Message(exp_id, batch, row)))
             except Exception as error:  # noqa: BLE001 - a rule is the user's code: fail closed, and say so
-                blocked, reason = self.on_error == "block", failure(error)
-            if blocked:
-                found[row] = reason
+                verdict = self.failed(error)
+            if verdict is not ALLOW:
+                found[row] = verdict
         return found
 
-    def dump(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the state that must outlive the interceptor's process, as JSON; None: there is none."""
+    def failed(self, error: BaseException) -> Verdict:
+        """Return the verdict on a message at which this rule failed."""
+        return ALLOW if self.on_error == "allow" else block(failure(error))
+
+    def new_round(self) -> None:
+        """Begin a new round: quotas that count by round start again."""
+
+    def restored(self) -> None:
+        """Rebuild what is derived from `state`, which was just loaded."""
+
+    async def close(self) -> None:
+        """Let go of connections: the interceptor ends, or the rule was taken out."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind and settings as JSON, for people to read."""
+        return {"name": self.name, "kind": type(self).__name__}
+
+
+class SlowRule(Rule):
+    """Judge messages one by one, by something that takes its time: a model, a service.
+
+    Only the messages that wait for it wait; whoever sends to others goes on.
+    """
+
+    needs_payload = True
+    time_limit_s: float = 120.0  # a verdict that takes longer counts as a failure
+
+    async def judge(self, message: Message) -> Verdict:
+        """Judge one message; called once for each, many at a time."""
+        raise NotImplementedError(f"rule {self.name!r} must override judge")
+
+    def at_once(self, message: Message) -> Verdict | None:  # noqa: ARG002 - for those who know
+        """Return a verdict that is known already; None: `judge` must be asked."""
         return None
 
-    def load(self, state: Any) -> None:  # noqa: ANN401 - JSON of any shape
-        """Take over a state that `dump` gave, in place of one's own."""
 
-    def merge(self, state: Any) -> None:  # noqa: ANN401 - JSON of any shape
-        """Take over an earlier run's state beside one's own; where nothing else is said, in place of it."""
-        self.load(state)
-
-
-def _checked(verdict: object) -> Verdict:
+def checked(verdict: object) -> Verdict:
     """Return what a rule answered, if it is a verdict; raise TypeError otherwise."""
-    if isinstance(verdict, Verdict) and isinstance(verdict.reason, str):
+    if (
+        isinstance(verdict, Verdict)
+        and isinstance(verdict.reason, str)
+        and (verdict.payload is None or isinstance(verdict.payload, dict))
+        and isinstance(verdict.labels, tuple)
+        and all(isinstance(name, str) and name for name in verdict.labels)
+    ):
         return verdict
-    raise TypeError(f"{verdict!r} is no verdict: return ALLOW, or block('why')")
+    raise TypeError(f"{verdict!r} is no verdict: return ALLOW, block('why'), rewrite({{...}}) or label('tag')")
 
 
 def failure(error: BaseException) -> str:

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 -- Return what changed in the directory since a version; mailboxes whose lease has expired leave it first.
 --
--- KEYS[1] meta     hash: directory = version
+-- KEYS[1] meta     hash: directory = version, log = 1 while an event log is registered
 -- KEYS[2] records  hash: mailbox -> record (msgpack)
 -- KEYS[3] changes  hash: mailbox -> version of its last change
 -- KEYS[4] dead     stream: frames nobody will read (mailbox, entry, row, reason, f)
--- ARGV[1] since    [2] prefix of this experiment's keys (for mailboxes that are to be taken out)
--- Returns {version, {mailboxes...}, {records changed since...}}
+-- ARGV[1] since    [2] prefix of this experiment's keys (for mailboxes that are to be taken out: see bury.lua)
+-- Returns {version, {mailboxes...}, {records changed since...}, log}
 local all, names, changed = redis.call('HGETALL', KEYS[3]), {}, {}
 for i = 1, #all, 2 do
   local name = all[i]
@@ -18,4 +18,5 @@ for i = 1, #all, 2 do
     if tonumber(all[i + 1]) > tonumber(ARGV[1]) then changed[#changed + 1] = redis.call('HGET', KEYS[2], name) end
   end
 end
-return {tonumber(redis.call('HGET', KEYS[1], 'directory') or 0), names, changed}
+local meta = redis.call('HMGET', KEYS[1], 'directory', 'log')
+return {tonumber(meta[1] or 0), names, changed, meta[2] and 1 or 0}

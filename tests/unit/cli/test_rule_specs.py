@@ -32,19 +32,79 @@ def test_order_and_names():
 
 
 @pytest.mark.parametrize(
+    ("spec", "described"),
+    [
+        ("rate-limit:per_second=0.5, per-round=7", {"kind": "RateLimit", "per_second": 0.5, "per_round": 7}),
+        ("rate_limit:per_round=7", {"kind": "RateLimit", "per_second": None, "per_round": 7}),
+        ("round-quota:contacts=3,blocked=4", {"kind": "RoundQuota", "contacts": 3, "blocked": 4}),
+        ("sample:0.1", {"kind": "Sample", "share": 0.1, "seed": 0, "action": "block"}),
+        ("sample:0.1,seed=7", {"kind": "Sample", "share": 0.1, "seed": 7, "action": "block"}),
+        ("pattern:spam|free money| ", {"kind": "Pattern", "words": ["spam", "free money"], "regexes": []}),
+        ("allow-graph:1-2,ann-1", {"kind": "AllowGraph", "edges": 2}),
+    ],
+)
+def test_settings(spec, described):
+    (rule,) = parse_rules([spec])
+    assert described.items() <= rule.describe().items()
+
+
+def test_long_lists_of_words_are_no_file_names():
+    words = [f"word{number}" for number in range(1000)]
+    (rule,) = parse_rules(["pattern:" + "|".join(words)])
+    assert rule.describe()["words"] == words
+
+
+@pytest.mark.parametrize("name", ["words.txt", "words"])
+def test_words_of_a_file(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("\ufeffspam\n\n free money \nbäd\n", encoding="utf-8")
+    (rule,) = parse_rules([f"pattern:{path}"])
+    assert rule.describe()["words"] == ["spam", "free money", "bäd"]
+
+
+def test_a_graph_of_a_file(tmp_path):
+    path = tmp_path / "graph.csv"
+    path.write_text("src,dst\n1,2\nann,1\n")
+    (rule,) = parse_rules([f"allow-graph:{path}"])
+    assert rule.describe()["edges"] == 2
+
+
+def test_bans_name_the_rule_that_finds_violations():
+    sender, edge = parse_rules(["sender-ban:3:pattern:spam|scam", "edge-ban:1:sender-ban:2:max-length:9"])
+    assert (sender.name, sender.after, sender.describe()["check"]["words"]) == ("sender_ban", 3, ["spam", "scam"])
+    assert edge.describe()["check"]["check"]["limit_bytes"] == 9
+
+
+@pytest.mark.parametrize(
     ("spec", "words"),
     [
         ("foo:1", "the rules are black-list:.* and max-length:500"),
         ("", "unknown rule ''"),
         ("black-list", "says no more than its name: write black-list:1-2"),
         ("max-length:", "write max-length:500"),
-        ("max-length:many", "write a number of bytes"),
+        ("max-length:many", "'many' is no number: write a whole number, as in max-length:500"),
         ("max-length:1", "blocks every payload"),
         ("black-list:1-2-3", "cannot read '1-2-3' as a pair .* in quotes"),
         ("black-list:12", "cannot read '12' as a pair"),
         ("black-list:1-", "cannot read '1-' as a pair"),
         ("black-list:a?-2", "agent id 'a\\?' cannot be used"),
-        ("black-list:nowhere.csv", "cannot read the black list 'nowhere.csv'"),
+        ("black-list:nowhere.csv", "black-list: cannot read 'nowhere.csv'"),
+        ("allow-graph:1-*", "an edge has two agents"),
+        ("allow-graph:1", "allow-graph:FILE.csv"),
+        ("allow-graph:nowhere.csv", "allow-graph: cannot read 'nowhere.csv' .* CSV"),
+        ("pattern:nowhere.txt", "pattern: cannot read 'nowhere.txt' .* a word on each line"),
+        ("pattern:|", "nothing to look for"),
+        ("rate-limit:5", "rate-limit: cannot read '5': write rate-limit:per_second=5"),
+        ("rate-limit:per_second=fast", "'fast' is no number: write a number"),
+        ("rate-limit:per_round=1.5", r"'1\.5' is no number: write a whole number"),
+        ("rate-limit:per_second=-1", r"per_second=-1\.0"),
+        ("round-quota:contacts", "'' is no number"),
+        ("sample:2", r"share=2\.0"),
+        ("sample:0.1,salt=3", "cannot read 'salt=3'"),
+        ("sender-ban:3", "name the rule that finds violations, as in sender-ban:3:max-length:500"),
+        ("sender-ban:x:max-length:9", "sender-ban: 'x' is no number"),
+        ("edge-ban:0:max-length:9", "after=0"),
+        ("edge-ban:3:nothing:9", "unknown rule 'nothing'"),
     ],
 )
 def test_what_cannot_be_read(spec, words):
@@ -70,5 +130,5 @@ def test_broken_files_are_blamed_by_line(tmp_path, content, words):
 def test_a_file_that_is_no_text(tmp_path):
     path = tmp_path / "black.csv"
     path.write_bytes(b"\xff\xfe1,2")
-    with pytest.raises(ConfigError, match="cannot read the black list"):
+    with pytest.raises(ConfigError, match="black-list: cannot read"):
         parse_rules([f"black-list:{path}"])

@@ -1,0 +1,174 @@
+"""What the event log costs, and what it gives: each figure beside the same without the log, in one run.
+
+python -m benchmarks.event_log [--agents 2000] [--seconds 5] [--repeats 3] [--memory-seconds 60] [--json FILE]
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.end_to_end import rate
+from benchmarks.ours import Ours
+
+PINGS = 1000
+MIB = 2**20
+
+
+def process_of(actor_class: str) -> Path:
+    """Find the process of an actor of ours on this machine, by the title that Ray gives it."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (process / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if title.startswith(f"ray::{actor_class}".encode()):
+            return process
+    raise LookupError(f"no process of {actor_class} on this machine")
+
+
+def resident_mib(process: Path) -> float:
+    """Return the memory that a process holds, in MiB."""
+    line = next(line for line in (process / "status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def lone(peer: Ours, before: list[int]) -> dict[str, float]:
+    """Send lone messages; return what they took from send to inbox, in ms."""
+    west, east = peer.halves
+    ray.get(east.latencies.remote())
+    before[1] += ray.get(west.ping.remote(PINGS))
+    ray.get(east.drained.remote(before[1]))
+    found = sorted(ray.get(east.latencies.remote()))
+    return {f"p{p}": 1000 * found[len(found) * p // 100] for p in (50, 99)}
+
+
+def caught_up(peer: Ours) -> float:
+    """Wait until the log has everything; return how long that took, in seconds."""
+    began = time.perf_counter()
+    len(peer.messaging.log)
+    return time.perf_counter() - began
+
+
+def cost(agents: int, seconds: float, log_dir: Path | None, before: list[int]) -> dict[str, Any]:
+    """Measure rates and lone messages once."""
+    peer = Ours(agents, log_dir)
+    try:
+        ray.get([half.ready.remote() for half in peer.halves])
+        before[:] = [0, 0]
+        rate(peer.halves, "bulk", 1.0, before)
+        if log_dir is not None:
+            caught_up(peer)
+        found: dict[str, Any] = {"bulk": rate(peer.halves, "bulk", seconds, before)}
+        if log_dir is not None:
+            found["behind_s"] = caught_up(peer)
+        found["awaited"] = rate(peer.halves, "awaited", seconds, before)
+        if log_dir is not None:
+            caught_up(peer)
+        found["lone_ms"] = lone(peer, before)
+        return found
+    finally:
+        peer.close()
+
+
+def memory(agents: int, seconds: float, log_dir: Path) -> dict[str, Any]:
+    """Send for some time with the log on; return how much the processes grew, in MiB, and the size of the folder."""
+    peer, before = Ours(agents, log_dir), [0, 0]
+    try:
+        ray.get([half.ready.remote() for half in peer.halves])
+        rate(peer.halves, "bulk", 3.0, before)
+        caught_up(peer)
+        processes = {name: process_of(name) for name in ("InterceptorActor", "LogActor")}
+        first = {name: resident_mib(process) for name, process in processes.items()}
+        most, rows = dict(first), len(peer.messaging.log)
+        worst_lag = 0.0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            rate(peer.halves, "bulk", 5.0, before)
+            worst_lag = max(worst_lag, peer.messaging.stats()["log"]["lag_s"])
+            for name, process in processes.items():
+                most[name] = max(most[name], resident_mib(process))
+        behind_s = caught_up(peer)
+        balance = peer.messaging.log.balance()
+        return {
+            "messages": len(peer.messaging.log) - rows,
+            "balance": str(balance),
+            "sent": sum(before),
+            "behind_s": behind_s,
+            "worst_lag_s": worst_lag,
+            "grew_mib": {name: most[name] - first[name] for name in first},
+            "folder_mib": sum(file.stat().st_size for file in log_dir.iterdir()) / MIB,
+            "segments": peer.messaging.stats()["log"]["segments"],
+        }
+    finally:
+        peer.close()
+
+
+def middle(found: list[dict[str, Any]], *path: str) -> float:
+    """Return the median of one figure."""
+    values = []
+    for each in found:
+        value: Any = each
+        for key in path:
+            value = value[key]
+        values.append(value)
+    return statistics.median(values)
+
+
+def main() -> None:
+    """Measure, by turns, with and without the log."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory-seconds", type=float, default=60.0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    ray.init(include_dashboard=False, logging_level=logging.ERROR)
+    folder = Path(tempfile.mkdtemp(prefix="ray-messaging-bench-"))
+    results: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
+    try:
+        with console.status("measuring ..."):
+            for turn in range(args.repeats):
+                for way in ("off", "on"):
+                    log_dir = folder / f"log-{turn}" if way == "on" else None
+                    results[way].append(cost(args.agents, args.seconds, log_dir, [0, 0]))
+                    shutil.rmtree(folder / f"log-{turn}", ignore_errors=True)
+            grown = memory(args.agents, args.memory_seconds, folder / "memory") if args.memory_seconds else {}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    table = Table(title=f"{args.agents:,} agents in two groups, both directions; medians of {args.repeats}")
+    for column in ("", "log off", "log on", "on / off"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, path, form in (
+        ("bulk, messages/s", ("bulk",), "{:,.0f}"),
+        ("one awaited call each, messages/s", ("awaited",), "{:,.0f}"),
+        ("lone message p50, ms", ("lone_ms", "p50"), "{:.2f}"),
+        ("lone message p99, ms", ("lone_ms", "p99"), "{:.2f}"),
+    ):
+        off, on = middle(results["off"], *path), middle(results["on"], *path)
+        table.add_row(name, form.format(off), form.format(on), f"{on / off:.2f}")
+    table.add_row("behind at the end of bulk, s", "", f"{middle(results['on'], 'behind_s'):.2f}", "")
+    console.print(table)
+    if grown:
+        console.print(grown)
+    if args.json:
+        args.json.write_text(json.dumps(results | {"memory": grown}, indent=2))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

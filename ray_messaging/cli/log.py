@@ -1,0 +1,133 @@
+"""The event log from the command line: `ray-messaging log stats|query|conversation|tail|export`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from ray_messaging.cli.log_options import read_id, with_fields
+from ray_messaging.cli.log_show import line_of, show_rows, show_stats
+from ray_messaging.cli.log_target import Target, open_log
+from ray_messaging.cli.session import output
+from ray_messaging.errors import ConfigError
+from ray_messaging.eventlog.event_rows import rows_of
+from ray_messaging.eventlog.export import json_line, json_lines
+from ray_messaging.eventlog.picture import check_picture, plot
+
+SHOWN = 50  # rows of a table, where no --limit is given
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs: one object per line.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw traffic and groups into a .png, .pdf or .svg.")
+]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin so many rows before the log's end.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Where to: a .parquet, .csv or .jsonl file.")]
+
+app = typer.Typer(
+    help="Ask a log who said what to whom, and what was stopped and why.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command()
+@with_fields()
+def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_file: Plot = None) -> None:
+    """Show what became of the messages, what the rules did, the busiest agents, and traffic over time and groups."""
+    if plot_file is not None:
+        check_picture(plot_file)
+    found = open_log(target).stats(**fields)
+    if plot_file is not None:
+        try:
+            plot(found, plot_file, title=f"Event log of {target}")
+        except ImportError as error:
+            raise ConfigError(str(error)) from error
+    if as_json:
+        _print_json([json_line(found)])
+        return
+    console = output()
+    show_stats(console, found)
+    if plot_file is not None:
+        console.print(f"\nThe picture is in {plot_file}.")
+
+
+@app.command()
+@with_fields()
+def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None:
+    """Print the rows that match, in the order of the log: with --json all of them, else the first ones."""
+    log = open_log(target)
+    if as_json:
+        for page in log.pages(**fields):
+            _print_json(json_lines(page))
+        return
+    fields = {"limit": SHOWN} | fields
+    table = log.query(**fields)
+    console = output()
+    _show_table(console, table)
+    if len(table) and len(table) == fields["limit"]:
+        console.print(f"There may be more: --after {table['position'][-1]}, or another --limit.")
+
+
+@app.command()
+@with_fields("from_id", "to_id", "agent")
+def conversation(
+    target: Target,
+    one: Annotated[str, typer.Argument(metavar="A", help="An agent; '' is the user.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another agent; '' is the user.")],
+    fields: dict[str, Any],
+    as_json: Json = False,
+) -> None:
+    """Print what two said to each other, in both directions, by time."""
+    table = open_log(target).conversation(read_id(one), read_id(other), **fields)
+    if as_json:
+        _print_json(json_lines(table))
+        return
+    console = output()
+    for row in rows_of(table):
+        console.print(line_of(row))
+    if not len(table):
+        console.print("They said nothing to each other.")
+
+
+@app.command()
+@with_fields("after")
+def tail(target: Target, fields: dict[str, Any], lines: Lines = 10, as_json: Json = False) -> None:
+    """Print the last rows that match, and go on as they come; Ctrl-C ends it. In a finished run none come."""
+    log = open_log(target)
+    rows = log.tail(**fields, after=max(-1, len(log) - 1 - lines))
+    console = output()
+    for row in rows:
+        if as_json:
+            _print_json([json_line(row)])
+        else:
+            console.print(line_of(row))
+
+
+@app.command()
+@with_fields()
+def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = False) -> None:
+    """Write the rows that match to a Parquet, CSV or JSON lines file; memory stays flat."""
+    log = open_log(target)
+    console = output()
+    columns = (TextColumn("{task.completed:>12,} rows"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as bars:
+        task = bars.add_task("rows", total=None)
+        rows = log.export(file, on_progress=lambda done: bars.update(task, completed=done), **fields)
+    if as_json:
+        _print_json([json_line({"rows": rows, "file": str(file)})])
+    else:
+        console.print(f"Wrote {rows:,} rows to {file}.")
+
+
+def _show_table(console: Console, table: pa.Table) -> None:
+    if len(table):
+        show_rows(console, rows_of(table))
+    else:
+        console.print("No row matches.")
+
+
+def _print_json(lines: Iterable[bytes]) -> None:
+    for line in lines:
+        typer.echo(line)

@@ -1,0 +1,110 @@
+"""The options that say which rows of a log are wanted: the same ones for every command."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from ray_messaging.cli.session import clean_errors
+from ray_messaging.errors import InvalidQuery
+
+_ID_HELP = "repeatable; '' is the user"
+
+FromId = Annotated[list[str] | None, typer.Option("--from-id", metavar="ID", help=f"Who sent it; {_ID_HELP}.")]
+ToId = Annotated[list[str] | None, typer.Option("--to-id", metavar="ID", help=f"Whom it was sent to; {_ID_HELP}.")]
+Agent = Annotated[list[str] | None, typer.Option("--agent", metavar="ID", help=f"Either of the two; {_ID_HELP}.")]
+Channel = Annotated[list[str] | None, typer.Option("--channel", metavar="NAME", help="The whole channel; repeatable.")]
+Subtopic = Annotated[list[str] | None, typer.Option("--subtopic", metavar="NAME", help="As agent-chat; repeatable.")]
+FateOption = Annotated[
+    list[str] | None,
+    typer.Option("--fate", metavar="FATE", help="delivered, published, undeliverable or blocked; repeatable."),
+]
+Rule = Annotated[list[str] | None, typer.Option("--rule", metavar="NAME", help="The rule that acted; repeatable.")]
+Step = Annotated[
+    str | None,
+    typer.Option("--step", metavar="N|A:B", help="The simulation step, or those from A up to B (without B)."),
+]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="Sent then or later: ISO (UTC) or unix seconds.")
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Sent before: ISO (UTC) or unix seconds.")]
+Contains = Annotated[
+    str | None, typer.Option("--contains", metavar="TEXT", help="A part of the payload's JSON; capitals count.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.")]
+After = Annotated[int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this one.")]
+
+OPTIONS: dict[str, Any] = {
+    "from_id": FromId,
+    "to_id": ToId,
+    "agent": Agent,
+    "channel": Channel,
+    "subtopic": Subtopic,
+    "fate": FateOption,
+    "rule": Rule,
+    "step": Step,
+    "since": Since,
+    "until": Until,
+    "contains": Contains,
+    "limit": Limit,
+    "after": After,
+}
+_ENDS = ("from_id", "to_id", "agent")
+
+
+def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of OPTIONS, but those in `without`; it gets them as `fields`, with clean errors."""
+    names = [name for name in OPTIONS if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:  # noqa: ANN401 - the options' values
+            given = {name: values.pop(name) for name in names}
+            with clean_errors():
+                command(**values, fields=read_fields(given))
+
+        hints = get_type_hints(command, include_extras=True)
+        own = [found for name, found in signature(command).parameters.items() if name != "fields"]
+        added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=OPTIONS[name]) for name in names]
+        kept = [found.replace(annotation=hints[found.name], kind=Parameter.KEYWORD_ONLY) for found in own]
+        run.__signature__ = Signature([*kept, *added])  # type: ignore[attr-defined]  # typer reads it
+        run.__annotations__ = {found.name: found.annotation for found in (*kept, *added)}
+        return run
+
+    return decorate
+
+
+def read_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a question, as the event log knows them; raise InvalidQuery."""
+    fields = {name: value for name, value in given.items() if value not in (None, [])}
+    for name in _ENDS:
+        if name in fields:
+            fields[name] = [read_id(text) for text in fields[name]]
+    if "step" in fields:
+        fields["step"] = _read_step(fields["step"])
+    for name in ("since", "until"):
+        if name in fields:
+            fields[name] = _read_time(fields[name])
+    return fields
+
+
+def read_id(text: str) -> str | None:
+    """Return an id as it is written; '' is the user."""
+    return text or None
+
+
+def _read_step(text: str) -> int | slice:
+    try:
+        low, colon, high = text.partition(":")
+        return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
+    except ValueError as error:
+        raise InvalidQuery(f"cannot read --step {text!r}: write 5 or 5:10", field="step", value=text) from error
+
+
+def _read_time(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

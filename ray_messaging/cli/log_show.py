@@ -1,0 +1,156 @@
+"""What the log commands print: tables, bars and lines of traffic; plain text where the output is no terminal."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ray_messaging.cli.show import MEANINGS, heat_map, plain_table
+from ray_messaging.eventlog.event_rows import LogRow
+from ray_messaging.eventlog.picture import span_in_words
+
+BAR = 24  # columns
+_LINE = 60  # columns of traffic, at most
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_DIGITS = " 123456789"
+_STYLES = {"delivered": "blue", "published": "cyan", "undeliverable": "yellow", "blocked": "red"}
+_TEXT = 80  # characters of a payload in a table
+
+
+def show_stats(console: Console, stats: dict[str, Any]) -> None:
+    """Print the figures of `EventLog.stats`."""
+    console.print(_summary(stats))
+    if not stats["rows"]:
+        return
+    for show in (_show_fates, _show_rules, _show_busiest, _show_traffic, _show_groups):
+        show(console, stats)
+
+
+def _summary(stats: dict[str, Any]) -> str:
+    size = f"{stats['segments']:,} segments, {stats['bytes'] / 1e6:,.1f} MB"
+    if not stats["rows"]:
+        return f"No rows ({size})."
+    live = f", {stats['live']:,} rows not in them yet" if stats["live"] else ""
+    return (
+        f"{stats['rows']:,} rows, from {_time(stats['first'])} to {_time(stats['last'])} UTC, of {stats['writers']:,} "
+        f"writers to {stats['readers']:,} readers ({size}{live})."
+    )
+
+
+def _show_fates(console: Console, stats: dict[str, Any]) -> None:
+    table = plain_table("\nWhat became of the messages")
+    for name in ("fate", "rows", "share", "", "meaning"):
+        table.add_column(name, justify="right" if name in {"rows", "share"} else "left", no_wrap=True)
+    for fate, rows in stats["fates"].items():
+        share = rows / stats["rows"]
+        table.add_row(fate, f"{rows:,}", f"{share:.1%}", _bar(console, share, fate), MEANINGS.get(fate, ""))
+    console.print(table)
+
+
+def _show_rules(console: Console, stats: dict[str, Any]) -> None:
+    if not stats["rules"]:
+        return
+    table = plain_table("\nWhat the rules did")
+    for name in ("rule", "blocked", "rewritten or labelled", ""):
+        table.add_column(name, justify="right" if name in {"blocked", "rewritten or labelled"} else "left")
+    most = max(sum(fates.values()) for fates in stats["rules"].values())
+    for rule, fates in sorted(stats["rules"].items(), key=lambda found: -sum(found[1].values())):
+        blocked = fates.get("blocked", 0)
+        passed = sum(fates.values()) - blocked
+        table.add_row(rule, f"{blocked:,}", f"{passed:,}", _bar(console, sum(fates.values()) / most, "blocked"))
+    console.print(table)
+
+
+def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
+    table = plain_table("\nThe busiest")
+    for name in ("writer", "rows", "reader", "rows"):
+        table.add_column(name, justify="right" if name == "rows" else "left")
+    writers, readers = stats["busiest_writers"], stats["busiest_readers"]
+    for place in range(max(len(writers), len(readers))):
+        cells: list[str] = []
+        for found, nobody in ((writers, "the user"), (readers, "no agent")):
+            name, rows = found[place] if place < len(found) else ("", "")
+            cells += [nobody if name is None else str(name), f"{rows:,}" if rows else ""]
+        table.add_row(*cells)
+    console.print(table)
+
+
+def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
+    traffic = stats["traffic"]
+    bins = len(next(iter(traffic["fates"].values())))
+    merged = -(-bins // _LINE)  # so many bins are one column
+    span = span_in_words(round(traffic["width_s"] * merged, 3))
+    table = plain_table(f"\nTraffic from {_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}")
+    for name in ("fate", "most", "rows by time"):
+        table.add_column(name, justify="right" if name == "most" else "left", no_wrap=True)
+    for fate, counts in traffic["fates"].items():
+        columns = [sum(counts[at : at + merged]) for at in range(0, bins, merged)]
+        if any(columns):
+            line = Text(sparkline(columns, _marks(console)), style=_STYLES.get(fate, ""))
+            table.add_row(fate, f"{max(columns):,}", line)
+    console.print(table)
+
+
+def _show_groups(console: Console, stats: dict[str, Any]) -> None:
+    groups = stats["groups"]
+    if groups["delivered"]:
+        title = "\nDelivered from messager (row) to mailbox (column)"
+        heat_map(console, title, groups["from"], groups["to"], groups["delivered"])
+
+
+def sparkline(counts: Sequence[int], marks: str = _BLOCKS) -> str:
+    """Return a character for each count: blank for none, the last of `marks` for the most."""
+    most = max(counts, default=0)
+    steps = len(marks) - 1
+    return "".join(marks[-(-count * steps // most)] if count else marks[0] for count in counts)
+
+
+def _marks(console: Console) -> str:
+    return _BLOCKS if console.encoding.startswith("utf") else _DIGITS
+
+
+def _bar(console: Console, share: float, fate: str) -> Text:
+    mark = "█" if console.encoding.startswith("utf") else "#"
+    return Text(mark * max(round(share * BAR), int(share > 0)), style=_STYLES.get(fate, ""))
+
+
+def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
+    """Print rows as a table."""
+    table = plain_table("")
+    for name in ("position", "sent at (UTC)", "from", "to", "fate", "payload", "rule", "reason"):
+        table.add_column(name, justify="right" if name == "position" else "left", overflow="fold")
+    for row in rows:
+        fate = Text(row.fate, style=_STYLES.get(row.fate, ""))
+        why = (row.rule or "", row.reason or "")
+        table.add_row(f"{row.position:,}", _time(row.sent_at), _from(row), _to(row), fate, _shortened(row.text), *why)
+    console.print(table)
+
+
+def line_of(row: LogRow) -> Text:
+    """Return a row as one line: time, from, to, fate where it was not delivered and why, payload."""
+    line = Text.assemble((_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
+    if row.fate != "delivered":
+        line.append(row.fate, _STYLES.get(row.fate, ""))
+        line.append(f" ({row.rule}: {row.reason})  " if row.rule else "  ")
+    line.append(row.text)
+    if row.labels:
+        line.append(f"  [{', '.join(row.labels)}]", "dim")
+    return line
+
+
+def _from(row: LogRow) -> str:
+    return "the user" if row.from_id is None else str(row.from_id)
+
+
+def _to(row: LogRow) -> str:
+    return row.channel if row.to_id is None else str(row.to_id)
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."

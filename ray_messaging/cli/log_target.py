@@ -1,0 +1,31 @@
+"""What a log command is asked of: a folder, or a running experiment."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import ray
+import typer
+
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.errors import ConfigError
+from ray_messaging.eventlog.event_log import EventLog
+
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="The log_dir of a run, or the exp_id of one that is running.")
+]
+
+
+def open_log(target: str) -> EventLog:
+    """Open the log of a folder, or of a running experiment. Raises: LogError, ConfigError, UnknownName."""
+    if "/" in target or Path(target).is_dir():
+        return EventLog.open(target)
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"there is no folder {target!r} here, and no Ray cluster that experiment {target!r} could run in: pass "
+                "the log_dir of a run, or set RAY_ADDRESS"
+            ) from error
+    return Messaging.connect(target).log

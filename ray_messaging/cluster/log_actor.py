@@ -1,0 +1,79 @@
+"""The actor that keeps the event log: the interceptor gave the writer a process of its own."""
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+
+from ray_messaging.cluster.log_host import LogHost, Seen
+from ray_messaging.cluster.restarts import restarted, worth_a_retry
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.errors import MessagingError
+
+# Between attempts of a restarted actor to reach the server.
+_PAUSE_S = 0.5
+
+
+class LogActor:
+    """Write the log, and answer questions about it; all of its calls may be repeated."""
+
+    async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
+        self._failure: MessagingError | None = None
+        self._host = LogHost(experiment, on_existing)
+        while not await self._begin() and restarted():
+            await asyncio.sleep(_PAUSE_S)
+            self._host = LogHost(experiment, on_existing)
+
+    async def _begin(self) -> bool:
+        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
+        self._failure = None
+        try:
+            await self._host.start()
+        except MessagingError as error:
+            self._failure = error
+            await self._host.abandon()
+        return not worth_a_retry(self._failure)
+
+    async def ready(self) -> None:
+        """Return once the log is written; raise why it is not."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
+        """Answer one of `eventlog.query.QUESTIONS`."""
+        await self.ready()
+        return await self._host.ask(what, arguments)
+
+    async def wait(self, position: int, timeout_s: float) -> bool:
+        """Wait until there are rows after a position."""
+        await self.ready()
+        return await self._host.wait(position, timeout_s)
+
+    async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
+        """Return blocked messages after the first `cursor` of them; wait for one."""
+        await self.ready()
+        return await self._host.blocked(cursor, seen, timeout_s)
+
+    async def count_blocked(self) -> int:
+        """Return how many messages were blocked by now."""
+        await self.ready()
+        return await self._host.count_blocked()
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """Return the latest sends in the form of AgentSociety's log list."""
+        await self.ready()
+        return await self._host.rows()
+
+    async def clear(self) -> None:
+        """Begin the list of `rows` anew."""
+        await self.ready()
+        await self._host.clear()
+
+    async def stats(self) -> dict[str, Any]:
+        """Return rows, segments, lag and what is wrong."""
+        return self._host.stats() if self._failure is None else {"error": str(self._failure)}
+
+    async def close(self) -> None:
+        """Write all that was sent, and leave."""
+        if self._failure is None:
+            await asyncio.shield(self._host.close())

@@ -1,0 +1,130 @@
+"""The event log of one experiment, in a process of its own: it writes while it is asked."""
+
+import asyncio
+import secrets
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.errors import AlreadyExists
+from ray_messaging.eventlog.event_rows import rows_as_seed
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.query import REACHED, answer
+from ray_messaging.eventlog.scan import View
+from ray_messaging.eventlog.writer import LogWriter
+from ray_messaging.transports.base import Limits
+from ray_messaging.transports.redis import RedisTransport
+
+PAGE = 4096  # rows that are handed out at a time
+
+
+class Seen(NamedTuple):
+    """Up to which position a process of the writer was read: another one may number what it had not written anew."""
+
+    process: str
+    position: int
+
+
+class LogHost:
+    """Write the log, and answer from the folder and from what is not in it yet."""
+
+    def __init__(self, experiment: Experiment, on_existing: str) -> None:
+        assert experiment.log_dir is not None
+        settings = experiment.settings
+        self._experiment = experiment
+        self._on_existing = on_existing
+        self._process = secrets.token_hex(4)
+        self._transport = RedisTransport(experiment.redis, experiment.exp_id, patience_s=settings.send_timeout_s)
+        self._folder = Folder(experiment.log_dir)
+        limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, 0.0, leased=False)
+        self._writer = LogWriter(self._transport, self._folder, experiment.exp_id, limits=limits)
+        self._cleared = -1
+
+    async def start(self) -> None:
+        """Take the folder and begin. Raises AlreadyExists, LogError, ConnectionFailed."""
+        await self._transport.connect()
+        await self._take_folder()
+        await self._writer.start()
+
+    async def _take_folder(self) -> None:
+        """Make way in the folder, once in a run; whatever process of this run comes later goes on in it."""
+        run = self._experiment.run.encode()
+        link, meta = self._transport.link, self._transport.keys.meta
+        if await link.command("HGET", meta, "log_run") == run:
+            return
+        await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
+        if await asyncio.to_thread(self._folder.segments):
+            if self._on_existing == "error":
+                raise AlreadyExists(
+                    f"{self._folder.where} holds the log of an earlier run: go on with it by on_existing='resume', "
+                    "delete it by on_existing='reset', or choose another log_dir",
+                    kind="log",
+                    value=self._folder.where,
+                    owner=None,
+                )
+            if self._on_existing == "reset":
+                await asyncio.to_thread(self._folder.erase)
+        await link.command("HSET", meta, "log_run", run)
+
+    async def close(self) -> None:
+        """Write all that was sent, and take the log out."""
+        try:
+            await self._writer.retire()
+        finally:
+            await self._transport.close()
+
+    async def abandon(self) -> None:
+        """Let go of the server, after a start that failed."""
+        await self._transport.close()
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
+        """Answer a question about all that was sent before it was asked."""
+        await self._writer.caught_up()
+        segments, live, _ = self._writer.snapshot()
+        return await asyncio.to_thread(answer, View(self._folder, segments, live), what, arguments)
+
+    async def wait(self, position: int, timeout_s: float) -> bool:
+        """Wait until there are rows after a position."""
+        return await self._writer.wait_beyond(position + 1, timeout_s)
+
+    async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
+        """Return blocked messages after the first `cursor` of them; wait for one.
+
+        They all come through one stream, so that their order, and with it a cursor, outlives the writer.
+        """
+        position = -1
+        if seen is not None and seen.process == self._process:
+            position = seen.position
+        elif cursor:
+            found = await self.ask("query", {"fate": "blocked", "limit": cursor})
+            position = found["position"][-1].as_py() if len(found) else -1
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            page = await self.ask("since", {"position": position, "limit": PAGE, "fate": "blocked"})
+            position = int(page.schema.metadata[REACHED])
+            left = deadline - asyncio.get_running_loop().time()
+            if len(page) or left <= 0:
+                return page, Seen(self._process, position)
+            await self.wait(position, left)
+
+    async def count_blocked(self) -> int:
+        """Return how many messages were blocked by now: the cursor of whoever wants those that come."""
+        counted = await self.ask("count", {"by": "fate", "fate": "blocked"})
+        return int(counted["count"][0].as_py()) if len(counted) else 0
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """Return the latest sends since `clear` in the form of AgentSociety's log list, the oldest first."""
+        end = await self.ask("end", {})
+        after = max(self._cleared, end - self._experiment.settings.log_list_messages)
+        return rows_as_seed(await self.ask("query", {"after": after}))
+
+    async def clear(self) -> None:
+        """Begin the list of `rows` anew; the log keeps everything."""
+        self._cleared = await self.ask("end", {})
+
+    def stats(self) -> dict[str, Any]:
+        """Return rows, segments, lag and what is wrong."""
+        return self._writer.stats()

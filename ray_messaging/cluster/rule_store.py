@@ -1,0 +1,152 @@
+"""What the interceptor must not forget: counts and lists on the server, the rules themselves with Ray.
+
+A rule is code, and code is never read from the server: what is put in at run time is kept beside the actors' own
+classes in Ray's cluster state, as Ray Serve keeps its deployments. The server has the rules' names and what they count.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from ray_messaging.cluster.calls import NAMESPACE
+from ray_messaging.cluster.spec import PickledRule
+from ray_messaging.errors import Fenced, RuleError
+from ray_messaging.interception.interceptor import VIOLATIONS
+from ray_messaging.interception.rules import Rule
+from ray_messaging.interception.state import Fields
+from ray_messaging.interception.store import Kept
+from ray_messaging.transports.redis import RedisTransport
+
+_CHUNK = 10_000  # fields in one command
+_CALLS = 1_000  # changes of which a repeated call is recognised
+
+
+class _Known(NamedTuple):
+    """A rule that is in, as it was put in; `mark` tells it from others that had its name."""
+
+    rule: Rule
+    pickled: PickledRule
+    mark: str
+
+
+class RuleStore:
+    """Keep the rules of one run of an experiment, and their state."""
+
+    def __init__(self, transport: RedisTransport, run: str) -> None:
+        self.calls: OrderedDict[str, Any] = OrderedDict()  # changes of the rules that were made -> what they returned
+        self._keys = transport.keys
+        self._link = transport.link
+        self._code = f"rules/{transport.exp_id}/{run}"
+        self._names: list[str] | None = None
+        self._known: dict[int, _Known] = {}
+
+    async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
+        """Return the tables of rules, by name, and the answers that rest on them."""
+        names = [VIOLATIONS, *(rule.name for rule in rules if rule.state is not None)]
+        tables = {name: await self._hash(self._keys.table(name)) for name in names}
+        return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
+
+    async def stored(self, rules: Iterable[Rule]) -> set[str]:
+        """Return the names of those rules whose tables on the server are theirs, empty ones, too."""
+        there = {name.decode() for name in await self._link.command("LRANGE", self._keys.rules, 0, -1)}
+        return {rule.name for rule in rules if id(rule) in self._known and self._name(rule) in there}
+
+    def _name(self, rule: Rule) -> str:
+        return f"{rule.name}:{self._known[id(rule)].mark}"
+
+    async def _hash(self, key: str) -> Fields:
+        found = await self._link.command("HGETALL", key)
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    async def save(self, epoch: int, kept: Kept) -> None:
+        """Write at once what changed; raises Fenced where a newer interceptor has taken over."""
+        keys = [self._keys.meta, self._keys.answers, self._keys.rules]
+        names = self._names
+        args: list[Any] = [epoch, len(kept.answers), *(part for pair in kept.answers.items() for part in pair)]
+        args += [len(kept.forget), *kept.forget, -1 if names is None else len(names), *(names or ())]
+        for name, changes in kept.tables.items():
+            key = self._keys.table(name)
+            keys += [key, f"{key}:{epoch}"]
+            put: Mapping[bytes, bytes] = changes.put
+            if changes.cleared:  # however much it is, it takes the old one's place at once
+                await self._stage(f"{key}:{epoch}", put)
+                put = {}
+            args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
+            args += [len(changes.gone), *changes.gone]
+        if await self._link.script("rules", keys, args) == 0:
+            raise Fenced(
+                f"another interceptor judges for this experiment (our epoch is {epoch}): this one lets nothing pass",
+                name="interceptor",
+                epoch=epoch,
+            )
+        if self._names is names:  # else they have changed meanwhile, and go with the next write
+            self._names = None
+
+    async def _stage(self, key: str, fields: Mapping[bytes, bytes]) -> None:
+        await self._link.command("DEL", key)
+        pairs = list(fields.items())
+        for low in range(0, len(pairs), _CHUNK):
+            await self._link.command("HSET", key, *(part for pair in pairs[low : low + _CHUNK] for part in pair))
+
+    # -- the rules themselves -------------------------------------------------------------------------------------
+
+    def admit(self, rule: Rule, as_pickled: PickledRule | None = None) -> None:
+        """Pickle a rule before it is put in: at work it may hold what cannot be. Raises RuleError."""
+        if id(rule) not in self._known:
+            self._known[id(rule)] = _Known(rule, as_pickled or pickled(rule), secrets.token_hex(4))
+
+    async def save_rules(self, rules: Iterable[Rule]) -> None:
+        """Keep the rules for a successor of this actor; their names go to the server with the next write."""
+        kept = tuple(rules)
+        for rule in kept:
+            self.admit(rule)
+        self._known = {id(rule): self._known[id(rule)] for rule in kept}
+        self._names = [self._name(rule) for rule in kept]
+        while len(self.calls) > _CALLS:
+            self.calls.popitem(last=False)
+        code = ray.cloudpickle.dumps(([(known.pickled, known.mark) for known in self._known.values()], self.calls))
+        await asyncio.to_thread(_internal_kv_put, self._code, code, namespace=NAMESPACE)
+
+    async def load_rules(self) -> tuple[Rule, ...] | None:
+        """Return the rules that a predecessor of this actor kept; None: it kept none."""
+        code = await asyncio.to_thread(_internal_kv_get, self._code, namespace=NAMESPACE)
+        if code is None:
+            return None
+        kept, self.calls = ray.cloudpickle.loads(code)
+        known = [_Known(unpickled(rule), rule, mark) for rule, mark in kept]
+        self._known = {id(each.rule): each for each in known}
+        return tuple(each.rule for each in known)
+
+    async def forget_rules(self) -> None:
+        """Let Ray forget the rules: the experiment ends."""
+        await asyncio.to_thread(_internal_kv_del, self._code, namespace=NAMESPACE)
+
+
+def pickled(rule: Rule) -> PickledRule:
+    """Pickle a rule; raise RuleError where it cannot be."""
+    try:
+        return PickledRule(rule.name, ray.cloudpickle.dumps(rule))
+    except Exception as error:  # what a rule holds raises what it likes
+        raise RuleError(
+            f"rule {rule.name!r} cannot be sent to the interceptor, nor kept for its restart ({error}): make "
+            "connections and locks when they are first used, not in __init__",
+            rule=rule.name,
+        ) from error
+
+
+def unpickled(rule: PickledRule) -> Rule:
+    """Return a rule that has come to the interceptor; raise RuleError where its process cannot make it."""
+    try:
+        found: Rule = ray.cloudpickle.loads(rule.data)
+    except Exception as error:  # as above
+        raise RuleError(
+            f"rule {rule.name!r} cannot be made in the interceptor's process ({type(error).__name__}: {error}): its "
+            "module must be importable on every node (runtime_env), or be the script that runs",
+            rule=rule.name,
+        ) from error
+    return found

@@ -1,0 +1,204 @@
+"""Check that every send in the log ended in exactly one fate, with a bounded part of the log in memory.
+
+Rows are dealt by a hash of their message's id into files, each small enough to be sorted in memory; what looks wrong
+there is looked up again by its id, so that no accident of hashing is ever reported.
+"""
+
+from collections import Counter, defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ray_messaging.errors import Unbalanced
+from ray_messaging.eventlog.filters import Filters
+from ray_messaging.eventlog.hashing import hashes
+from ray_messaging.eventlog.scan import View, scan
+from ray_messaging.eventlog.shaping import plain
+from ray_messaging.receipt import FATES
+
+PARTITION_ROWS = 2_000_000  # 80 MB of records and what sorting them takes
+OFFENDERS = 100
+_MOST_FILES = 200  # of each of two kinds: processes may often open 1,024
+_SUSPECTS = 10 * OFFENDERS
+
+_COLUMNS = ("message_id", "mailbox", "fate", "noted", "entry", "row")
+_NO_FATE = len(FATES)
+_SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
+_PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Say that a log balances: how many sends it holds, in how many rows (one per recipient), and their fates."""
+
+    sends: int
+    rows: int
+    fates: dict[str, int]
+    duplicates: int = 0
+
+
+def balance(view: View, *, partition_rows: int = PARTITION_ROWS) -> Balance:
+    """Return the balance; raise Unbalanced naming sends with two fates, or that are twice in the log.
+
+    Args: partition_rows is about how many rows are in memory at a time.
+    """
+    partitions = min(_MOST_FILES, max(1, -(-view.end // partition_rows)))
+    rows = sends = 0
+    fates = np.zeros(_NO_FATE + 1, np.int64)
+    suspects = _Suspects()
+    with _Deal(_SEND, "message", partitions) as by_message, _Deal(_PLACE, "place", partitions) as by_place:
+        for records, places in scan(view, Filters(), _COLUMNS, _records):
+            rows += len(records)
+            by_message.put(records)
+            by_place.put(places)
+        for records in by_message:
+            found = _check_sends(records, suspects)
+            sends += int(found.sum())
+            fates += found
+        for places in by_place:
+            _check_places(places, suspects)
+    if suspects.messages:
+        _convict(view, suspects, sends)
+    return Balance(sends, rows, dict(zip(FATES, fates.tolist(), strict=False)))
+
+
+def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any]]:
+    part = part.combine_chunks()
+    messages, mailboxes, entries = (hashes(part[name]) for name in ("message_id", "mailbox", "entry"))
+    known = {fate: code for code, fate in enumerate(FATES)}
+    fates = part["fate"].chunk(0)
+    codes = np.array([known.get(fate, _NO_FATE) for fate in fates.dictionary.to_pylist()], np.uint8)
+    sends = np.empty(len(part), _SEND)
+    sends["message"], sends["mailbox"], sends["fate"] = messages, mailboxes, codes[fates.indices.to_numpy()]
+    places = np.empty(len(part), _PLACE)
+    noted = part["noted"].to_numpy().astype(np.uint64)
+    row = part["row"].to_numpy().astype(np.uint64)
+    # Odd factors: no two parts of a place can cancel out.
+    mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
+    places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
+    places["message"] = messages
+    return sends, places
+
+
+class _Deal:
+    """Deal records into files by a hash, and give them back file by file."""
+
+    def __init__(self, dtype: np.dtype[Any], key: str, partitions: int) -> None:
+        self._dtype, self._key = dtype, key
+        self._files: list[IO[bytes]] = []
+        with ExitStack() as stack:
+            for _ in range(partitions):
+                self._files.append(stack.enter_context(TemporaryFile(prefix="ray_messaging-balance-")))
+            self._open = stack.pop_all()
+
+    def __enter__(self) -> "_Deal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def put(self, records: NDArray[Any]) -> None:
+        partitions = len(self._files)
+        if partitions == 1:
+            self._files[0].write(records.tobytes())
+            return
+        # The high bits: the low ones are those of a product, and less mixed.
+        dealt = (records[self._key] >> np.uint64(33)) % np.uint64(partitions)
+        order = np.argsort(dealt, kind="stable")
+        ends = np.cumsum(np.bincount(dealt.astype(np.intp), minlength=partitions))[:-1]
+        for file, share in zip(self._files, np.split(records[order], ends), strict=True):
+            file.write(share.tobytes())
+
+    def __iter__(self) -> Any:  # noqa: ANN401 - an iterator of arrays
+        for file in self._files:
+            file.seek(0)
+            yield np.frombuffer(file.read(), self._dtype)
+
+
+class _Suspects:
+    """Hold the hashes of messages that look wrong: the first ones; `more`: there are others."""
+
+    def __init__(self) -> None:
+        self.messages: set[int] = set()
+        self.more = False
+
+    def add(self, messages: NDArray[np.uint64]) -> None:
+        found = np.setdiff1d(messages, np.array([*self.messages], np.uint64))
+        room = _SUSPECTS - len(self.messages)
+        self.more |= len(found) > room
+        self.messages.update(found[:room].tolist())
+
+
+def _check_sends(records: NDArray[Any], suspects: _Suspects) -> NDArray[np.int64]:
+    """Suspect messages with two fates, none, or two rows for one mailbox; return the sends by fate."""
+    records = records[np.lexsort((records["mailbox"], records["message"]))]
+    messages, fates = records["message"], records["fate"]
+    again = messages[1:] == messages[:-1]
+    twice = again & (records["mailbox"][1:] == records["mailbox"][:-1])
+    differ = again & (fates[1:] != fates[:-1])
+    wrong = np.concatenate([messages[1:][twice | differ], messages[fates == _NO_FATE]])
+    if len(wrong):
+        suspects.add(wrong)
+    first = np.ones(len(records), np.bool_)
+    first[1:] = ~again
+    return np.bincount(fates[first], minlength=_NO_FATE + 1)
+
+
+def _check_places(records: NDArray[Any], suspects: _Suspects) -> None:
+    """Suspect messages that stand in one place of one stream."""
+    records = records[np.argsort(records["place"])]
+    same = records["place"][1:] == records["place"][:-1]
+    if same.any():
+        suspects.add(np.concatenate([records["message"][1:][same], records["message"][:-1][same]]))
+
+
+def _convict(view: View, suspects: _Suspects, sends: int) -> None:
+    """Look the suspects up by their ids; raise Unbalanced if there is something about one."""
+    wanted = np.array(sorted(suspects.messages), np.uint64)
+    rows = [row for part in scan(view, Filters(), _COLUMNS, partial(_rows_of, wanted=wanted)) for row in part]
+    by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_message[row["message_id"]].append(row)
+    places = Counter(map(_place, rows))
+    wrong = {name: why for name, found in by_message.items() if (why := _what_is_wrong(found, places))}
+    if not wrong:
+        return
+    offenders = list(wrong)[:OFFENDERS]
+    raise Unbalanced(
+        f"{'at least ' * suspects.more}{len(wrong):,} of {sends:,} sends did not end in exactly one fate: "
+        + "; ".join(f"{name} {wrong[name]}" for name in offenders[:3])
+        + ("; ..." if len(wrong) > 3 else "")
+        + ". Look at them by log.query(...) with internal=True: the columns mailbox, entry and row say where each row "
+        "came from",
+        offenders=offenders,
+    )
+
+
+def _rows_of(part: pa.Table, wanted: NDArray[np.uint64]) -> list[dict[str, Any]]:
+    part = part.combine_chunks()
+    found: list[dict[str, Any]] = plain(part.filter(pa.array(np.isin(hashes(part["message_id"]), wanted)))).to_pylist()
+    return found
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["mailbox"], row["noted"], row["entry"], row["row"]
+
+
+def _what_is_wrong(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> str:
+    fates = sorted({row["fate"] for row in rows})
+    if len(fates) > 1:
+        return f"is {' and '.join(fates)}"
+    if fates[0] not in FATES:
+        return f"has the fate {fates[0]!r}, which there is not"
+    mailbox, most = Counter(row["mailbox"] for row in rows).most_common(1)[0]
+    if most > 1:
+        return f"is {most} times in the log" + (f" for mailbox {mailbox}" if mailbox else "")
+    if any(places[_place(row)] > 1 for row in rows):
+        return "stands where another message stands, too"
+    return ""

@@ -1,0 +1,83 @@
+"""Count rows of the log by its columns, part by part: what is held are the counts, not the rows."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_messaging.eventlog.fields import check_columns
+from ray_messaging.eventlog.filters import Filters
+from ray_messaging.eventlog.scan import View, scan
+from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.shaping import COLUMNS, plain, stored, with_ids
+
+UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
+COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
+_MERGE_ROWS = 1_000_000
+
+Derive = Callable[[pa.Table], pa.Table]
+
+
+def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
+    """Count the rows that match by one or several of COUNTABLE; the columns and `count`, the most frequent first."""
+    keys = check_columns(by, COUNTABLE)
+    (counted,) = counts(view, Filters(**fields), [keys], _with_units)
+    return counted
+
+
+def _with_units(part: pa.Table) -> pa.Table:
+    if "sent_at" in part.column_names:
+        for unit in UNITS:
+            part = part.append_column(unit, pc.floor_temporal(part["sent_at"], unit=unit))
+    return part
+
+
+def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
+    """Count in one pass by several groupings; `derive` adds to a part, which has sent_at, what is no column."""
+    keys = [stored(grouping) for grouping in groupings]
+    columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
+    empty = pa.schema(SCHEMA.field(name) for name in columns).empty_table()
+    sums = [_Sum(counted, grouping) for counted, grouping in zip(_grouped(empty, keys, derive), keys, strict=True)]
+    for part in scan(view, filters, [*columns], partial(_grouped, keys=keys, derive=derive)):
+        for total, counted in zip(sums, part, strict=True):
+            total.add(counted)
+    return [_in_order(with_ids(total.merged()), names) for total, names in zip(sums, groupings, strict=True)]
+
+
+class _Sum:
+    """Add up counted parts; merged now and then, when they have become twice as many."""
+
+    def __init__(self, first: pa.Table, keys: Sequence[str]) -> None:
+        self._tables = [first]
+        self._keys = keys
+        self._rows = 0
+        self._limit = _MERGE_ROWS
+
+    def add(self, counted: pa.Table) -> None:
+        self._tables.append(counted)
+        self._rows += len(counted)
+        if self._rows > self._limit:
+            self._tables = [self.merged()]
+            self._rows = len(self._tables[0])
+            self._limit = max(_MERGE_ROWS, 2 * self._rows)
+
+    def merged(self) -> pa.Table:
+        keys = [*self._keys]
+        summed = pa.concat_tables(self._tables).group_by(keys).aggregate([("count", "sum")])
+        return summed.select([*keys, "count_sum"]).rename_columns([*keys, "count"])
+
+
+def _grouped(part: pa.Table, keys: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
+    part = derive(part.combine_chunks())
+    return [_count(part, grouping) for grouping in keys]
+
+
+def _count(part: pa.Table, keys: Sequence[str]) -> pa.Table:
+    counted = part.group_by(list(keys), use_threads=False).aggregate([([], "count_all")])
+    return plain(counted.select([*keys, "count_all"]).rename_columns([*keys, "count"]))
+
+
+def _in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    return table.sort_by([("count", "descending"), *((key, "ascending") for key in keys)])

@@ -1,0 +1,115 @@
+"""One row of the log as an object, or as a dict in the seed's form."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ray_messaging.channels import AgentId
+from ray_messaging.errors import FrameError
+from ray_messaging.eventlog.fields import MICROSECONDS
+from ray_messaging.eventlog.shaping import as_id
+from ray_messaging.receipt import Fate
+
+_decode = msgspec.json.Decoder().decode
+_PAGE = 8192  # rows that are Python objects at a time
+SENT = ("delivered", "published")
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """Be one row of the log: one send, and one who has it (or nobody); times in unix seconds.
+
+    `text` is the payload as JSON, `text_before` the one it had before a rule rewrote it. `position` is the row's number
+    in the log: pass it as `after` to go on from here.
+    """
+
+    message_id: str
+    step: int | None
+    channel: str
+    subtopic: str | None
+    from_id: AgentId | None
+    to_id: AgentId | None
+    text: str
+    text_before: str | None
+    labels: tuple[str, ...]
+    sent_at: float
+    delivered_at: float | None
+    fate: Fate
+    rule: str | None
+    reason: str | None
+    sender: str
+    mailbox: str | None
+    position: int
+
+    @property
+    def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
+        """Return the payload, decoded; raise FrameError where it is no JSON."""
+        return _decoded(self.text, self.message_id)
+
+    @property
+    def payload_before(self) -> Any:  # noqa: ANN401 - JSON of any shape
+        """Return the payload before a rule rewrote it, decoded; None: no rule did."""
+        return None if self.text_before is None else _decoded(self.text_before, self.message_id)
+
+    @property
+    def sent(self) -> bool:
+        """Tell whether somebody has it: delivered or published."""
+        return self.fate in SENT
+
+
+def _decoded(text: str, message_id: str) -> Any:  # noqa: ANN401 - JSON of any shape
+    try:
+        return _decode(text)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"the payload of message {message_id} is no JSON ({error}): read row.text") from error
+
+
+def dicts_of(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield what `query` returned as dicts: ids in their one form, times in unix seconds, labels as a tuple."""
+    moments = [name for name in ("sent_at", "delivered_at") if name in table.column_names]
+    ends = [name for name in ("from_id", "to_id") if name in table.column_names and table[name].type == pa.string()]
+    for name in moments:
+        at = table.column_names.index(name)
+        table = table.set_column(at, name, table[name].cast(pa.int64()))
+    for batch in table.to_batches(_PAGE):
+        for row in batch.to_pylist():
+            for name in moments:
+                row[name] = None if row[name] is None else row[name] / MICROSECONDS
+            for name in ends:
+                row[name] = as_id(row[name])
+            yield row
+
+
+def rows_of(table: pa.Table) -> Iterator[LogRow]:
+    """Yield what `query` returned as objects."""
+    for row in dicts_of(table):
+        row["text"], row["text_before"] = row.pop("payload"), row.pop("payload_before")
+        row["labels"] = tuple(row["labels"] or ())
+        yield LogRow(**row)
+
+
+def rows_as_seed(table: pa.Table) -> list[dict[str, Any]]:
+    """Return what `query` returned in the form of AgentSociety's log list, and more.
+
+    channel, payload (decoded), from_id, to_id, start_time (unix s), consumption (s until it was delivered; None where
+    nobody has it), sent; + fate, rule, reason, message_id.
+    """
+    return [
+        {
+            "channel": row.channel,
+            "payload": row.payload,
+            "from_id": row.from_id,
+            "to_id": row.to_id,
+            "start_time": row.sent_at,
+            "consumption": None if row.delivered_at is None else max(0.0, row.delivered_at - row.sent_at),
+            "sent": row.sent,
+            "fate": row.fate,
+            "rule": row.rule,
+            "reason": row.reason,
+            "message_id": row.message_id,
+        }
+        for row in rows_of(table)
+    ]

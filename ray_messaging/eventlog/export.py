@@ -1,0 +1,152 @@
+"""Write what a question finds to a file, page by page: memory holds one page, however long the log is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import fields as dataclass_fields
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from ray_messaging.errors import InvalidQuery, LogError
+from ray_messaging.eventlog.event_rows import LogRow, dicts_of
+from ray_messaging.eventlog.filters import Filters
+from ray_messaging.eventlog.query import REACHED
+from ray_messaging.eventlog.tail import Source
+
+PAGE = 65_536
+OnProgress = Callable[[int], None]
+_encode = msgspec.json.Encoder().encode
+
+
+class Writer(Protocol):
+    """Take pages, all of one schema."""
+
+    def write_table(self, table: pa.Table) -> None:
+        """Write one page."""
+
+    def close(self) -> None:
+        """Write the end."""
+
+
+def export(source: Source, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
+    """Write the rows that match to .parquet, .csv or .jsonl; return their number. Raises: InvalidQuery, LogError.
+
+    The file appears when it is whole. Args: on_progress is called with the rows written so far.
+    """
+    path = Path(path)
+    writer_of = _WRITERS.get(path.suffix.lower())
+    if writer_of is None:
+        raise InvalidQuery(
+            f"cannot export to {str(path)!r}: name a file that ends in {', '.join(_WRITERS)}", field="path", value=path
+        )
+    Filters(**fields)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        rows = _write(source, unfinished, writer_of, on_progress, fields)
+        unfinished.replace(path)
+    except OSError as error:
+        raise LogError(f"cannot write {str(path)!r}: {error}; export to another file", path=str(path)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return rows
+
+
+def _write(
+    source: Source,
+    path: Path,
+    writer_of: "Callable[[IO[bytes], pa.Schema], Writer]",
+    on_progress: OnProgress | None,
+    fields: dict[str, Any],
+) -> int:
+    rows = 0
+    with path.open("wb") as file:
+        as_text = source.ask("has_names", **fields)
+        paged = pages(source, fields | {"as_text": as_text})
+        first = next(paged)
+        with closing(writer_of(file, first.schema)) as writer:
+            for page in chain([first], paged):
+                writer.write_table(page)
+                rows += len(page)
+                if on_progress is not None:
+                    on_progress(rows)
+    return rows
+
+
+def pages(source: Source, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
+    """Yield what `query` would return page by page, up to where the log ends now; at least one page, maybe empty."""
+    fields = dict(fields)
+    after, limit = fields.pop("after", None), fields.pop("limit", None)
+    position, end = -1 if after is None else after, source.ask("end")
+    first = True
+    while first or (position < end and limit != 0):
+        page = source.ask("since", position=position, limit=size if limit is None else min(size, limit), **fields)
+        position = int(page.schema.metadata[REACHED])
+        if limit is not None:
+            limit -= len(page)
+        if len(page) or first:
+            yield page.replace_schema_metadata(None)
+        first = False
+
+
+def json_lines(table: pa.Table) -> Iterator[bytes]:
+    """Yield what `query` returned as JSON objects, one per row; payloads as JSON, not as text, times as unix s."""
+    for row in dicts_of(table):
+        for name in ("payload", "payload_before"):
+            if row.get(name) is not None:
+                row[name] = msgspec.Raw(row[name].encode())
+        if "labels" in row:
+            row["labels"] = row["labels"] or []
+        yield _encode(row)
+
+
+def json_line(found: Any) -> bytes:  # noqa: ANN401 - JSON's types, or a LogRow
+    """Return an object as JSON; a row has its payloads as JSON, not as text."""
+    if isinstance(found, LogRow):
+        row = {field.name: getattr(found, field.name) for field in dataclass_fields(found)}
+        for name, text in (("payload", "text"), ("payload_before", "text_before")):
+            value = row.pop(text)
+            row[name] = None if value is None else msgspec.Raw(value.encode())
+        found = row
+    return _encode(found)
+
+
+class _JsonLines:
+    def __init__(self, file: IO[bytes], _schema: pa.Schema) -> None:
+        self._file = file
+
+    def write_table(self, table: pa.Table) -> None:
+        self._file.writelines(line + b"\n" for line in json_lines(table))
+
+    def close(self) -> None:
+        self._file.flush()
+
+
+class _Csv:
+    """Write CSV: labels joined by `;`, times as ISO text, UTC."""
+
+    def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
+        self._writer = pacsv.CSVWriter(file, _flat(schema.empty_table()).schema)
+
+    def write_table(self, table: pa.Table) -> None:
+        self._writer.write_table(_flat(table))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    at = table.column_names.index("labels")
+    return table.set_column(at, pa.field("labels", pa.string()), pc.binary_join(table["labels"], ";"))
+
+
+_WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
+    ".parquet": lambda file, schema: pq.ParquetWriter(file, schema, compression="zstd"),
+    ".csv": _Csv,
+    ".jsonl": _JsonLines,
+}

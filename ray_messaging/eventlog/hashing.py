@@ -1,0 +1,44 @@
+"""Hash columns of texts: 64 bits for each, by a table of random numbers for each place and byte."""
+
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_PLACES = 256
+
+
+@cache
+def _table() -> NDArray[np.uint64]:
+    """Return random numbers, uint64 (places * 256,): always the same, as hashes are compared across processes."""
+    return np.random.default_rng(20240607).integers(1, 2**64, _PLACES * 256, np.uint64)
+
+
+def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
+    """Return a hash of each text, uint64 (n,); null gives 0. Equal texts have equal hashes; others hardly ever."""
+    array = column if isinstance(column, pa.Array) else column.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))  # the last one is for null
+        codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
+        return known[codes]
+    found = _of_bytes(array.fill_null(""))
+    if array.null_count:
+        found[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return found
+
+
+def _of_bytes(array: pa.Array) -> NDArray[np.uint64]:
+    _, offsets_buffer, data = array.buffers()
+    dtype = np.int64 if pa.types.is_large_string(array.type) else np.int32
+    found = np.zeros(len(array), np.uint64)
+    if not len(array) or data is None:
+        return found
+    offsets = np.frombuffer(offsets_buffer, dtype)[array.offset : array.offset + len(array) + 1].astype(np.intp)
+    lengths = np.diff(offsets)
+    used = lengths > 0  # reduceat would give an empty text the next one's first byte
+    starts = offsets[:-1][used]
+    text = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    places = (np.arange(offsets[0], offsets[-1]) - np.repeat(starts, lengths[used])) % _PLACES
+    found[used] = np.add.reduceat(_table()[(places << 8) + text], starts - offsets[0]) if len(starts) else 0
+    return found

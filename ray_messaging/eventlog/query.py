@@ -1,0 +1,112 @@
+"""The questions that the event log answers, each from a view of it, wherever that is."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_messaging.channels import AgentId
+from ray_messaging.eventlog.balance import balance
+from ray_messaging.eventlog.counting import count
+from ray_messaging.eventlog.fields import check_agent, invalid, refuse_name
+from ray_messaging.eventlog.filters import Filters
+from ray_messaging.eventlog.scan import View, scan
+from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.shaping import COLUMNS, joined, plain, stored, with_ids
+from ray_messaging.eventlog.statistics import stats
+
+REACHED = b"reached"  # in a page's metadata: up to which position the log was looked through for it
+EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
+_IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
+
+
+def answer(view: View, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
+    """Answer one of QUESTIONS; the answer can be pickled. Raises: InvalidQuery, LogError, Unbalanced."""
+    if what not in QUESTIONS:
+        refuse_name(what, arguments, list(QUESTIONS), "the log answers no question")
+    return QUESTIONS[what](view, **arguments)
+
+
+def query(view: View, *, internal: bool = False, as_text: bool | None = None, **fields: Any) -> pa.Table:  # noqa: ANN401
+    """Return the rows that match, in the order of the log.
+
+    Args: internal adds the columns that say where a row came from; as_text is `shaping.with_ids`'.
+    """
+    columns = SCHEMA.names if internal else COLUMNS
+    return with_ids(_rows(view, Filters(**fields), columns), as_text=as_text)
+
+
+def since(view: View, *, position: int, limit: int, **fields: Any) -> pa.Table:  # noqa: ANN401
+    """Return the next rows that match; the table's metadata say in REACHED from where to ask again."""
+    found = query(view, **(fields | {"after": position, "limit": limit}))
+    reached = found["position"][-1].as_py() if len(found) == limit and limit else max(position, view.end - 1)
+    return found.replace_schema_metadata({REACHED: str(reached)})
+
+
+def conversation(view: View, *, a: AgentId | None, b: AgentId | None, **fields: Any) -> pa.Table:  # noqa: ANN401
+    """Return what two said to each other, by time; None is the user."""
+    for name in ("from_id", "to_id", "agent"):
+        if name in fields:
+            raise invalid(name, fields[name], "in a conversation: it is between the two that it names")
+    one, other = (None if end is None else check_agent(name, end) for name, end in (("a", a), ("b", b)))
+    limit = Filters(**fields).limit
+    table = query(view, **(fields | {"from_id": [one, other], "to_id": [one, other], "limit": None}))
+    if one != other:  # what they said to themselves is not part of it
+        ends = (table[name].cast(pa.string()).fill_null("") for name in ("from_id", "to_id"))
+        table = table.filter(pc.not_equal(*ends))
+    return table.sort_by(_IN_TIME).slice(0, limit)
+
+
+def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
+    """Return who wrote to whom and when, by time: one row per message from an agent to an agent."""
+    filters = Filters(**({"fate": "delivered"} | fields))
+    table = with_ids(_rows(view, filters, EDGE, then=_between_agents)).select([*EDGE, "position"])
+    return _once_each(table).sort_by(_IN_TIME)
+
+
+def _between_agents(part: pa.Table) -> pa.Table:
+    ends = (pc.or_(part[f"{end}_id"].is_valid(), part[f"{end}_name"].is_valid()) for end in ("from", "to"))
+    return plain(part.filter(pc.and_(*ends)))
+
+
+def _once_each(table: pa.Table) -> pa.Table:
+    """Keep the first row of each message: one that several mailboxes took has one row for each."""
+    first = table.group_by("message_id", use_threads=False).aggregate([("position", "min")])["position_min"]
+    return table if len(first) == len(table) else table.filter(pc.is_in(table["position"], value_set=first))
+
+
+def _rows(
+    view: View, filters: Filters, columns: Sequence[str], then: Callable[[pa.Table], pa.Table] = plain
+) -> pa.Table:
+    names = stored(columns)
+    return joined(list(scan(view, filters, names, then)), names)
+
+
+def end(view: View) -> int:
+    """Return the position of the last row; -1 where there is none."""
+    return view.end - 1
+
+
+def has_names(view: View, **fields: Any) -> bool:  # noqa: ANN401
+    """Tell whether one of the rows that match has a str for an id."""
+    columns = ["from_name", "to_name"]
+    return any(scan(view, Filters(**fields), columns, partial(_any_valid, columns=columns)))
+
+
+def _any_valid(part: pa.Table, columns: Sequence[str]) -> bool:
+    return any(part[name].null_count < len(part) for name in columns)
+
+
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    "query": query,
+    "since": since,
+    "conversation": conversation,
+    "edges": edges,
+    "count": count,
+    "stats": stats,
+    "balance": balance,
+    "end": end,
+    "has_names": has_names,
+}

@@ -1,0 +1,62 @@
+"""Bring rows of the log into the form that users get: plain texts, one column of ids for each end, positions."""
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_messaging.channels import AgentId, check_id
+from ray_messaging.eventlog.scan import POSITION
+from ray_messaging.eventlog.schema import SCHEMA
+
+INTERNAL = ("noted", "entry", "row")
+COLUMNS: tuple[str, ...] = tuple(name for name in SCHEMA.names if name not in INTERNAL)
+_NAMES_OF = {"from_id": "from_name", "to_id": "to_name"}
+
+
+def stored(columns: Iterable[str]) -> list[str]:
+    """Return the columns of the log that hold what users know by these names."""
+    found: list[str] = []
+    for name in columns:
+        found += [name, _NAMES_OF[name]] if name in _NAMES_OF else [name]
+    return list(dict.fromkeys(found))
+
+
+def as_id(value: AgentId | None) -> AgentId | None:
+    """Return an id as it was, where a column of texts has it: no str id spells an int."""
+    return check_id(value) if isinstance(value, str) else value
+
+
+def plain(part: pa.Table) -> pa.Table:
+    """Return a part with its dictionary columns as texts: no two row groups share a dictionary."""
+    for place, field in enumerate(part.schema):
+        if pa.types.is_dictionary(field.type):
+            texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())
+            part = part.set_column(place, pa.field(field.name, pa.string(), field.nullable), texts)
+    return part
+
+
+def joined(parts: Sequence[pa.Table], columns: Sequence[str]) -> pa.Table:
+    """Join plain parts; with none, return the empty table of these columns (and `position`)."""
+    return pa.concat_tables(parts) if parts else plain(_empty(columns))
+
+
+def _empty(columns: Sequence[str]) -> pa.Table:
+    return pa.schema([*(SCHEMA.field(name) for name in columns), POSITION]).empty_table()
+
+
+def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
+    """Merge from_id and from_name into one column from_id, to_id and to_name likewise.
+
+    Both are int64, or both texts: what one end is called by must be what the other is called by. Args: as_text says
+    which (None: texts where one of the ids is a str).
+    """
+    ends = {number: name for number, name in _NAMES_OF.items() if name in table.column_names}
+    if as_text is None:
+        as_text = any(table[name].null_count < len(table) for name in ends.values())
+    for number, name in ends.items():
+        if as_text:
+            merged = pc.coalesce(table[name], table[number].cast(pa.string()))
+            table = table.set_column(table.column_names.index(number), pa.field(number, pa.string()), merged)
+        table = table.drop_columns([name])
+    return table

@@ -1,0 +1,68 @@
+"""Follow the log: each row as soon as it is known."""
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any, Protocol
+
+from ray_messaging.eventlog.event_rows import LogRow, rows_of
+from ray_messaging.eventlog.filters import Filters
+from ray_messaging.eventlog.query import REACHED
+
+PAGE = 4096  # rows that are asked for at a time
+WAIT_S = 10.0  # for news, in one call
+
+
+class Source(Protocol):
+    """Answer questions about a log, wherever it is: see `query.answer`."""
+
+    live: bool  # whether rows may still come
+
+    def ask(self, what: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
+        """Answer a question."""
+
+    def wait(self, position: int, timeout_s: float) -> bool:
+        """Wait until there are rows after a position; False: none came in time, or none will come."""
+
+
+class Tail(Iterator[LogRow]):
+    """Yield rows of the log from a position on, and wait for more; `position` says up to where it has looked.
+
+    It ends when nothing came for `timeout_s` (None: never), after `limit` rows, or where no more can come.
+    """
+
+    def __init__(self, source: Source, *, after: int | None, timeout_s: float | None, fields: dict[str, Any]) -> None:
+        fields = dict(fields)
+        self._left: int | None = fields.pop("limit", None)
+        Filters(**fields, limit=self._left, after=after)  # raises now, not at the first row
+        self._source = source
+        self._fields = fields
+        self._timeout_s = timeout_s
+        self._rows: Iterator[LogRow] = iter(())
+        self.position: int = source.ask("end") if after is None else after
+
+    def __next__(self) -> LogRow:
+        if self._left == 0:
+            raise StopIteration
+        row = next(self._rows, None)
+        if row is None:
+            row = self._wait_for_one()
+        if self._left is not None:
+            self._left -= 1
+        return row
+
+    def _wait_for_one(self) -> LogRow:
+        """Return the next row that matches; raise StopIteration where none comes."""
+        deadline = None if self._timeout_s is None else monotonic() + self._timeout_s
+        while True:
+            looked = self.position
+            page = self._source.ask("since", position=looked, limit=PAGE, **self._fields)
+            self.position = int(page.schema.metadata[REACHED])
+            self._rows = rows_of(page)
+            if len(page):
+                return next(self._rows)
+            if self.position > looked:
+                continue  # rows came, but none that match: there may be more already
+            left = WAIT_S if deadline is None else deadline - monotonic()
+            if not self._source.live or left <= 0:
+                raise StopIteration
+            self._source.wait(self.position, min(left, WAIT_S))

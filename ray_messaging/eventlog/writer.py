@@ -1,0 +1,294 @@
+"""The event log's writer: from the streams into segments, each row once, whenever it dies."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pyarrow as pa
+
+from ray_messaging.errors import Closed, Fenced, LogError, MessagingError
+from ray_messaging.eventlog.folder import Folder, Segment
+from ray_messaging.eventlog.goals import Goals
+from ray_messaging.eventlog.growing import Growing, Sealed
+from ray_messaging.eventlog.intake import Chunk, Intake
+from ray_messaging.eventlog.storing import Storing
+from ray_messaging.eventlog.streams import Streams
+from ray_messaging.transports.base import Limits, Transport
+
+logger = logging.getLogger(__name__)
+
+# Two segments are in memory at most, the one that grows and the one that is being written, so these bound what the log
+# takes; and files of some ten MB are what whoever reads many Parquet files likes.
+SEGMENT_ROWS = 262_144
+SEGMENT_BYTES = 48 * 2**20
+# As old may be what only the streams hold: every so often a file is written that is not full yet.
+SEGMENT_AGE_S = 30.0
+# What was blocked waits in the log stream; as much of it as of messages in a mailbox by default.
+LOG_LIMITS = Limits(messages=1_000_000, nbytes=256 * 2**20, lease_s=0.0, leased=False)
+
+_BLOCK_S = 5.0
+_BUSY_S = 0.2  # a read waits so long while a file is being written whose successor is due already
+
+
+def _live_on(_point: str) -> None:
+    """Do not crash."""
+
+
+class LogWriter:
+    """Write one experiment's log into a folder while it runs.
+
+    `crash` is called at each point where a crash could harm: checked, staged, locked, renamed, written.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        folder: Folder,
+        exp_id: str,
+        *,
+        limits: Limits = LOG_LIMITS,
+        segment_rows: int = SEGMENT_ROWS,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_age_s: float = SEGMENT_AGE_S,
+        crash: Callable[[str], None] = _live_on,
+    ) -> None:
+        self.exp_id = exp_id
+        self.folder = folder
+        self.error: MessagingError | None = None  # why it stopped
+        self._transport = transport
+        self._limits = limits
+        self._full_rows, self._full_bytes, self._old_s = segment_rows, segment_bytes, segment_age_s
+        self._storing = Storing(transport, folder, exp_id, crash=crash, troubled=self._hold)
+        self._intake = Intake(transport, exp_id)
+        self._streams = Streams()
+        self._goals = Goals(self._streams.reached)
+        self._growing = Growing(1, 0)
+        self._full: Sealed | None = None  # and not durable yet
+        self._reading: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._closed = False
+        self._held = False  # reading stands still until a file is written
+
+    async def start(self) -> None:
+        """Register the log, and go on after what the folder holds. Raises LogError, ConnectionFailed."""
+        await asyncio.to_thread(self.folder.prepare, self.exp_id)
+        await self._storing.take_over(await self._transport.open_log(self._limits))
+        if self._storing.segments:
+            newest = self._storing.segments[-1]
+            self._streams.cursors = dict(newest.cursors)
+            self._streams.begun, self._intake.begun = dict(newest.begun), dict(newest.begun)
+            self._growing = Growing(newest.number + 1, newest.first_row + newest.rows)
+        self._streams.update(*await self._intake.look())
+        self._reading = self._spawn(self._read(), "reader")
+
+    async def close(self) -> None:
+        """Write all that was in the streams when this was called, and stop; closing twice does no harm.
+
+        Raises: LogError where it cannot be written, ConnectionFailed; what is missing stays in the streams.
+        """
+        if self._closed or self._reading is None:
+            self._closed = True
+            return
+        stopped = self.error
+        try:
+            if stopped is None:
+                await self.caught_up()
+        finally:
+            await self._wind_up(self._reading)
+        if self.error is not stopped and not isinstance(self.error, Fenced):
+            assert self.error is not None
+            raise self.error
+
+    async def retire(self) -> None:
+        """Close, and take the log out: from then on mailboxes are trimmed by their readers alone."""
+        await self.close()
+        if self.error is None:
+            await self._transport.close_log(self._storing.epoch)
+
+    # -- what is there ----------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows there are, in segments and after them."""
+        return self._growing.first_row + self._growing.rows
+
+    def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
+        """Return the closed segments, all rows after those in order, and how many rows come before these."""
+        full = [] if self._full is None else [self._full.table()]
+        first_row = self._growing.first_row if self._full is None else self._full.first_row
+        return [*self._storing.segments], [*full, *self._growing.tables()], first_row
+
+    async def caught_up(self) -> None:
+        """Wait until the snapshot has everything that is in the streams now.
+
+        Raises: LogError while that cannot be, as the folder cannot be written; why the writer stopped, if it did.
+        """
+        self._check()
+        streams = await self._transport.log_streams()
+        ends = await self._transport.log_ends([*streams.live, *streams.ended])
+        self._check()
+        await self._goals.reach(ends)
+
+    async def wait_beyond(self, row: int, timeout_s: float) -> bool:
+        """Wait until there are more than `row` rows; tell whether there are. Raises why the writer stopped."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.rows <= row:
+                    self._check_alive()
+                    await self._goals.news()
+        except TimeoutError:
+            return False
+        return True
+
+    def stats(self) -> dict[str, Any]:
+        """Return rows, segments, what is open, how far it is behind, and what is wrong (`error`; None: nothing)."""
+        tail = self._growing.rows + (0 if self._full is None else self._full.rows)
+        return {
+            "rows": self.rows,
+            "segments": len(self._storing.segments),
+            "open_rows": tail,
+            "open_bytes": self._growing.nbytes + (0 if self._full is None else self._full.nbytes),
+            "lag_s": self._intake.behind_s(held=self._held),
+            "unreadable": self._intake.unreadable,
+            "write_s": self._storing.last_s,
+            "error": str(self.error) if self.error is not None else self._storing.trouble or self._intake.away,
+        }
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            read = self._streams.next()
+            items = await self._intake.read(read, self._patience() if read.wait else 0.0)
+            self._streams.came(items)
+            marked = False
+            async for chunk in self._intake.chunks(items):
+                marked |= chunk.marked
+                self._add(chunk)
+                if self._growing.rows >= self._full_rows or self._growing.nbytes >= self._full_bytes:
+                    await self._rotate()
+            if marked:
+                self._streams.update(*await self._intake.look())
+            if self._growing.age() >= self._old_s and not self._busy:
+                self._writing = self._spawn(self._store(self._seal(), closed=False), "file")
+
+    def _patience(self) -> float:
+        if not self._growing.waiting:
+            return _BLOCK_S
+        due = self._old_s - self._growing.age()
+        return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
+
+    def _add(self, chunk: Chunk) -> None:
+        """Take a chunk's rows, and move the cursors over its entries; both or neither."""
+        if chunk.batch is not None:
+            self._growing.add(chunk.batch)
+        self._growing.touch()
+        for item, messages, rows in chunk.done:
+            if rows is None:
+                self._streams.passed(item, messages)
+            else:
+                self._streams.began(item, rows)
+        self._goals.moved()
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    async def _rotate(self) -> None:
+        """Have the open segment written, and go on with the next one."""
+        if self._busy:
+            self._held = True
+            if self._storing.trouble is not None:
+                self._hold()
+            await self._written()
+            self._held = False
+        self._writing = self._spawn(self._store(self._next(), closed=True), "file")
+
+    def _hold(self) -> None:
+        if self._held:
+            self._goals.fail(self._stuck())
+
+    def _next(self) -> Sealed:
+        """Close the open segment, and begin the next one."""
+        sealed = self._full = self._seal()
+        self._growing = Growing(sealed.number + 1, sealed.first_row + sealed.rows)
+        return sealed
+
+    def _seal(self) -> Sealed:
+        return self._growing.seal(self._streams)
+
+    async def _store(self, sealed: Sealed, *, closed: bool) -> None:
+        # Entries of which no row is logged need no new file: whoever reads them again finds no row again.
+        segment = sealed.stored
+        if segment is None and sealed.rows:
+            segment = await self._storing.store(sealed)
+        if closed and segment is not None:
+            self._storing.segments.append(segment)
+            self._full = None
+        elif segment is not None:
+            self._growing.stored = segment
+        await self._storing.confirm(sealed.marks, sealed.finished)
+        self._streams.forget(sealed.finished)
+
+    async def _written(self) -> None:
+        """Wait until no file is being written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    async def _wind_up(self, reading: asyncio.Task[None]) -> None:
+        self._closed = True
+        self._storing.hurry()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await self._written()
+        self._goals.fail(self._gone())
+        if self.error is None and self._growing.waiting:
+            closed = self._growing.rows > 0
+            await self._guard(self._store(self._next() if closed else self._seal(), closed=closed))
+
+    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self._guard(work), name=f"ray_messaging log {what} of {self.exp_id}")
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except MessagingError as error:
+            logger.error("the event log's writer of %s stops: %s", self.exp_id, error)  # noqa: TRY400 - it is foreseen
+            self._stop(error)
+        except Exception as error:
+            logger.exception("the event log's writer of %s stops", self.exp_id)
+            self._stop(
+                MessagingError(f"the event log's writer failed ({type(error).__name__}: {error}): please report this")
+            )
+
+    def _stop(self, error: MessagingError) -> None:
+        self.error = self.error or error
+        self._goals.fail(self.error)
+        if self._reading is not None and self._reading is not asyncio.current_task():
+            self._reading.cancel()
+
+    def _check_alive(self) -> None:
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        if self._closed:
+            raise self._gone()
+
+    def _check(self) -> None:
+        self._check_alive()
+        if self._held and self._storing.trouble is not None:
+            raise self._stuck()
+
+    def _gone(self) -> Closed:
+        return Closed(f"the event log's writer of {self.exp_id} was closed: read its folder {self.folder.where}")
+
+    def _stuck(self) -> LogError:
+        return LogError(
+            f"the event log of {self.exp_id} stands still, what it has read is not written yet: "
+            f"{self._storing.trouble}; what comes meanwhile waits in the streams",
+            path=self.folder.where,
+        )

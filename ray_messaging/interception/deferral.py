@@ -1,0 +1,154 @@
+"""Messages that wait for a slow rule: each goes on alone through the rest of the rules."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+
+from ray_messaging.frames import Batch
+from ray_messaging.interception.judging import Course, Waiting
+from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.verdicts import Judgement
+from ray_messaging.message import Message
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0  # whoever waits is told after so long that he goes on waiting
+_GATHER_S = 0.002  # verdicts that come so close together are told together
+
+
+class Deferrals:
+    """Run what slow rules must judge; `finish` is told of each message's judgement once it is known."""
+
+    def __init__(self, exp_id: str, keep_s: float, finish: Callable[[Batch, Judgement], Awaitable[None]]) -> None:
+        self._exp_id = exp_id
+        self._keep_s = keep_s
+        self._finish = finish
+        self._known: OrderedDict[str, tuple[float, Judgement]] = OrderedDict()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._news: dict[str, asyncio.Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self, waiting: Waiting) -> None:
+        """Have a message judged, unless it is."""
+        key = waiting.message.message_id(0)
+        if key not in self._running and key not in self._known:
+            self._start(waiting.message, self._judge(waiting))
+
+    def settle(self, message: Batch, judgement: Judgement) -> None:
+        """Finish a message whose judgement is known."""
+
+        async def known() -> Judgement:
+            return judgement
+
+        self._start(message, known())
+
+    def _start(self, message: Batch, judging: Coroutine[None, None, Judgement]) -> None:
+        key = message.message_id(0)
+        self._running[key] = asyncio.create_task(self._run(message, judging), name=f"ray_messaging verdict on {key}")
+
+    def unknown(self, batch: Batch) -> list[int]:
+        """Return the rows of messages that are neither judged nor on their way."""
+        keys = map(batch.message_id, range(len(batch)))
+        return [row for row, key in enumerate(keys) if key not in self._known and key not in self._running]
+
+    def known(self, batch: Batch) -> Judgement:
+        """Return what is known of a batch by now; the rest is deferred."""
+        found = Judgement()
+        for row, key in enumerate(map(batch.message_id, range(len(batch)))):
+            entry = self._known.get(key)
+            if entry is None:
+                found.deferred.add(row)
+            else:
+                found.add(entry[1].moved([row]))
+        return found
+
+    async def wait(self, batch: Batch) -> Judgement:
+        """Return as soon as something is known of some of the messages, or after a while."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE_S
+        while len((found := self.known(batch)).deferred) == len(batch) and loop.time() < deadline:
+            news = self._news.setdefault(batch.sender, asyncio.Event())
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await news.wait()
+            except TimeoutError:
+                break
+            await asyncio.sleep(_GATHER_S)
+        return found
+
+    async def _run(self, message: Batch, judging: Coroutine[None, None, Judgement]) -> None:
+        key = message.message_id(0)
+        try:
+            judgement = await judging
+            await self._finish(message, judgement)
+        except Exception:  # its state could not be kept, so it is not known: whoever waits asks again
+            logger.exception("the verdict on message %s is lost", key)
+        else:
+            self.remember(message, judgement)
+        finally:
+            del self._running[key]
+            self._tell(message.sender)
+
+    def remember(self, message: Batch, judgement: Judgement) -> None:
+        """Keep what is known of a message, for whoever asks within a while."""
+        now = time.monotonic()
+        self._known[message.message_id(0)] = (now, judgement)
+        self._tell(message.sender)
+        while self._known:
+            oldest, (known_at, _) = next(iter(self._known.items()))
+            if known_at + self._keep_s > now:
+                break
+            del self._known[oldest]
+
+    def _tell(self, sender: str) -> None:
+        news = self._news.pop(sender, None)
+        if news is not None:
+            news.set()
+
+    async def _judge(self, waiting: Waiting) -> Judgement:
+        found = Judgement()
+        while True:
+            found.add(waiting.so_far)
+            verdict = await self._ask(waiting.rule, waiting.message)
+            course = Course(waiting.message, self._exp_id)
+            course.run([_Said(waiting.rule, verdict), *waiting.then])
+            found.add(course.judgement)
+            found.deferred.clear()
+            if not course.waiting:
+                break
+            waiting = course.waiting[0]  # the next slow rule
+        if found.blocked:
+            found.rewritten.clear()
+        return found
+
+    async def _ask(self, rule: SlowRule, message: Batch) -> Verdict:
+        try:
+            async with asyncio.timeout(rule.time_limit_s):
+                return checked(await rule.judge(Message(self._exp_id, message, 0)))
+        except TimeoutError:
+            return rule.failed(TimeoutError(f"no verdict within {rule.time_limit_s:g} s"))
+        except Exception as error:
+            logger.exception("rule %r failed on a message", rule.name)
+            return rule.failed(error)
+
+    async def close(self) -> None:
+        """Stop all."""
+        for task in list(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+
+class _Said(Rule):
+    """Stand for a slow rule whose verdict is there."""
+
+    def __init__(self, rule: SlowRule, verdict: Verdict) -> None:
+        self.name = rule.name
+        self.on_error = rule.on_error
+        self._verdict = verdict
+
+    def check(self, message: Message) -> Verdict:  # noqa: ARG002 - a Rule's
+        return self._verdict

@@ -1,0 +1,140 @@
+"""One batch on its way through the rules: the first block wins, rewrites compose, later rules see what the earlier left."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import MessagingError
+from ray_messaging.frames import Batch
+from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.verdicts import Judgement
+from ray_messaging.lines import encode_payload
+from ray_messaging.message import Message
+
+logger = logging.getLogger(__name__)
+
+PAYLOAD_LIMIT = 64 * 2**20  # the largest that MessagingConfig.payload_bytes can allow
+
+
+class Waiting(NamedTuple):
+    """A message that a slow rule must judge: alone in a batch, as the rules before it left it."""
+
+    message: Batch
+    so_far: Judgement
+    rule: SlowRule
+    then: tuple[Rule, ...]
+
+
+class Course:
+    """Take a batch through rules; `judgement` says what became of its rows, `waiting` which must wait, by row."""
+
+    def __init__(self, batch: Batch, exp_id: str) -> None:
+        self.judgement = Judgement()
+        self.waiting: dict[int, Waiting] = {}
+        self._exp_id = exp_id
+        self._rest = batch
+        self._rows: NDArray[np.intp] | None = None  # where the rest's rows stand in the batch; None: at their places
+
+    def run(self, rules: Sequence[Rule]) -> None:
+        """Apply rules in their order."""
+        for place, rule in enumerate(rules):
+            if not len(self._rest):
+                return
+            if isinstance(rule, SlowRule):
+                self._take(rule, self._at_once(rule, tuple(rules[place + 1 :])))
+            else:
+                self._take(rule, self._apply(rule))
+
+    def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
+        batch = self._rest
+        try:
+            found = rule.check_batch(batch, self._exp_id)
+            if found:
+                found = {_row(row, len(batch)): checked(verdict) for row, verdict in found.items()}
+            elif not isinstance(found, Mapping):
+                raise TypeError(f"{found!r} is no mapping of rows to verdicts")  # noqa: TRY301 - one way out
+        except Exception as error:
+            logger.exception("rule %r failed on a batch of %d messages", rule.name, len(batch))
+            verdict = rule.failed(error)
+            return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
+        return found
+
+    def _at_once(self, rule: SlowRule, then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
+        """Return what a slow rule knows already; the other rows leave the batch."""
+        found: dict[int, Verdict] = {}
+        batch, slow = self._rest, []
+        for row in range(len(batch)):
+            try:
+                verdict = rule.at_once(Message(self._exp_id, batch, row))
+                verdict = None if verdict is None else checked(verdict)
+            except Exception as error:
+                logger.exception("rule %r failed on a message", rule.name)
+                verdict = rule.failed(error)
+            if verdict is None:
+                slow.append(row)
+                place = self._place(row)
+                self.judgement.deferred.add(place)
+                alone = batch.take(np.array([row], np.intp))
+                self.waiting[place] = Waiting(alone, self._take_out(place), rule, then)
+            elif verdict is not ALLOW:
+                found[row] = verdict
+        if slow:
+            keep = np.setdiff1d(np.arange(len(batch)), np.array(slow, np.intp))
+            places = {old: new for new, old in enumerate(keep.tolist())}
+            self._keep(keep)
+            found = {places[row]: verdict for row, verdict in found.items()}
+        return found
+
+    def _take_out(self, place: int) -> Judgement:
+        """Take what is known of one row out of the judgement, as that of a batch of its own."""
+        alone = Judgement()
+        if place in self.judgement.rewritten:
+            alone.rewritten[0] = self.judgement.rewritten.pop(place)
+        for name, rows in self.judgement.labels.items():
+            if place in rows:
+                rows.discard(place)
+                alone.labels[name] = {0}
+        return alone
+
+    def _take(self, rule: Rule, verdicts: Mapping[int, Verdict]) -> None:
+        if not verdicts:
+            return
+        blocked: list[int] = []
+        changed: dict[int, bytes] = {}
+        for row, verdict in verdicts.items():
+            place = self._place(row)
+            for name in verdict.labels:
+                self.judgement.labels.setdefault(name, set()).add(place)
+            if verdict.payload is not None and not verdict.blocked:
+                try:
+                    changed[row] = encode_payload(verdict.payload, PAYLOAD_LIMIT)
+                except MessagingError as error:  # a payload that cannot be sent must not pass as it was
+                    verdict = rule.failed(error)  # noqa: PLW2901 - the verdict on what the rule answered
+                else:
+                    self.judgement.rewritten[place] = (rule.name, changed[row])
+            if verdict.blocked:
+                blocked.append(row)
+                self.judgement.blocked[place] = (rule.name, verdict.reason)
+                self.judgement.rewritten.pop(place, None)
+        if changed:
+            self._rest = self._rest.with_payloads(changed)
+        if blocked:
+            self._keep(np.setdiff1d(np.arange(len(self._rest)), np.array(blocked, np.intp)))
+
+    def _keep(self, rows: NDArray[np.intp]) -> None:
+        self._rest = self._rest.take(rows)
+        self._rows = rows if self._rows is None else self._rows[rows]
+
+    def _place(self, row: int) -> int:
+        return row if self._rows is None else int(self._rows[row])
+
+
+def _row(row: object, count: int) -> int:
+    number = index(row)  # type: ignore[arg-type]  # others raise
+    if not 0 <= number < count:
+        raise ValueError(f"it judges row {number} of {count}")
+    return number

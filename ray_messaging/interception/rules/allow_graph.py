@@ -1,0 +1,144 @@
+"""Let only those talk whom a graph joins."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId
+from ray_messaging.errors import RuleError
+from ray_messaging.frames import Batch
+from ray_messaging.ids import INT, Ids
+from ray_messaging.interception.rules.graphs import Edges, Network, among, read_network
+from ray_messaging.interception.rules.pairs import blocks, name_of
+from ray_messaging.interception.rules.rule import Rule, Verdict
+
+
+class AllowGraph(Rule):
+    """Let a message pass where an edge leads from its sender to its receiver, and block it otherwise.
+
+    Args: graph is an iterable of (from_id, to_id) pairs, or anything networkx-like (`edges()`, `nodes()` and
+    `is_directed()`; the edges of an undirected graph lead both ways); an agent may write to itself only along an edge.
+    networks holds more graphs by name; instead of a graph, one may also be an iterable of ids: all of them may write to
+    all. A message passes where any graph lets it. public names those of the networks to whose members anyone may
+    write; into the others, which are private, members alone write, along edges. user: may the user (from_id None) write
+    to every agent, or only to members of public networks? channels: may all write to plain channels, or nobody?
+    The graph is the rule's own: to change it, replace the rule. Raises RuleError, InvalidAddress.
+    """
+
+    def __init__(
+        self,
+        graph: object = None,
+        *,
+        networks: Mapping[str, object] | None = None,
+        public: Iterable[str] = (),
+        user: bool = True,
+        channels: bool = True,
+        name: str = "allow_graph",
+    ) -> None:
+        self.name = name
+        self.user = user
+        self.channels = channels
+        self._public = _check_public(networks, public, name)
+        if graph is None and networks is None:
+            raise RuleError("there is no graph: pass pairs, a networkx graph, or networks={name: graph}", rule=name)
+        read = [] if graph is None else [read_network(graph, name, "graph", ids=False)]
+        named = {key: read_network(value, name, key, ids=True) for key, value in (networks or {}).items()}
+        self._names = tuple(named)
+        self._build([*read, *named.values()], [named[key] for key in self._public])
+
+    def _build(self, networks: list[Network], public: list[Network]) -> None:
+        self._edges = Edges({edge for network in networks for edge in network.edges})
+        # Of a network in which all write to all, the memberships are kept in place of the n * n edges.
+        memberships = {
+            (member, number)
+            for number, network in enumerate(networks)
+            if network.complete
+            for member in network.members
+        }
+        self._memberships = Edges(memberships)
+        self._networks_of: dict[AgentId, list[int]] = {}
+        for member, number in memberships:
+            self._networks_of.setdefault(member, []).append(number)
+        self._layers = _layers(self._networks_of)
+        self._open = frozenset(member for network in public for member in network.members)
+        self._open_ints = np.array(sorted(member for member in self._open if isinstance(member, int)), np.int64)
+
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+        """Judge a batch; return the rows that no edge allows."""
+        from_ids, to_ids = batch.from_ids, batch.to_ids
+        allowed = self._allowed(from_ids.values, to_ids.values)
+        for row in _strange(from_ids, to_ids):
+            allowed[row] = self._allows(from_ids[row], to_ids[row])
+        rows = np.flatnonzero(~allowed).tolist()
+        return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
+
+    def _allowed(self, from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell of pairs of ints whether they may talk."""
+        allowed = self._edges.holds(from_values, to_values)
+        for members, networks in self._layers:
+            places = np.minimum(np.searchsorted(members, from_values), len(members) - 1)
+            allowed |= (members[places] == from_values) & self._memberships.holds(to_values, networks[places])
+        if len(self._open_ints):
+            allowed |= among(self._open_ints, to_values)
+        return allowed
+
+    def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
+        """Tell whether one message may pass; any ids."""
+        if to_id is None:
+            return self.channels and (self.user or from_id is not None)
+        if to_id in self._open:
+            return True
+        if from_id is None:
+            return self.user
+        both = self._networks_of.get(from_id, ())
+        return self._edges.has(from_id, to_id) or any(self._memberships.has(to_id, number) for number in both)
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind, the number of edges, the networks, and who else may write."""
+        return {
+            **super().describe(),
+            "edges": len(self._edges),
+            "networks": list(self._names),
+            "public": list(self._public),
+            "user": self.user,
+            "channels": self.channels,
+        }
+
+
+def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], name: str) -> tuple[str, ...]:
+    if networks is not None and not isinstance(networks, Mapping):
+        raise RuleError(f"networks={networks!r} is no mapping: write {{name: graph}}", rule=name)
+    chosen = tuple([public] if isinstance(public, str) else public)
+    for key in chosen:
+        if key not in (networks or {}):
+            raise RuleError(f"public names {key!r}, which is none of the networks {sorted(networks or {})}", rule=name)
+    return chosen
+
+
+def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return for k = 0, 1, ... the members, sorted, that are in more than k networks, and the k-th of each."""
+    ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
+    layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    while ints:
+        depth = len(layers)
+        layers.append((np.array([member for member, _ in ints]), np.array([numbers[depth] for _, numbers in ints])))
+        ints = [(member, numbers) for member, numbers in ints if len(numbers) > depth + 1]
+    return layers
+
+
+def _strange(from_ids: Ids, to_ids: Ids) -> list[int]:
+    """Return the rows that hold an id that is no int."""
+    if from_ids.kinds is None and to_ids.kinds is None:
+        return []
+    found = np.zeros(len(from_ids), np.bool_)
+    for ids in (from_ids, to_ids):
+        if ids.kinds is not None:
+            found |= ids.kinds != INT
+    return [*np.flatnonzero(found).tolist()]
+
+
+def _reason(from_id: AgentId | None, to_id: AgentId | None) -> str:
+    sender = "the user" if from_id is None else name_of(from_id)
+    return f"{sender} may not write to {'plain channels' if to_id is None else name_of(to_id)}: no edge joins them"

@@ -1,0 +1,181 @@
+"""Ban who breaks a rule again and again: what EdgeBan and SenderBan have in common."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from ray_messaging.channels import AgentId
+from ray_messaging.errors import RuleError
+from ray_messaging.frames import Batch
+from ray_messaging.interception.rules.pairs import Pair, PairIndex, blocks
+from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.state import Table
+from ray_messaging.message import Message
+
+_CHECK = "check"  # marks the entries of `state` that are the check's: the only keys of three parts
+
+
+class Ban(Rule):
+    """Block what `check` blocks, and after so many violations of one kind all of that kind.
+
+    A violation is a message that the check blocks; one at which the check fails is blocked as well, unless on_error of
+    either rule is "allow", and is not counted. The user's violations are blocked and not counted. `state` holds the
+    count of each, which stops at `after`, and what the check remembers. A check that looks at whole batches and counts
+    has counted all of a batch in which a ban begins.
+    """
+
+    state: Table[Any]
+
+    def __init__(self, check: Rule, after: int, name: str) -> None:
+        if isinstance(check, SlowRule) or not isinstance(check, Rule):
+            what = "is slow, and a ban cannot wait for it" if isinstance(check, SlowRule) else "is no rule"
+            raise RuleError(f"check={check!r} {what}: pass a rule that judges at once, such as Pattern", rule=name)
+        if isinstance(after, bool) or not isinstance(after, int) or after < 1:
+            raise RuleError(f"after={after!r} is no number of violations: give an int of at least 1", rule=name)
+        self.name = name
+        self.inner = check
+        self.after = after
+        self.needs_payload = check.needs_payload
+        self.state = Table()
+        self._mirror()
+        self.restored()
+
+    def _key(self, from_id: AgentId, to_id: AgentId | None) -> Any:  # noqa: ANN401 - an id, or a pair
+        raise NotImplementedError
+
+    def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - an id, or a pair
+        """Return the pair under which the index finds a key."""
+        raise NotImplementedError
+
+    def _reason(self, key: Any) -> str:  # noqa: ANN401 - an id, or a pair
+        raise NotImplementedError
+
+    def _banned(self) -> list[Any]:
+        return [key for key, count in self.state.items() if not _of_check(key) and count >= self.after]
+
+    def _forgive(self, keys: set[Any] | None) -> None:
+        for key in [key for key in self.state if not _of_check(key)] if keys is None else keys:
+            self.state.pop(key, None)
+        self._index = PairIndex(map(self._pair, self._banned()))
+
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
+        """Judge a batch; return the rows that the check does not let pass, and those that are banned."""
+        self.inner.context = self.context
+        if type(self.inner).check_batch is Rule.check_batch:
+            found = self._one_by_one(batch, exp_id)
+        else:
+            found = self._at_once(batch, exp_id)
+        self._mirror()
+        return found
+
+    def _one_by_one(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
+        """Judge by a check that looks at one message after the other."""
+        found: dict[int, Verdict] = {}
+        for row in range(len(batch)):
+            key = self._key_of(batch, row)
+            if self._is_banned(key):
+                found |= blocks([row], [self._reason(key)])
+                continue
+            try:
+                verdict = checked(self.inner.check(Message(exp_id, batch, row)))
+            except Exception as error:  # noqa: BLE001 - a check is the user's code: fail closed, and say so
+                verdict = self._check_failed(error)
+            else:
+                if verdict.blocked:
+                    self._count(key)
+            if verdict is not ALLOW:
+                found[row] = verdict
+        return found
+
+    def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
+        """Judge by a check that looks at whole batches; only rows that it blocks or that may be banned are visited."""
+        found = self._banned_rows(batch)
+        rest, rows = batch, np.arange(len(batch))
+        if found:
+            rows = np.setdiff1d(rows, np.fromiter(found, np.intp, len(found)))
+            rest = batch.take(rows)
+        if not len(rest):
+            return found
+        try:
+            verdicts = {
+                int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
+            }
+        except Exception as error:  # noqa: BLE001 - a check is the user's code: fail closed, and say so
+            verdict = self._check_failed(error)
+            return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
+        begins: dict[Any, int] = {}
+        for row in sorted(row for row, verdict in verdicts.items() if verdict.blocked):
+            key = self._key_of(batch, row)
+            if not self._is_banned(key) and self._count(key):
+                begins[key] = row
+        return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
+
+    def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
+        """Return the rows that are banned; with `begins` those that come after the row at which their ban began."""
+        rows: dict[int, str] = {}
+        for row in self._index.candidates(batch.from_ids, batch.to_ids):
+            key = self._key_of(batch, row)
+            if self._is_banned(key) if begins is None else row > begins.get(key, row):
+                rows[row] = self._reason(key)
+        return blocks(rows, rows.values())
+
+    def _key_of(self, batch: Batch, row: int) -> Any:  # noqa: ANN401 - an id, or a pair
+        from_id = batch.from_ids[row]
+        return None if from_id is None else self._key(from_id, batch.to_ids[row])
+
+    def _is_banned(self, key: Any) -> bool:  # noqa: ANN401 - an id, or a pair
+        return key is not None and bool(self.state.get(key, 0) >= self.after)
+
+    def _count(self, key: Any) -> bool:  # noqa: ANN401 - an id, or a pair
+        """Count a violation; tell whether a ban begins with it."""
+        if key is None:
+            return False
+        count = self.state[key] = self.state.get(key, 0) + 1
+        if count < self.after:
+            return False
+        if not self._index.add(self._pair(key)):
+            self._index = PairIndex(map(self._pair, self._banned()))
+        return True
+
+    def _check_failed(self, error: Exception) -> Verdict:
+        return ALLOW if self.inner.on_error == "allow" else self.failed(error)
+
+    def _mirror(self) -> None:
+        """Keep in our state what changed in the check's, as only ours is written to the server."""
+        changes = None if self.inner.state is None else self.inner.state.changes()
+        if changes is None:
+            return
+        if changes.cleared:
+            for key in [key for key in self.state if _of_check(key)]:
+                del self.state[key]
+        for field in changes.gone:
+            self.state.pop((_CHECK, field.decode(), ""), None)
+        for field, value in changes.put.items():
+            self.state[_CHECK, field.decode(), ""] = value.decode()
+
+    def new_round(self) -> None:
+        """Begin a new round for the check; bans and counts stay."""
+        self.inner.new_round()
+        self._mirror()
+
+    def restored(self) -> None:
+        """Rebuild the index of what is banned, and what the check remembers."""
+        self._index = PairIndex(map(self._pair, self._banned()))
+        if self.inner.state is not None:
+            kept = {key[1].encode(): value.encode() for key, value in self.state.items() if _of_check(key)}
+            self.inner.state.load(kept)
+            self.inner.restored()
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind, the check, after how many violations it bans, and how many it has banned."""
+        return {
+            **super().describe(),
+            "check": self.inner.describe(),
+            "after": self.after,
+            "banned": len(self._banned()),
+        }
+
+
+def _of_check(key: object) -> bool:
+    return isinstance(key, tuple) and len(cast("tuple[object, ...]", key)) == 3

@@ -1,0 +1,82 @@
+"""Graphs that users pass, and edges looked up by the column."""
+
+from collections.abc import Iterable, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId, check_id
+from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.pairs import hash_pairs
+
+Edge = tuple[AgentId, AgentId]
+
+
+class Network(NamedTuple):
+    """Hold a graph: its edges and members; where it is `complete`, all write to all and the edges are left out."""
+
+    edges: set[Edge]
+    members: set[AgentId]
+    complete: bool = False
+
+
+def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
+    """Read what a user passed as a graph, or, where `ids` says so, as a list of members."""
+    if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
+        both = () if graph.is_directed() else ((b, a) for a, b in graph.edges())
+        edges = {_edge(edge, rule, name) for edges in (graph.edges(), both) for edge in edges}
+        return Network(edges, {check_id(node) for node in graph.nodes()})
+    if isinstance(graph, str | bytes) or not isinstance(graph, Iterable):
+        raise RuleError(f"{name}: {graph!r} is no graph: pass pairs of ids, or a networkx graph", rule=rule)
+    items = list(graph)
+    if ids and items and not any(isinstance(item, tuple | list) for item in items):
+        return Network(set(), {check_id(item) for item in items}, complete=True)
+    edges = {_edge(item, rule, name) for item in items}
+    return Network(edges, {end for edge in edges for end in edge})
+
+
+def _edge(edge: object, rule: str, name: str) -> Edge:
+    if isinstance(edge, np.ndarray):
+        edge = tuple(edge)
+    if not isinstance(edge, tuple | list) or len(edge) != 2:
+        raise RuleError(f"{name}: {edge!r} is no edge: write (from_id, to_id)", rule=rule)
+    return check_id(edge[0]), check_id(edge[1])
+
+
+def among(ordered: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell of each value whether it is in a sorted array, which is not empty."""
+    found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return found
+
+
+class Edges:
+    """Hold a set of edges; those between ints are looked up by the column, in a sorted array of hashes."""
+
+    def __init__(self, edges: Set[Edge]) -> None:
+        self._edges = edges
+        ints = [edge for edge in edges if isinstance(edge[0], int) and isinstance(edge[1], int)]
+        columns = np.array(ints, np.int64).reshape(-1, 2)
+        sources, targets = columns[:, 0].copy(), columns[:, 1].copy()
+        hashes = hash_pairs(sources, targets)
+        order = np.argsort(hashes)
+        self._hashes, self._sources, self._targets = hashes[order], sources[order], targets[order]
+
+    def __len__(self) -> int:
+        return len(self._edges)
+
+    def has(self, from_id: AgentId, to_id: AgentId) -> bool:
+        """Tell whether an edge is there; any ids."""
+        return (from_id, to_id) in self._edges
+
+    def holds(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell of each pair of ints whether it is an edge."""
+        if not len(self._hashes):
+            return np.zeros(len(sources), np.bool_)
+        hashes = hash_pairs(sources, targets)
+        places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        found: NDArray[np.bool_] = (self._sources[places] == sources) & (self._targets[places] == targets)
+        # Where only the hash is the same, the edge may stand behind another one of that hash.
+        for row in np.flatnonzero(~found & (self._hashes[places] == hashes)).tolist():
+            found[row] = (int(sources[row]), int(targets[row])) in self._edges
+        return found

@@ -1,0 +1,41 @@
+"""Group a batch's rows by sender."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId
+from ray_messaging.ids import Ids
+
+
+class Groups(NamedTuple):
+    """Say who is in a column: k different ids, each row's place among them (n,), and how many rows each has (k,)."""
+
+    keys: list[AgentId | None]
+    codes: NDArray[np.intp]
+    counts: NDArray[np.intp]
+
+    def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the rows, ascending, that come after the first `allowed` (k,) of their id."""
+        over = allowed < self.counts
+        if not over.any():
+            return np.zeros(0, np.intp)
+        rows = np.flatnonzero(over[self.codes])
+        codes = self.codes[rows]
+        order = np.argsort(codes, kind="stable")
+        ordered = codes[order]
+        ranks = np.empty(len(rows), np.intp)
+        ranks[order] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
+        return rows[ranks >= allowed[codes]]
+
+
+def group(ids: Ids) -> Groups:
+    """Group rows by id."""
+    if ids.kinds is None:
+        values, codes, counts = np.unique(ids.values, return_inverse=True, return_counts=True)
+        return Groups(values.tolist(), codes, counts)
+    places: dict[AgentId | None, int] = {}
+    listed = ids.tolist()
+    codes = np.fromiter((places.setdefault(key, len(places)) for key in listed), np.intp, len(listed))
+    return Groups(list(places), codes, np.bincount(codes, minlength=len(places)))

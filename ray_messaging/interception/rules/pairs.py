@@ -1,0 +1,135 @@
+"""Pairs of agents: read from what users pass, named in reasons, found among a batch's rows."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.channels import AgentId, check_id
+from ray_messaging.errors import RuleError
+from ray_messaging.ids import STR, Ids
+from ray_messaging.interception.rules.rule import Verdict, block
+
+Pair = tuple[AgentId | None, AgentId | None]
+
+# Odd 64-bit constants that spread ids over the table (the golden ratio's, and a prime).
+_SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_SLOTS_PER_PAIR = 16
+_LEAST_ROOM = 16
+_FEW = 8  # rows: looking them up is quicker than the arithmetic on columns that would rule them out
+
+
+def check_pair(pair: object, rule: str) -> Pair:
+    """Return a pair with its ids in their one form; raise RuleError or InvalidAddress."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), None for any agent", rule=rule)
+    return (None if pair[0] is None else check_id(pair[0]), None if pair[1] is None else check_id(pair[1]))
+
+
+def check_pairs(pairs: object, rule: str) -> set[Pair]:
+    """Return the pairs that a user passed: some, or just one; raise RuleError or InvalidAddress."""
+    if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
+        return {check_pair(pairs, rule)}
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        raise RuleError(f"{pairs!r} is no list of pairs: write [(from_id, to_id), ...]", rule=rule)
+    return {check_pair(pair, rule) for pair in pairs}
+
+
+def name_of(agent_id: AgentId | None) -> str:
+    """Name an agent in a reason."""
+    return f"agent {agent_id!r}"
+
+
+def blocks(rows: Iterable[int], reasons: Iterable[str]) -> dict[int, Verdict]:
+    """Build the verdicts that block rows; rows of one reason share theirs."""
+    made: dict[str, Verdict] = {}
+    found: dict[int, Verdict] = {}
+    for row, reason in zip(rows, reasons, strict=True):
+        verdict = made.get(reason)
+        if verdict is None:
+            verdict = made[reason] = block(reason)
+        found[row] = verdict
+    return found
+
+
+def hash_pairs(from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a hash of each pair of ints."""
+    return (from_values.view(np.uint64) * _SPREAD_FROM) ^ (to_values.view(np.uint64) * _SPREAD_TO)
+
+
+class PairIndex:
+    """Tell which rows of a batch may be of a set of pairs, None for any agent: all that are, and few that are not.
+
+    Whoever asks looks the rows up in the set itself. Pairs are only ever added: one that left the set stays here as a
+    row looked up in vain, until the index is built anew.
+    """
+
+    def __init__(self, pairs: Iterable[Pair] = ()) -> None:
+        listed = list(pairs)
+        self._pairs = _Bitmap([(a, b) for a, b in listed if isinstance(a, int) and isinstance(b, int)])
+        self._senders = _Bitmap([(a, 0) for a, b in listed if isinstance(a, int) and b is None])
+        self._receivers = _Bitmap([(0, b) for a, b in listed if a is None and isinstance(b, int)])
+        self._names = {name for pair in listed for name in pair if isinstance(name, str)}
+        self._names_room = 2 * len(self._names) + _LEAST_ROOM
+        self._everybody = (None, None) in listed
+
+    def add(self, pair: Pair) -> bool:
+        """Take in one more pair; False: there is no room left, so build the index anew."""
+        from_id, to_id = pair
+        self._names |= {name for name in pair if isinstance(name, str)}
+        self._everybody |= pair == (None, None)
+        if isinstance(from_id, str) or isinstance(to_id, str):
+            return len(self._names) <= self._names_room
+        if from_id is not None and to_id is not None:
+            return self._pairs.add((from_id, to_id))
+        if from_id is not None:
+            return self._senders.add((from_id, 0))
+        return to_id is None or self._receivers.add((0, to_id))
+
+    def candidates(self, from_ids: Ids, to_ids: Ids) -> list[int]:
+        """Return the rows that may be of the set, ascending."""
+        if self._everybody or len(from_ids) <= _FEW:
+            return list(range(len(from_ids)))
+        sender = from_ids.values.view(np.uint64) * _SPREAD_FROM
+        receiver = to_ids.values.view(np.uint64) * _SPREAD_TO
+        maybe = self._pairs.holds(sender ^ receiver)
+        maybe |= self._senders.holds(sender)
+        maybe |= self._receivers.holds(receiver)
+        for ids in (from_ids, to_ids):
+            if ids.kinds is not None and ids.strings:
+                rows = np.flatnonzero(ids.kinds == STR)
+                # A pair with a str is found by that str, whatever its other side is.
+                named = np.fromiter((name in self._names for name in ids.strings), np.bool_, len(ids.strings))
+                maybe[rows] |= named[ids.values[rows]]
+        found: list[int] = np.flatnonzero(maybe).tolist()
+        return found
+
+
+class _Bitmap:
+    """Answer for hashes whether they may be there: 16 places for each pair of ints, and room for as many again."""
+
+    def __init__(self, pairs: list[tuple[int, int]]) -> None:
+        size = 1 << max(6, (len(pairs) * _SLOTS_PER_PAIR).bit_length())
+        self._shift = np.uint64(64 - size.bit_length() + 1)
+        self._places = np.zeros(size, np.bool_)
+        self._room = len(pairs) + _LEAST_ROOM
+        self._empty = True
+        if pairs:
+            self._mark(pairs)
+
+    def add(self, pair: tuple[int, int]) -> bool:
+        self._room -= 1
+        self._mark([pair])
+        return self._room >= 0
+
+    def _mark(self, pairs: list[tuple[int, int]]) -> None:
+        self._empty = False
+        columns = np.array(pairs, np.int64)
+        self._places[hash_pairs(columns[:, 0].copy(), columns[:, 1].copy()) >> self._shift] = True
+
+    def holds(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        if self._empty:
+            return np.zeros(len(hashes), np.bool_)
+        # The high bits of a product are the well mixed ones.
+        found: NDArray[np.bool_] = self._places[hashes >> self._shift]
+        return found

@@ -1,0 +1,110 @@
+"""Give each agent a quota for a round."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ray_messaging.channels import AgentId
+from ray_messaging.errors import RuleError
+from ray_messaging.frames import Batch
+from ray_messaging.interception.rules.grouping import group
+from ray_messaging.interception.rules.pairs import Pair, blocks, name_of
+from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.state import Table
+
+_BEGUN = None  # the key under which `state` says that a round has begun
+
+
+class RoundQuota(Rule):
+    """Let each agent write to so many agents in a round, and no more once so many of its messages were blocked.
+
+    `contacts`: whom it has written to in this round it may write to again; plain channels are no contacts. `blocked`:
+    messages blocked by any rule, as the interceptor counts them, up to the batch that is judged; then all of the agent
+    is blocked, plain channels too, until `new_round`. The user has no quota. `state` holds the round's contacts under
+    (from_id, to_id), and under from_id how many messages of an agent had been blocked when the round began.
+    """
+
+    state: Table[int]
+
+    def __init__(self, contacts: int | None = None, blocked: int | None = None, *, name: str = "round_quota") -> None:
+        if contacts is None and blocked is None:
+            raise RuleError("a quota needs contacts, blocked, or both: give a number", rule=name)
+        for what, value, least in (("contacts", contacts, 0), ("blocked", blocked, 1)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise RuleError(f"{what}={value!r} cannot be a quota: give an int of at least {least}", rule=name)
+        self.name = name
+        self.contacts = contacts
+        self.blocked = blocked
+        self.state = Table()
+        self.restored()
+
+    def restored(self) -> None:
+        """Count the contacts of each agent."""
+        self._known: set[Pair] = {key for key in self.state if isinstance(key, tuple)}
+        self._met = Counter(pair[0] for pair in self._known)
+
+    def new_round(self) -> None:
+        """Forget the contacts, and what was blocked so far."""
+        self.state.clear()
+        self.restored()
+        self._begin()
+
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+        """Judge a batch; return the rows beyond a quota."""
+        found = {} if self.blocked is None else self._silenced(batch, self.blocked)
+        if self.contacts is not None:
+            found |= self._strangers(batch, self.contacts, found)
+        return blocks(found, found.values())
+
+    def _begin(self) -> None:
+        """Note how many messages of each agent are blocked as a round begins."""
+        if self.blocked is None or self.context is None:
+            return
+        self.state[_BEGUN] = 1
+        for agent, count in self.context.violations.items():
+            if agent is not None:
+                self.state[agent] = count
+
+    def _silenced(self, batch: Batch, quota: int) -> dict[int, str]:
+        """Return the rows of agents of which too many messages were blocked."""
+        if _BEGUN not in self.state:
+            self._begin()
+        if self.context is None or not self.context.violations:
+            return {}
+        senders = group(batch.from_ids)
+        over = {code for code, sender in enumerate(senders.keys) if sender is not None and self._since(sender) >= quota}
+        if not over:
+            return {}
+        return {
+            row: f"{quota} messages of {name_of(senders.keys[code])} were blocked in this round: wait for the next"
+            for row, code in enumerate(senders.codes.tolist())
+            if code in over
+        }
+
+    def _since(self, sender: AgentId) -> int:
+        assert self.context is not None
+        count, before = self.context.violations.get(sender, 0), self.state.get(sender, 0)
+        if count < before:  # somebody has set the counts back
+            before = self.state[sender] = 0
+        return count - before
+
+    def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
+        """Note new contacts; return the rows that would be one too many."""
+        found: dict[int, str] = {}
+        known, met = self._known, self._met
+        pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)
+        for row, pair in [(row, pair) for row, pair in enumerate(pairs) if pair not in known]:
+            sender, receiver = pair
+            if sender is None or receiver is None or row in silenced or pair in known:
+                continue
+            if met[sender] >= quota:
+                found[row] = f"{name_of(sender)} has written to {quota} agents in this round: wait for the next"
+                continue
+            known.add(pair)
+            met[sender] += 1
+            self.state[pair] = 1
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind and the quotas."""
+        return {**super().describe(), "contacts": self.contacts, "blocked": self.blocked}

@@ -1,0 +1,55 @@
+"""Pick a share of the messages by chance that repeats."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Literal
+
+import numpy as np
+
+from ray_messaging.errors import RuleError
+from ray_messaging.frames import Batch
+from ray_messaging.interception.rules.rule import Rule, Verdict, block, label
+
+_GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class Sample(Rule):
+    """Pick a share of the messages: block them, as a lossy network would, or label them with the rule's name.
+
+    The dice are a hash of seed, sender and the message's number, so that a retry is decided alike, and a run that sends
+    the same by the same named senders (groups are named, messagers where they are given a name) repeats. The sender's
+    epoch is left out: it grows when a sender starts anew. The user's messages are picked like all others.
+    """
+
+    def __init__(
+        self, share: float, seed: int = 0, *, action: Literal["block", "label"] = "block", name: str = "sample"
+    ) -> None:
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise RuleError(f"share={share!r} is no share: give a number from 0 to 1", rule=name)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise RuleError(f"seed={seed!r} is no seed: give an int", rule=name)
+        if action not in ("block", "label"):
+            raise RuleError(f"action={action!r} is unknown: write 'block' or 'label'", rule=name)
+        self.name = name
+        self.share = share
+        self.seed = seed
+        self.action = action
+
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+        """Judge a batch; return the rows that are picked."""
+        numbers = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
+        # The k-th output of splitmix64, seeded by the sender.
+        start = int.from_bytes(blake2b(f"{self.seed}:{batch.sender}".encode(), digest_size=8).digest(), "little")
+        mixed = np.uint64(start) + (numbers + np.uint64(batch.first + 1)) * _GAMMA
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+        mixed ^= mixed >> np.uint64(31)
+        picked = np.flatnonzero((mixed >> np.uint64(11)) * 2.0**-53 < self.share)
+        if not len(picked):
+            return {}
+        why = block(f"it is of the {100 * self.share:g}% of messages picked by chance (seed {self.seed})")
+        return dict.fromkeys(picked.tolist(), label(self.name) if self.action == "label" else why)
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind, share, seed and action."""
+        return {**super().describe(), "share": self.share, "seed": self.seed, "action": self.action}

@@ -1,0 +1,105 @@
+"""Keep on the server what the interceptor must not forget: a batch that changed something is answered after that."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ray_messaging.errors import Fenced, TransitError
+from ray_messaging.interception.state import Changes, Table
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.2
+
+
+class Kept(NamedTuple):
+    """What is written at once: what changed in each table, the answers that rest on it, and answers to forget."""
+
+    tables: Mapping[str, Changes]
+    answers: Mapping[str, bytes]
+    forget: Sequence[str]
+
+
+class StateStore(Protocol):
+    """Write what is kept, atomically."""
+
+    async def save(self, epoch: int, kept: Kept) -> None:
+        """Write; raises Fenced where a newer interceptor has taken over, ConnectionFailed where nobody answers."""
+
+
+class Saver:
+    """Write one set of changes after the other; what gathers meanwhile goes as one."""
+
+    def __init__(self, store: StateStore, tables: dict[str, Table[Any]]) -> None:
+        self.epoch = 0
+        self.error: Fenced | None = None
+        self._store = store
+        self._tables = tables
+        self._answers: dict[str, bytes] = {}
+        self._forget: list[str] = []
+        self._dropped: set[str] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
+        """Keep answers with all that the tables hold now; done once both are on the server."""
+        self._answers.update(answers)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="ray_messaging rule state")
+        return done
+
+    def drop(self, table: str) -> None:
+        """Delete a table, with the next write."""
+        self._tables.pop(table, None)
+        self._dropped.add(table)
+
+    def forget(self, answers: Sequence[str]) -> None:
+        """Forget answers, with the next write."""
+        self._forget += answers
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            kept = self._collect()
+            try:
+                await self._write(kept)
+            except Exception as error:  # nobody is answered on a state that is not safe
+                if isinstance(error, Fenced):
+                    self.error = error
+                else:
+                    logger.exception("the state of the rules could not be written")
+                for done in waiting + self._waiting:
+                    if not done.done():
+                        done.set_exception(error.with_traceback(None))
+                self._waiting.clear()
+                return
+            for done in waiting:
+                if not done.done():
+                    done.set_result(None)
+
+    def _collect(self) -> Kept:
+        tables = {name: changes for name, table in self._tables.items() if (changes := table.changes()) is not None}
+        tables |= {name: Changes({}, [], cleared=True) for name in self._dropped if name not in self._tables}
+        self._dropped.clear()
+        answers, self._answers = self._answers, {}
+        forget, self._forget = self._forget, []
+        return Kept(tables, answers, forget)
+
+    async def _write(self, kept: Kept) -> None:
+        """Write, however long the server is away: the tables have gone on, so this cannot be left out."""
+        while True:
+            try:
+                await self._store.save(self.epoch, kept)
+            except TransitError as error:
+                logger.warning("the state of the rules cannot be written, trying on: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return

@@ -1,0 +1,50 @@
+"""What the event log is told of messages beside their frame: who blocked them, what they said before a rewrite.
+
+The sender writes a note for the messages that no mailbox's stream tells of: blocked, published, undeliverable, and
+those that were rewritten (their frame in the mailbox marks them, see `Batch.noted`, as the log has them from here).
+"""
+
+import msgspec
+import numpy as np
+
+from ray_messaging.errors import FrameError
+
+
+class Why(msgspec.Struct, array_like=True, frozen=True):
+    """Say which rows (uint32, little endian) of the frame a rule dealt with, and for what reason."""
+
+    rule: str
+    reason: str
+    rows: bytes
+
+
+class Note(msgspec.Struct, array_like=True, frozen=True):
+    """Say what became of a frame's rows; append-only.
+
+    `fate` is an index into `receipt.FATES`, for all rows; with PUBLISHED the number of takers of each row, which only
+    the server knows, says whether it was (0 takers: undeliverable). `mailbox` has the rows, where it is DELIVERED.
+    `before` holds, for some rows, the payload before a rewrite.
+    """
+
+    fate: int
+    mailbox: str = ""
+    why: tuple[Why, ...] = ()
+    before: tuple[tuple[int, bytes], ...] = ()
+
+
+encode_note = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Note).decode
+
+
+def decode_note(data: bytes, rows: int) -> Note:
+    """Decode the note of a frame of so many rows; raise FrameError."""
+    try:
+        note = _decode(data)
+        named = [np.frombuffer(why.rows, "<u4") for why in note.why]
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise FrameError(f"a note for the event log cannot be read: {error}") from error
+    if not 0 <= note.fate <= 3 or any(len(part) and int(part.max()) >= rows for part in named):
+        raise FrameError("a note for the event log speaks of what is not there")
+    if any(not 0 <= row < rows for row, _ in note.before):
+        raise FrameError("a note for the event log speaks of rows that are not there")
+    return note

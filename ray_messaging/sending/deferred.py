@@ -1,0 +1,164 @@
+"""Messages that wait for a slow rule, and later ones of the same pairs, which must not overtake them."""
+
+import asyncio
+import logging
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from ray_messaging.errors import MessagingError, OutcomeUnknown
+from ray_messaging.frames import Batch
+from ray_messaging.ids import INT
+from ray_messaging.interception.verdicts import Judge
+from ray_messaging.sending.posting import Posting, Rows
+
+logger = logging.getLogger(__name__)
+
+# Who sends, and to whom: an agent, or a plain channel.
+Pair = tuple[object, object]
+_FAILED = -2
+_UNKNOWN = None  # the epoch of a verdict that is not there yet
+
+
+@dataclass(slots=True)
+class _Place:
+    """One row in the queue of its pair; `epoch` is that of the interceptor that passed it."""
+
+    posting: Posting
+    row: int
+    epoch: int | None
+
+
+def _order(place: _Place) -> tuple[int, int]:
+    return place.posting.batch.first, place.row
+
+
+class Deferred:
+    """Hold rows back until they may go; `released` is told when there are some."""
+
+    def __init__(self, judge: Callable[[], Judge], released: Callable[[], None]) -> None:
+        self._judge = judge
+        self._released = released
+        self._pairs: dict[Pair, list[_Place]] = {}
+        self._places: dict[tuple[Posting, int], _Place] = {}
+        self._ready: list[_Place] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def hold(self, posting: Posting, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
+        """Hold back rows that were deferred, and those behind one of their pair; return the others (None: all).
+
+        Args: rows are those that were judged (None: all), under `epoch`.
+        """
+        if not deferred and not self._pairs:
+            return rows
+        held: list[int] = []
+        waiting: list[int] = []
+        batch = posting.batch
+        for row in self._candidates(batch, rows, deferred):
+            pair = _pair(batch, row)
+            queue = self._pairs.get(pair)
+            if row in posting.stopped or (queue is None and row not in deferred):
+                continue
+            place = _Place(posting, row, _UNKNOWN if row in deferred else epoch)
+            # At the end, but for rows that a successor of the interceptor judges once more.
+            insort(self._pairs.setdefault(pair, []), place, key=_order)
+            self._places[posting, row] = place
+            held.append(row)
+            if row in deferred:
+                waiting.append(row)
+        self._release(posting, held)
+        if waiting:
+            task = asyncio.create_task(self._wait(posting, waiting), name="ray_messaging deferred verdicts")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if not held:
+            return rows
+        return np.setdiff1d(posting.open_rows if rows is None else rows, np.array(held, np.intp))
+
+    def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
+        """Return the rows, in order, that may belong to a pair that waits."""
+        ids = batch.to_ids
+        receivers = {to_id for _, to_id in self._pairs} | {ids[row] for row in deferred}
+        numbers = [to_id for to_id in receivers if isinstance(to_id, int)]
+        maybe = np.isin(ids.values, np.array(numbers, np.int64))
+        if ids.kinds is not None:
+            maybe |= ids.kinds != INT
+        found = np.flatnonzero(maybe)
+        chosen: list[int] = (found if rows is None else np.intersect1d(found, rows)).tolist()
+        return chosen
+
+    def take_ready(self) -> list[tuple[Posting, Rows, int]]:
+        """Return the rows that may go now, with the epoch of the interceptor that passed them, in their order."""
+        ready, self._ready = sorted(self._ready, key=_order), []
+        return [
+            (posting, np.array([place.row for place in places], np.intp), epoch or 0)
+            for (posting, epoch), places in groupby(ready, key=lambda place: (place.posting, place.epoch))
+        ]
+
+    async def _wait(self, posting: Posting, rows: list[int]) -> None:
+        """Ask until every row has its verdict."""
+        try:
+            while rows:
+                verdicts = await self._judge().wait(posting.batch.take(np.array(rows, np.intp)))
+                judgement = verdicts.judgement(len(rows))
+                known = [row for at, row in enumerate(rows) if at not in judgement.deferred]
+                if known:
+                    posting.apply(judgement.moved(rows), np.array(known, np.intp))
+                    self._resolve(posting, known, verdicts.epoch)
+                    rows = [row for at, row in enumerate(rows) if at in judgement.deferred]
+        except MessagingError as error:
+            self._fail(posting, rows, error)
+        except Exception as error:
+            logger.exception("deferred verdicts could not be awaited")
+            self._fail(posting, rows, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
+
+    def _resolve(self, posting: Posting, rows: list[int], epoch: int) -> None:
+        for row in rows:
+            place = self._places[posting, row]
+            place.epoch = epoch
+        self._release(posting, rows)
+
+    def _fail(self, posting: Posting, rows: list[int], error: MessagingError) -> None:
+        for row in rows:
+            self._places[posting, row].epoch = _FAILED  # it leaves its queue, and finds its row closed
+        posting.fail(np.array(rows, np.intp), error)
+        self._release(posting, rows)
+
+    def _release(self, posting: Posting, rows: list[int]) -> None:
+        """Let go what stands at the head of its pair's queue with a verdict."""
+        for pair in dict.fromkeys(_pair(posting.batch, row) for row in rows):
+            queue = self._pairs.get(pair)
+            while queue and queue[0].epoch is not _UNKNOWN:
+                place = queue.pop(0)
+                del self._places[place.posting, place.row]
+                self._ready.append(place)
+            if queue is not None and not queue:
+                del self._pairs[pair]
+        if self._ready:
+            self._released()
+
+    async def close(self) -> None:
+        """Stop waiting."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def abandon(self, error: MessagingError) -> None:
+        """Give everybody whose messages wait the error."""
+        places, self._places = self._places, {}
+        self._pairs.clear()
+        for posting, row in places:
+            posting.fail(np.array([row], np.intp), error)
+        for posting, rows, _ in self.take_ready():
+            posting.fail(rows, error)
+
+
+def _pair(batch: Batch, row: int) -> Pair:
+    to_id = batch.to_ids[row]
+    return batch.from_ids[row], (to_id if to_id is not None else f":{batch.topic_of(row)}")

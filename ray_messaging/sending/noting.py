@@ -1,0 +1,60 @@
+"""What the event log is told of messages of which no mailbox's stream tells, or not all."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from ray_messaging.frames import Batch, encode
+from ray_messaging.notes import Note, Why, encode_note
+from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
+from ray_messaging.sending.posting import Posting, Rows
+from ray_messaging.transports.base import Noted
+
+
+def blocked(posting: Posting, rows: Rows) -> Noted:
+    """Tell of rows that a rule blocked, with the payloads that they had."""
+    reasons: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for at, row in enumerate(rows.tolist()):
+        reasons[posting.stopped[row]].append(at)
+    why = tuple(Why(rule, reason, _bytes(found)) for (rule, reason), found in reasons.items())
+    return _noted(posting.outgoing.take(rows), Note(BLOCKED, why=why))
+
+
+def published(posting: Posting, batch: Batch, rows: Rows | None) -> Noted:
+    """Tell of rows (None: all) of a posting that no mailbox owns; who took them only the server knows."""
+    places = range(len(posting.batch)) if rows is None else rows.tolist()
+    return _noted(batch, _rewriting(posting, PUBLISHED, "", list(places)))
+
+
+def rewritten(posting: Posting, batch: Batch, rows: Rows | None, mailbox: str) -> tuple[Noted | None, Batch]:
+    """Tell of those rows of a frame that were rewritten; return the frame's batch with them marked."""
+    places = list(range(len(posting.batch)) if rows is None else rows.tolist())
+    marked = np.array([at for at, row in enumerate(places) if row in posting.rewritten], np.intp)
+    if not len(marked):
+        return None, batch
+    note = _rewriting(posting, DELIVERED, mailbox, [places[at] for at in marked.tolist()])
+    noted = _noted(batch.take(marked), note)
+    frame = batch.with_payloads({})
+    frame.noted = marked.astype(np.uint32)
+    return noted, frame
+
+
+def _rewriting(posting: Posting, fate: int, mailbox: str, places: list[int]) -> Note:
+    """Build a note on rows of a posting, with what those that were rewritten said before."""
+    rules: defaultdict[str, list[int]] = defaultdict(list)
+    before: list[tuple[int, bytes]] = []
+    lines = posting.batch.lines
+    for at, row in enumerate(places if posting.rewritten and lines is not None else ()):
+        if row in posting.rewritten and lines is not None:
+            rules[posting.rewritten[row][0]].append(at)
+            before.append((at, lines.row(row)))
+    why = tuple(Why(rule, "", _bytes(found)) for rule, found in rules.items())
+    return Note(fate, mailbox, why, tuple(before))
+
+
+def _noted(batch: Batch, note: Note) -> Noted:
+    return Noted(encode(batch), encode_note(note), len(batch))
+
+
+def _bytes(rows: list[int]) -> bytes:
+    return np.array(rows, "<u4").tobytes()

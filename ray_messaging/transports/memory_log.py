@@ -1,0 +1,153 @@
+"""What the event log needs of the store in memory: every stream to its end, and nothing trimmed before it was read."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from ray_messaging.errors import Fenced
+from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LogItem, LogMark, LogStreams, Noted
+from ray_messaging.transports.memory_server import Backlog, Experiment, Mailbox, MemoryServer, number
+
+
+class MemoryLog:
+    """Be the log's part of a MemoryTransport."""
+
+    def __init__(self, server: MemoryServer, exp_id: str) -> None:
+        self.exp_id = exp_id
+        self.server = server
+
+    @property
+    def _exp(self) -> Experiment:
+        return self.server.experiments.setdefault(self.exp_id, Experiment())
+
+    async def open_log(self, limits: Limits) -> int:
+        """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch."""
+        exp = self._exp
+        log, first = exp.log, exp.log.limits is None
+        log.limits = limits
+        log.epoch += 1
+        log.backlog.taken = (0, 0)
+        exp.directory += first
+        for box in exp.mailboxes.values():
+            if box.backlog is None:
+                box.backlog = Backlog(box.messages, box.nbytes)
+            box.backlog.taken = (0, 0)
+        return log.epoch
+
+    async def log_streams(self) -> LogStreams:
+        """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""
+        exp = self._exp
+        return LogStreams(
+            [LOG_STREAM, *(f"{name}:{box.born}" for name, box in exp.mailboxes.items())], list(exp.log.ended)
+        )
+
+    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+        """Return the last entry that each stream had, trimmed or not, "0-0" where there was none."""
+        return {stream: f"{self._end(stream)}-0" for stream in streams}
+
+    def _end(self, stream: str) -> int:
+        if stream == LOG_STREAM:
+            return self._exp.log.last
+        box = self._box(stream)
+        return 0 if box is None else max(box.last, box.entries[-1][0] if box.entries else 0)
+
+    def _box(self, stream: str) -> Mailbox | None:
+        name, _, born = stream.rpartition(":")
+        box = self._exp.mailboxes.get(name)
+        return box if box is not None and str(box.born) == born else self._exp.log.ended.get(stream)
+
+    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+        """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
+        deadline = asyncio.get_running_loop().time() + block_s
+        while cursors:
+            written = self._exp.written
+            found = [item for stream, after in cursors.items() for item in self._after(stream, number(after), count)]
+            if found or not await self._arrival(written, deadline):
+                return found
+        return []
+
+    def _after(self, stream: str, last: int, count: int) -> list[LogItem]:
+        if stream == LOG_STREAM:
+            return [item for entry, item in self._exp.log.items if entry > last][:count]
+        box = self._box(stream)
+        entries = [] if box is None else box.entries
+        return [LogItem(stream, f"{entry}-0", frame) for entry, frame in entries if entry > last][:count]
+
+    async def _arrival(self, written: asyncio.Event, deadline: float) -> bool:
+        """Wait until something is written; tell whether it was, before the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await written.wait()
+        except TimeoutError:
+            return False
+
+    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+        """Note up to where the log has each stream, and trim what lies behind that and its reader; raises Fenced."""
+        log = self._exp.log
+        if log.epoch != epoch or log.limits is None:
+            raise _fenced(epoch)
+        for stream, mark in written.items():
+            entry, taken = number(mark.entry), (mark.messages, mark.nbytes)
+            box = self._box(stream)
+            if stream == LOG_STREAM:
+                log.backlog.take(entry, log.last_noted, taken)
+                log.items = [(at, item) for at, item in log.items if at > entry]
+            elif stream in log.ended:
+                log.ended[stream].entries = [(at, frame) for at, frame in log.ended[stream].entries if at > entry]
+            elif box is not None and box.backlog is not None:
+                box.backlog.take(entry, box.last, taken)
+                box.trim()
+        for stream in dropped:
+            log.ended.pop(stream, None)
+
+    async def close_log(self, epoch: int) -> None:
+        """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
+        exp = self._exp
+        log = exp.log
+        if log.epoch != epoch:
+            raise _fenced(epoch)
+        if log.limits is None:
+            return
+        exp.directory += 1
+        log.limits = None
+        log.items.clear()
+        log.ended.clear()
+        log.backlog, log.last_noted = Backlog(), 0
+        for box in exp.mailboxes.values():
+            box.backlog = None
+            box.trim()
+
+    # -- what the senders' side tells the log ---------------------------------------------------------------------
+
+    def _crowded(self, noted: Noted | None) -> bool:
+        """Tell whether the log stream must not take a note; an empty one takes any, which would else wait for ever."""
+        log = self._exp.log
+        if noted is None or log.limits is None or (log.backlog.messages <= 0 and log.backlog.nbytes <= 0):
+            return False
+        return log.backlog.passes(log.limits, noted.rows, len(noted.frame) + len(noted.note))
+
+    def _note(self, noted: Noted | None, takers: list[int] | None) -> None:
+        """Write a note, where a log is registered."""
+        log = self._exp.log
+        if noted is not None and log.limits is not None:
+            log.backlog.add(noted.rows, len(noted.frame) + len(noted.note))
+            log.last_noted = self._append(noted.frame, noted.note, takers)
+
+    def _mark(self) -> None:
+        """Wake the log's writer: mailboxes came or went."""
+        self._append(b"", None, None)
+        self._exp.wake()
+
+    def _append(self, frame: bytes, note: bytes | None, takers: list[int] | None) -> int:
+        exp = self._exp
+        exp.entry += 1
+        exp.log.last = exp.entry
+        exp.log.items.append((exp.entry, LogItem(LOG_STREAM, f"{exp.entry}-0", frame, note, takers)))
+        return exp.entry
+
+
+def _fenced(epoch: int) -> Fenced:
+    return Fenced(
+        f"somebody newer writes the event log, or it was closed (our epoch is {epoch}): stop this writer",
+        name=LOG,
+        epoch=epoch,
+    )

@@ -1,0 +1,155 @@
+"""A stand-in for a Redis server in this process's memory: its experiments, and its Pub/Sub."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ray_messaging.channels import glob_pattern
+from ray_messaging.transports.base import START, Cursor, Ingress, Limits, LogItem
+
+
+@dataclass
+class Backlog:
+    """Count what the event log does not have yet of one stream, and note up to which entry it has it."""
+
+    messages: int = 0
+    nbytes: int = 0
+    taken: tuple[int, int] = (0, 0)  # under its writer's epoch
+    logged: int = 0
+
+    def passes(self, limits: Limits, messages: int, nbytes: int) -> bool:
+        """Tell whether so much more would pass the limits."""
+        return self.messages + messages > limits.messages or self.nbytes + nbytes > limits.nbytes
+
+    def add(self, messages: int, nbytes: int) -> None:
+        """Count what was written."""
+        self.messages += messages
+        self.nbytes += nbytes
+
+    def take(self, entry: int, last: int, taken: tuple[int, int]) -> None:
+        """Note up to where the log has the stream, the last entry of which is `last`."""
+        behind = entry < last  # a log that has all lacks nothing, whatever was counted
+        self.messages = max(0, self.messages + self.taken[0] - taken[0]) if behind else 0
+        self.nbytes = max(0, self.nbytes + self.taken[1] - taken[1]) if behind else 0
+        self.taken, self.logged = taken, entry
+
+
+@dataclass
+class Mailbox:
+    """Be a mailbox and its stream; `backlog` is there while an event log is registered."""
+
+    limits: Limits
+    owner: str
+    alive_until: float
+    born: int
+    record: bytes = b""
+    changed: int = 0
+    epoch: int = 0
+    cursor: Cursor = START
+    entries: list[tuple[int, bytes]] = field(default_factory=list)
+    last: int = 0
+    messages: int = 0
+    nbytes: int = 0
+    handled: tuple[int, int] = (0, 0)
+    backlog: Backlog | None = None
+
+    def trim(self) -> None:
+        """Drop the entries that its reader has handled, and the log has."""
+        handled = number(self.cursor.entry) - (self.cursor.row > 0)
+        if self.backlog is not None:
+            handled = min(handled, self.backlog.logged)
+        self.entries = [(entry, frame) for entry, frame in self.entries if entry > handled]
+
+    def unread(self) -> list[tuple[int, bytes]]:
+        """Return the entries that its reader has not handled, or not to their end."""
+        handled = number(self.cursor.entry) - (self.cursor.row > 0)
+        return [(entry, frame) for entry, frame in self.entries if entry > handled]
+
+
+@dataclass
+class Sender:
+    """Keep what a sender's next epoch must know."""
+
+    epoch: int = 0
+    last: dict[str, int] = field(default_factory=dict)
+    takers: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Log:
+    """Be the event log's stream, and what is known of its writer; with `limits` None no log is registered."""
+
+    epoch: int = 0
+    limits: Limits | None = None
+    items: list[tuple[int, LogItem]] = field(default_factory=list)
+    last: int = 0
+    last_noted: int = 0
+    backlog: Backlog = field(default_factory=Backlog)
+    ended: dict[str, Mailbox] = field(default_factory=dict)
+
+
+@dataclass
+class Experiment:
+    """Hold all that one experiment has on the server."""
+
+    directory: int = 0
+    interceptor: int = 0
+    mailboxes: dict[str, Mailbox] = field(default_factory=dict)
+    senders: dict[str, Sender] = field(default_factory=dict)
+    dead: list[tuple[str, str, int, str, bytes]] = field(default_factory=list)
+    entry: int = 0
+    born: int = 0
+    log: Log = field(default_factory=Log)
+    written: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        """Wake those who wait for entries."""
+        self.written.set()
+        self.written = asyncio.Event()
+
+
+def number(entry: str) -> int:
+    """Return the number of an entry, the id of which is `number-0` here."""
+    return int(entry.partition("-")[0])
+
+
+class _Subscriber(NamedTuple):
+    channels: set[str]
+    globs: dict[str, None]
+    exp_id: str | None
+
+
+class MemoryServer:
+    """Stand in for a Redis server within one event loop; pass it where a RedisConfig goes."""
+
+    def __init__(self) -> None:
+        self.experiments: dict[str, Experiment] = {}
+        self._subscribers: dict[Callable[[Ingress], None], _Subscriber] = {}
+
+    def publish(self, channel: str, data: bytes, *, by: str | None = None) -> int:
+        """Publish as a foreign client would; return how many took it. What experiment `by` publishes passes it by."""
+        taken = 0
+        for sink, (channels, globs, exp_id) in list(self._subscribers.items()):
+            glob = next((glob for glob in globs if glob_pattern(glob).fullmatch(channel.encode())), None)
+            if (channel in channels or glob is not None) and (by is None or exp_id != by):
+                sink(Ingress(channel, data, None if channel in channels else glob))
+                taken += 1
+        return taken
+
+    def subscribe(
+        self,
+        channels: Sequence[str],
+        globs: Sequence[str],
+        sink: Callable[[Ingress], None],
+        *,
+        exp_id: str | None = None,
+    ) -> None:
+        """Subscribe as a foreign client would; a sink that subscribes again adds to what it has."""
+        subscriber = self._subscribers.setdefault(sink, _Subscriber(set(), {}, exp_id))
+        subscriber.channels.update(channels)
+        subscriber.globs.update(dict.fromkeys(globs))
+
+    def unsubscribe(self, sink: Callable[[Ingress], None]) -> None:
+        """Let a subscriber go."""
+        self._subscribers.pop(sink, None)

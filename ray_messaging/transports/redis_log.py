@@ -1,0 +1,121 @@
+"""What the event log needs of Redis: every stream, up to its end, and nothing trimmed before it was read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ray_messaging.channels import Keys
+from ray_messaging.errors import Fenced
+from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LogItem, LogMark, LogStreams
+from ray_messaging.transports.redis_link import RedisLink
+from ray_messaging.transports.redis_reads import BlockingReads, after
+
+# One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
+# many bytes: XREAD counts entries only, and the reader's memory is to stay flat.
+_ENTRIES, _BYTES = 64, 16 * 2**20
+_GUESS = 256 * 2**10  # of a frame's size, before the first one is seen
+
+
+class RedisLog:
+    """Be the log's part of a RedisTransport."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self.link = link
+        self.keys = keys
+        self._log_reading = BlockingReads(link)
+        self._largest = _GUESS  # frame in the last reply
+        self._turn = 0  # where a reply has no room for all streams: with which the next read begins
+
+    async def open_log(self, limits: Limits) -> int:
+        """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch."""
+        keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
+        return int(await self.link.script("log", keys, [limits.messages, limits.nbytes, self.keys.prefix]))
+
+    async def log_streams(self) -> LogStreams:
+        """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""
+        keys = [self.keys.changes, self.keys.ended]
+        live, ended = await self.link.script("streams", keys, [self.keys.prefix])
+        return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
+
+    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+        """Return the last entry that each stream had, trimmed or not, "0-0" where there was none."""
+        keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
+        ends = await self.link.script("ends", keys, []) if streams else []
+        return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
+
+    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+        """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
+        if not cursors:
+            return []
+        room = max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
+        if len(cursors) > room and (items := await self._read_in_turn(cursors, room)):
+            return items
+        count = max(1, min(count, room // len(cursors)))
+        return self._items(await self._log_reading.read(self._by_key(cursors), count, block_s))
+
+    async def _read_in_turn(self, cursors: Mapping[str, str], room: int) -> list[LogItem]:
+        """Return an entry each of the next `room` streams, or of the first ones after them that have any."""
+        streams = list(cursors)
+        for _ in range(0, len(streams) + room, room):
+            begin = self._turn if self._turn < len(streams) else 0
+            self._turn = begin + room
+            window = {stream: cursors[stream] for stream in streams[begin : self._turn]}
+            if reply := await self._log_reading.read(self._by_key(window), 1, None):
+                return self._items(reply)
+        return []
+
+    def _by_key(self, cursors: Mapping[str, str]) -> dict[str, str]:
+        """Return the cursors by key: a stream may end, and change its key, while it is read."""
+        keys = {self.keys.stream(stream): entry for stream, entry in cursors.items()}
+        return keys | {self.keys.ended_stream(stream): cursors[stream] for stream in cursors if stream != LOG_STREAM}
+
+    def _items(self, reply: Any) -> list[LogItem]:  # noqa: ANN401 - a reply
+        stem = len(self.keys.prefix)
+        items = [
+            _item(key.decode()[stem:].partition(":")[2], entry.decode(), fields)
+            for key, found in reply
+            for entry, fields in found
+        ]
+        self._largest = max((len(item.frame) for item in items), default=self._largest)
+        return items
+
+    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+        """Note up to where the log has each stream, and trim what lies behind that and its reader; raises Fenced."""
+        args: list[Any] = [epoch, self.keys.prefix, len(written)]
+        for stream, mark in written.items():
+            args += [stream, after(mark.entry), mark.messages, mark.nbytes]
+        await self._under_epoch("logged", [self.keys.meta, self.keys.state(LOG), self.keys.ended], [*args, *dropped])
+
+    async def close_log(self, epoch: int) -> None:
+        """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
+        keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]
+        await self._under_epoch("unlog", keys, [epoch, self.keys.prefix])
+
+    async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:
+        if await self.link.script(script, keys, args) == 0:
+            raise log_fenced(args[0])
+
+
+def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
+    if len(fields) == 2 and fields[0] == b"f":
+        return LogItem(stream, entry, fields[1])
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    takers = found.get(b"t")
+    return LogItem(
+        stream,
+        entry,
+        found.get(b"f", b""),
+        found.get(b"n"),
+        None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],  # cjson's [] is {}
+    )
+
+
+def log_fenced(epoch: int) -> Fenced:
+    """Build the error for a writer of the event log that has a successor, or whose log was taken out."""
+    return Fenced(
+        f"somebody newer writes the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
+        "stop this writer, and open the log anew if none is to be there",
+        name=LOG,
+        epoch=epoch,
+    )

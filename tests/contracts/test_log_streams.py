@@ -1,0 +1,696 @@
+"""What a transport does for the event log: nothing is trimmed before the log has it, and it is told of the rest."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from contract_support import WAIT_S, client_of, until
+
+from ray_messaging.config import MessagingConfig
+from ray_messaging.directory import Record
+from ray_messaging.errors import Fenced, MailboxFull
+from ray_messaging.transports import open_transport
+from ray_messaging.transports.base import (
+    LOG,
+    LOG_STREAM,
+    Cursor,
+    FrameFate,
+    Limits,
+    LogMark,
+    Noted,
+    Published,
+    SendRequest,
+    SendStatus,
+    Shipment,
+)
+
+WRITTEN, DUPLICATE, FULL, LOG_FULL = FrameFate.WRITTEN, FrameFate.DUPLICATE, FrameFate.FULL, FrameFate.LOG_FULL
+WIDE = Limits(1_000, 2**20, 60.0, leased=False)
+
+
+class Post:
+    """Send on a bare transport, and count as a sender does."""
+
+    def __init__(self, transport, name="sender"):
+        self.transport = transport
+        self.name = name
+        self.seqs = {}
+
+    async def begin(self):
+        self.epoch = (await self.transport.take_sender_epoch(self.name, keep_s=60)).epoch
+        return self
+
+    async def request(self, *shipments):
+        version = (await self.transport.load_directory(-1)).version
+        return SendRequest(self.name, self.epoch, version, -1, shipments)
+
+    def part(self, mailbox, frame=b"", rows=1, note=None, publish=(), noted_rows=1):
+        self.seqs[mailbox] = self.seqs.get(mailbox, 0) + 1
+        noted = None if note is None else Noted(b"of " + note, note, noted_rows)
+        return Shipment(mailbox, self.seqs[mailbox], rows, frame, publish, noted)
+
+    async def ask(self, *shipments):
+        reply = await self.transport.send(await self.request(*shipments))
+        assert reply.status is SendStatus.OK
+        return reply.fates
+
+    async def send(self, mailbox, frame=b"", rows=1, **options):
+        [fate] = await self.ask(self.part(mailbox, frame, rows, **options))
+        if fate is not WRITTEN:
+            self.seqs[mailbox] -= 1
+        return fate
+
+
+async def settle(transport, name="box", limits=WIDE):
+    """Open a mailbox; return the reader's epoch and its stream."""
+    version = (await transport.load_directory(-1)).version
+    listening = await transport.listen(Record(name, [], [name], []), version, limits, owner="", epoch=None)
+    born = [stream for stream in (await transport.log_streams()).live if stream.rpartition(":")[0] == name]
+    return listening.epoch, born[0]
+
+
+async def drain(transport, *streams, after=None):
+    """Read streams to their ends; return their entries but for markers."""
+    cursors = dict.fromkeys(streams, "0-0") | (after or {})
+    ends, items = await transport.log_ends(list(cursors)), []
+    async with asyncio.timeout(WAIT_S):
+        while any(cursors[stream] != end for stream, end in ends.items() if end != "0-0"):
+            for item in await transport.read_log(cursors, 2, WAIT_S):
+                cursors[item.stream] = item.entry
+                items.append(item)
+    return [item for item in items if item.frame or item.note is not None]
+
+
+async def blocked(client, count):
+    return (await client.info("clients"))["blocked_clients"] == count
+
+
+async def frames(transport, *streams, **options):
+    return [item.frame for item in await drain(transport, *streams, **options)]
+
+
+@pytest.fixture
+async def transports(server, exp_id):
+    opened = []
+
+    def open_one(config=server, patience_s=10.0):
+        opened.append(open_transport(config, exp_id, MessagingConfig(send_timeout_s=patience_s)))
+        return opened[-1]
+
+    yield open_one
+    for transport in opened:
+        await transport.close()
+
+
+@pytest.fixture
+async def transport(transports):
+    return transports()
+
+
+@pytest.fixture
+async def post(transport):
+    return await Post(transport).begin()
+
+
+only_redis = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+a_server_of_its_own = pytest.mark.parametrize("server", [None], ids=["own"])  # see redis_process
+
+
+# -- without a log ----------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_log_the_reader_alone_trims_and_notes_are_counted_but_dropped(transport, post, store):
+    epoch, stream = await settle(transport)
+    assert (await transport.load_directory(-1)).logged is False
+    assert await post.send("box", b"1", note=b"n") is WRITTEN
+    assert await post.send(LOG, note=b"blocked") is WRITTEN
+    assert await post.send("", publish=[Published("nobody", b"x")], note=b"published") is WRITTEN
+    assert await transport.log_ends([LOG_STREAM, stream]) != {LOG_STREAM: "0-0", stream: "0-0"}
+    assert (await transport.log_ends([LOG_STREAM]))[LOG_STREAM] == "0-0"
+    assert (await Post(transport).begin()).epoch == 2
+    assert (await transport.take_sender_epoch("sender", keep_s=60)).last == {"box": 1, LOG: 1, "": 1}
+    [(entry, _)] = await transport.read("box", "0-0", 10, 1)
+    await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
+    assert await store.entries("box") == []
+
+
+async def test_a_mailbox_that_goes_without_a_log_takes_its_stream_along(transport, post):
+    _, stream = await settle(transport)
+    await post.send("box", b"1")
+    assert await transport.remove("box", None) == 1
+    assert await transport.log_streams() == ([LOG_STREAM], [])
+    assert await transport.log_ends([stream]) == {stream: "0-0"}
+
+
+# -- registered -------------------------------------------------------------------------------------------------------
+
+
+async def test_registering_and_taking_out_make_senders_reload_once_each(transport, post):
+    await settle(transport)
+    old = await post.request(post.part("box", b"1"))
+    first = await transport.open_log(WIDE)
+    delta = await transport.load_directory(-1)
+    assert (delta.logged, delta.version) == (True, old.directory_version + 1)
+    assert (await transport.send(old)).status is SendStatus.STALE_DIRECTORY
+    assert await transport.open_log(WIDE) == first + 1
+    assert (await transport.load_directory(-1)).version == delta.version
+    await transport.close_log(first + 1)
+    await transport.close_log(first + 1)
+    delta = await transport.load_directory(-1)
+    assert (delta.logged, delta.version) == (False, old.directory_version + 2)
+
+
+@pytest.mark.parametrize("order", ["rl", "lr", "rrll", "llrr", "rlrl", "lrlr", "lrrl", "rllr"])
+async def test_what_is_trimmed_is_what_both_have(transport, post, store, order):
+    epoch, stream = await settle(transport)
+    writer = await transport.open_log(WIDE)
+    for frame in (b"1", b"2", b"3"):
+        await post.send("box", frame)
+    entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
+    reader = log = 0
+    for who in order:
+        if who == "r":
+            reader += 1
+            await transport.commit("box", epoch, Cursor(entries[reader - 1], 0), messages=reader, nbytes=reader)
+        else:
+            log += 1
+            await transport.log_written(writer, {stream: LogMark(entries[log - 1], log, log)}, [])
+        assert len(await store.entries("box")) == 3 - min(reader, log)
+        assert await transport.waiting() == {"box": 3 - reader}
+    assert await frames(transport, stream, after={stream: entries[log - 1]}) == [b"1", b"2", b"3"][log:]
+
+
+async def test_a_mailbox_that_opens_while_there_is_a_log_waits_for_it_too(transport, post, store):
+    writer = await transport.open_log(WIDE)
+    epoch, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
+    await post.send("box", b"1")
+    [(entry, _)] = await transport.read("box", "0-0", 10, 1)
+    await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
+    assert await store.entries("box") == [b"1"]
+    assert await post.send("box", b"2") is LOG_FULL
+    await transport.log_written(writer, {stream: LogMark(entry, 1, 1)}, [])
+    assert await store.entries("box") == []
+    assert await post.send("box", b"2") is WRITTEN
+
+
+async def test_a_frame_of_which_rows_are_left_stays(transport, post, store):
+    epoch, stream = await settle(transport)
+    writer = await transport.open_log(WIDE)
+    await post.send("box", b"1", rows=3)
+    [(entry, _)] = await transport.read("box", "0-0", 10, 1)
+    await transport.commit("box", epoch, Cursor(entry, 2), messages=2, nbytes=0)
+    await transport.log_written(writer, {stream: LogMark(entry, 3, 1)}, [])
+    assert await store.entries("box") == [b"1"]
+    await transport.commit("box", epoch, Cursor(entry, 0), messages=3, nbytes=1)
+    assert await store.entries("box") == []
+
+
+@only_redis
+async def test_entries_are_ordered_by_number(transport, store):
+    epoch, stream = await settle(transport)
+    writer = await transport.open_log(WIDE)
+    key = await store.stream("box")
+    for entry in ("9-9", "9-10", "10-1"):
+        await store.client.xadd(key, {"f": entry}, id=entry)
+    await transport.commit("box", epoch, Cursor("10-1", 0), messages=0, nbytes=0)
+    await transport.log_written(writer, {stream: LogMark("9-9", 1, 1)}, [])
+    assert await store.entries("box") == [b"9-10", b"10-1"]
+    await transport.log_written(writer, {stream: LogMark("10-1", 3, 3)}, [])
+    assert await store.entries("box") == []
+
+
+async def test_a_successor_reads_on_where_the_reader_was_though_the_log_is_behind(transport, post):
+    epoch, _ = await settle(transport)
+    await transport.open_log(WIDE)
+    await post.send("box", b"1")
+    await post.send("box", b"2")
+    [(entry, _)] = await transport.read("box", "0-0", 1, 1)
+    await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
+    version = (await transport.load_directory(-1)).version
+    heir = await transport.listen(Record("box", [], ["box"], []), version, WIDE, owner="", epoch=None)
+    assert heir.cursor == (entry, 0)
+    assert [frame for _, frame in await transport.read("box", heir.cursor.entry, 9, 1)] == [b"2"]
+
+
+# -- notes ------------------------------------------------------------------------------------------------------------
+
+
+async def test_notes_go_to_the_log_stream_with_what_they_speak_of(transport, post, store):
+    _, stream = await settle(transport)
+    await transport.open_log(WIDE)
+    get = await store.subscribe("news")
+    fates = await post.ask(
+        post.part("box", b"frame", note=b"rewritten"),
+        post.part("box", b"without"),
+        post.part("", publish=[Published("news", b"1"), Published("nobody", b"2")], note=b"published"),
+        post.part(LOG, note=b"blocked"),
+    )
+    assert fates == [WRITTEN] * 4
+    assert await get() == ("news", b"1")
+    items = await drain(transport, LOG_STREAM)
+    assert {item.note: (item.stream, item.frame, item.takers) for item in items} == {
+        b"rewritten": (LOG_STREAM, b"of rewritten", None),
+        b"published": (LOG_STREAM, b"of published", [1, 0]),
+        b"blocked": (LOG_STREAM, b"of blocked", None),
+    }
+    assert [(i.frame, i.note, i.takers) for i in await drain(transport, stream)] == [
+        (b"frame", None, None),
+        (b"without", None, None),
+    ]
+
+
+async def test_a_repeated_call_notes_once(transport, post):
+    await settle(transport)
+    await transport.open_log(WIDE)
+    request = await post.request(
+        post.part("box", b"1", note=b"a"),
+        post.part("", publish=[Published("nobody", b"x")], note=b"b"),
+        post.part(LOG, note=b"c"),
+    )
+    assert (await transport.send(request)).fates == [WRITTEN] * 3
+    again = await transport.send(request)
+    assert (again.fates, again.takers) == ([DUPLICATE] * 3, [0])
+    assert sorted(item.note for item in await drain(transport, LOG_STREAM)) == [b"a", b"b", b"c"]
+
+
+async def test_what_is_refused_is_not_noted(transport, post):
+    await settle(transport, limits=Limits(2, 100, 60, leased=False))
+    await transport.open_log(WIDE)
+    assert await post.send("box", b"1", rows=3, note=b"too many") is FULL
+    assert await post.send("box", b"x" * 101, note=b"too large") is FrameFate.TOO_LARGE
+    assert await post.send("gone", b"1", note=b"gone") is FrameFate.GONE
+    assert await drain(transport, LOG_STREAM) == []
+
+
+# -- backpressure -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_bytes", [False, True], ids=["messages", "bytes"])
+async def test_a_mailbox_that_the_log_has_not_read_fills_up(transport, post, by_bytes):
+    epoch, stream = await settle(transport, limits=Limits(9, 30, 60, False) if by_bytes else Limits(3, 999, 60, False))
+    writer = await transport.open_log(WIDE)
+    for n in range(1, 4):
+        assert await post.send("box", b"x" * 10) is WRITTEN
+        entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
+        await transport.commit("box", epoch, Cursor(entries[-1], 0), messages=n, nbytes=10 * n)
+    assert await transport.waiting() == {"box": 0}
+    refused = [post.part("box", b"x" * 10), post.part("box", b"behind")]
+    assert await post.ask(*refused) == [LOG_FULL, FULL]
+    for _ in range(2):  # totals: the second one counts nothing
+        await transport.log_written(writer, {stream: LogMark(entries[0], 1, 10)}, [])
+    assert await post.ask(*refused) == [WRITTEN, LOG_FULL]
+
+
+async def test_a_reader_that_is_behind_is_told_from_a_log_that_is(transport, post):
+    _, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
+    writer = await transport.open_log(WIDE)
+    await post.send("box", b"1")
+    [item] = await drain(transport, stream)
+    assert await post.send("box", b"2") is FULL
+    await transport.log_written(writer, {stream: LogMark(item.entry, 1, 1)}, [])
+    assert await post.send("box", b"2") is FULL
+
+
+@pytest.mark.parametrize("limits", [Limits(2, 999, 0, False), Limits(99, 22, 0, False)], ids=["rows", "bytes"])
+async def test_a_full_log_stream_holds_up_what_has_a_note_and_nothing_else(transport, post, store, limits):
+    await settle(transport)
+    writer = await transport.open_log(limits)
+    get = await store.subscribe("news")
+    for _ in range(2):
+        assert await post.send(LOG, note=b"note") is WRITTEN  # 11 bytes each
+    assert await post.send(LOG, note=b"note") is LOG_FULL
+    assert await post.send("box", b"1", note=b"note") is LOG_FULL
+    assert await post.send("", publish=[Published("news", b"early")], note=b"note") is LOG_FULL
+    assert await post.send("box", b"1") is WRITTEN
+    items = await drain(transport, LOG_STREAM)
+    assert len(items) == 2
+    await transport.log_written(writer, {LOG_STREAM: LogMark(items[0].entry, 1, 11)}, [])
+    assert await post.send("", publish=[Published("news", b"late")], note=b"note") is WRITTEN
+    assert await get() == ("news", b"late")
+    assert await post.send("box", b"2", note=b"note") is LOG_FULL
+    assert len(await drain(transport, LOG_STREAM)) == 2
+
+
+async def test_notes_of_one_call_are_counted_together(transport, post):
+    await settle(transport)
+    await transport.open_log(Limits(3, 999, 0, leased=False))
+    parts = [
+        post.part("", publish=[Published("nobody", b"x")], note=b"a", noted_rows=2),
+        post.part("box", b"1", note=b"b"),
+        post.part(LOG, note=b"c"),
+    ]
+    assert await post.ask(*parts) == [WRITTEN, WRITTEN, LOG_FULL]
+
+
+async def test_an_empty_log_stream_takes_what_is_larger_than_it(transport, post):
+    writer = await transport.open_log(Limits(3, 999, 0, leased=False))
+    assert await post.send(LOG, note=b"large", noted_rows=10) is WRITTEN
+    assert await post.send(LOG, note=b"small") is LOG_FULL
+    [item] = await drain(transport, LOG_STREAM)
+    await transport.log_written(writer, {LOG_STREAM: LogMark(item.entry, 10, 99)}, [])
+    assert await post.send(LOG, note=b"small") is WRITTEN
+
+
+async def test_what_waits_when_the_log_comes_counts(transport, post):
+    epoch, stream = await settle(transport, limits=Limits(2, 100, 60, leased=False))
+    await post.send("box", b"1")
+    await post.send("box", b"2")
+    writer = await transport.open_log(WIDE)
+    items = await drain(transport, stream)
+    assert [item.frame for item in items] == [b"1", b"2"]
+    await transport.commit("box", epoch, Cursor(items[1].entry, 0), messages=2, nbytes=2)
+    assert await post.send("box", b"3") is LOG_FULL
+    await transport.log_written(writer, {stream: LogMark(items[0].entry, 1, 1)}, [])
+    assert await post.send("box", b"3") is WRITTEN
+
+
+# -- writers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_writer_that_has_a_successor_is_fenced(transport, post, store):
+    _, stream = await settle(transport)
+    old = await transport.open_log(WIDE)
+    new = await transport.open_log(WIDE)
+    await post.send("box", b"1")
+    [item] = await drain(transport, stream)
+    marks = {stream: LogMark(item.entry, 1, 1)}
+    for call in (transport.log_written(old, marks, []), transport.close_log(old)):
+        with pytest.raises(Fenced) as caught:
+            await call
+        assert (caught.value.name, caught.value.epoch) == (LOG, old)
+    assert (await transport.load_directory(-1)).logged
+    await transport.log_written(new, marks, [])
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["before its call", "after its call"])
+async def test_a_writer_that_comes_back_reads_on_and_what_its_predecessor_took_is_not_counted_for_ever(
+    transport, post, told
+):
+    limits = Limits(3, 999, 60, leased=False)
+    epoch, stream = await settle(transport, limits=limits)
+    writer, cursor, taken = await transport.open_log(WIDE), "0-0", 0
+    for lives in range(3):
+        for n in range(1, 4):
+            assert await post.send("box", b"%d" % n) is WRITTEN
+        items = await drain(transport, stream, after={stream: cursor})
+        assert [item.frame for item in items] == [b"1", b"2", b"3"]
+        taken += 3
+        await transport.commit("box", epoch, Cursor(items[-1].entry, 0), messages=taken, nbytes=taken)
+        assert await post.send("box", b"x") is LOG_FULL
+        # Its file is durable up to here; then it dies.
+        cursor = items[-1].entry
+        if told:
+            await transport.log_written(writer, {stream: LogMark(cursor, 3, 3)}, [])
+        writer = await transport.open_log(WIDE)
+        assert writer == lives + 2
+        await transport.log_written(writer, {stream: LogMark(cursor, 0, 0)}, [])
+
+
+async def test_totals_begin_anew_with_each_writer(transport, post):
+    epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
+    writer = await transport.open_log(WIDE)
+    for frame in (b"1", b"2", b"3"):
+        await post.send("box", frame)
+    entries = [item.entry for item in await drain(transport, stream)]
+    await transport.commit("box", epoch, Cursor(entries[2], 0), messages=3, nbytes=3)
+    await transport.log_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
+    assert await post.send("box", b"4") is WRITTEN
+    writer = await transport.open_log(WIDE)
+    assert await post.send("box", b"5") is LOG_FULL
+    await transport.log_written(writer, {stream: LogMark(entries[1], 1, 1)}, [])
+    assert await post.send("box", b"5") is WRITTEN
+    assert await post.send("box", b"6") is LOG_FULL
+
+
+async def test_a_writer_that_lost_its_file_reads_again_what_was_not_trimmed(transport, post):
+    epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
+    writer = await transport.open_log(WIDE)
+    await post.send("box", b"1")
+    await post.send("box", b"2")
+    first, second = await drain(transport, stream)
+    await transport.log_written(writer, {stream: LogMark(second.entry, 2, 2)}, [])
+    writer = await transport.open_log(WIDE)
+    assert await frames(transport, stream) == [b"1", b"2"]  # as the reader has neither
+    await transport.log_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
+    await transport.commit("box", epoch, Cursor(second.entry, 0), messages=2, nbytes=2)
+    assert await frames(transport, stream) == [b"2"]
+
+
+# -- mailboxes come and go --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["removed", "expired"])
+async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, post, store, how):
+    epoch, stream = await settle(transport, limits=Limits(9, 999, 60, leased=how == "expired"))
+    writer = await transport.open_log(WIDE)
+    for frame in (b"1", b"2", b"3"):
+        await post.send("box", frame)
+    entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
+    await transport.commit("box", epoch, Cursor(entries[0], 0), messages=1, nbytes=1)
+    if how == "removed":
+        assert await transport.remove("box", epoch) == 2
+    else:
+        await store.expire("box")
+        assert (await transport.load_directory(-1)).mailboxes == []
+    assert [(name, frame) for name, _, frame in await store.dead()] == [("box", b"2"), ("box", b"3")]
+    assert await transport.read("box", entries[0], 10, 0.01) == []  # what is dead is not handed out, too
+    assert await transport.log_streams() == ([LOG_STREAM], [stream])
+    assert await transport.waiting() == {}
+    assert await transport.log_ends([stream]) == {stream: entries[2]}
+    assert await frames(transport, stream) == [b"1", b"2", b"3"]
+    await transport.log_written(writer, {stream: LogMark(entries[1], 2, 2)}, [])
+    assert await frames(transport, stream) == [b"3"]
+    await transport.log_written(writer, {stream: LogMark(entries[2], 3, 3)}, [stream])
+    assert await transport.log_streams() == ([LOG_STREAM], [])
+    assert await transport.log_ends([stream]) == {stream: "0-0"}
+
+
+async def test_a_stream_that_ends_while_it_is_read_is_read_on(transport, transports, post):
+    _, stream = await settle(transport)
+    await transport.open_log(WIDE)
+    await post.send("box", b"1")
+    [item] = await drain(transport, stream)
+    reading = asyncio.create_task(transports().read_log({stream: item.entry}, 10, WAIT_S))
+    await post.send("box", b"2")
+    assert [found.frame for found in await reading] == [b"2"]
+    await post.send("box", b"3")
+    await transport.remove("box", None)
+    assert await frames(transport, stream, after={stream: item.entry}) == [b"2", b"3"]
+
+
+async def test_rows_that_were_handled_of_a_frame_are_not_dead(transport, post, store):
+    epoch, _ = await settle(transport)
+    await transport.open_log(WIDE)
+    await post.send("box", b"1", rows=1)
+    await post.send("box", b"2", rows=3)
+    entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
+    await transport.commit("box", epoch, Cursor(entries[1], 2), messages=3, nbytes=1)
+    assert await transport.remove("box", epoch) == 1
+    assert (await store.dead_rows(), [frame for _, _, frame in await store.dead()]) == ([2], [b"2"])
+
+
+async def test_a_name_that_comes_again_has_a_stream_of_its_own(transport, post):
+    _, old = await settle(transport)
+    writer = await transport.open_log(WIDE)
+    await post.send("box", b"old")
+    await transport.remove("box", None)
+    epoch, new = await settle(transport, limits=Limits(1, 100, 60, leased=False))
+    assert old != new
+    assert await post.send("box", b"new") is WRITTEN
+    assert await transport.log_streams() == ([LOG_STREAM, new], [old])
+    assert [frame for _, frame in await transport.read("box", "0-0", 10, 1)] == [b"new"]
+    assert await frames(transport, old, new) in ([b"old", b"new"], [b"new", b"old"])
+    [item] = await drain(transport, old)
+    await transport.log_written(writer, {old: LogMark(item.entry, 1, 3)}, [old])
+    assert await transport.log_streams() == ([LOG_STREAM, new], [])
+    assert await frames(transport, old, new) == [b"new"]
+    # What the log took of the old one frees nothing of the new one.
+    [item] = await drain(transport, new)
+    await transport.commit("box", epoch, Cursor(item.entry, 0), messages=1, nbytes=3)
+    assert await post.send("box", b"newer") is LOG_FULL
+
+
+async def test_a_mailbox_that_lives_is_not_dropped(transport, post, store):
+    _, stream = await settle(transport)
+    writer = await transport.open_log(WIDE)
+    await post.send("box", b"1")
+    await transport.log_written(writer, {}, [stream, LOG_STREAM, "never:7"])
+    assert await store.entries("box") == [b"1"]
+
+
+async def test_who_reads_the_log_is_woken_by_all_there_is(transport, transports, post):
+    await transport.open_log(WIDE)
+    reading = transports()
+    cursors = {LOG_STREAM: "0-0"}
+
+    async def woken(by):
+        task = asyncio.create_task(reading.read_log(cursors, 10, WAIT_S))
+        result = await by
+        items = await asyncio.wait_for(task, WAIT_S)
+        cursors.update({item.stream: item.entry for item in items})
+        return result, items
+
+    (_, stream), [marker] = await woken(settle(transport))
+    assert (marker.stream, marker.frame, marker.note) == (LOG_STREAM, b"", None)
+    cursors[stream] = "0-0"
+    assert [item.frame for item in (await woken(post.send("box", b"1")))[1]] == [b"1"]
+    assert [item.note for item in (await woken(post.send(LOG, note=b"n")))[1]] == [b"n"]
+    _, [marker] = await woken(transport.remove("box", None))
+    assert (marker.stream, marker.frame, marker.note) == (LOG_STREAM, b"", None)
+    assert await reading.read_log(cursors, 10, 0.01) == []
+    assert await reading.read_log({}, 10, WAIT_S) == []
+
+
+async def test_very_many_streams_are_read_in_turn(transport, post, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.redis_log._ENTRIES", 3)
+    await transport.open_log(WIDE)
+    streams = [(await settle(transport, f"box-{n}"))[1] for n in range(10)]
+    assert (await transport.log_streams()).live == [LOG_STREAM, *streams]
+    for n in range(10):
+        for frame in (b"a", b"b"):
+            await post.send(f"box-{n}", b"%d%s" % (n, frame))
+    wanted = sorted(b"%d%s" % (n, frame) for n in range(10) for frame in (b"a", b"b"))
+    assert sorted(await frames(transport, *streams)) == wanted
+    ends = await transport.log_ends(streams)
+    task = asyncio.create_task(transport.read_log(ends, 10, WAIT_S))
+    await post.send("box-9", b"late")
+    assert [(item.stream, item.frame) for item in await task] == [(streams[9], b"late")]
+
+
+@only_redis
+async def test_a_reply_of_large_frames_has_few_of_them(transport, post, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.redis_log._BYTES", 100)
+    streams = [(await settle(transport, name))[1] for name in ("a", "b", "c")]
+    for frame in (b"x" * 50, b"y" * 10, b"z" * 200):
+        for _ in range(12):
+            for name in ("a", "b", "c"):
+                await post.send(name, frame)
+    cursors, ends, sizes = dict.fromkeys(streams, "0-0"), await transport.log_ends(streams), []
+    while cursors != ends:
+        items = await transport.read_log(cursors, 100, WAIT_S)
+        cursors.update({item.stream: item.entry for item in items})
+        sizes.append([len(item.frame) for item in items])
+    assert sum(map(len, sizes)) == 108
+    assert max(map(len, sizes)) > 1
+    assert all(sum(now) <= 100 or max(now) > max(before) or len(now) == 1 for before, now in pairwise(sizes))
+
+
+@only_redis
+async def test_a_read_that_is_cancelled_harms_no_other(transport, post, store):
+    _, stream = await settle(transport)
+    await transport.open_log(WIDE)
+    for _ in range(3):
+        await until(lambda: blocked(store.client, 0))
+        task = asyncio.create_task(transport.read_log({stream: "0-0"}, 10, WAIT_S))
+        await until(lambda: blocked(store.client, 1))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await post.send("box", b"1")
+    assert await frames(transport, stream) == [b"1"]
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_log_that_is_taken_out_leaves_the_mailboxes_to_their_readers(transport, post, store):
+    limits = Limits(3, 999, 60, leased=False)
+    epoch, stream = await settle(transport, limits=limits)
+    _, gone = await settle(transport, "gone")
+    writer = await transport.open_log(WIDE)
+    for frame in (b"1", b"2", b"3"):
+        await post.send("box", frame, note=b"n")
+    await post.send("gone", b"g")
+    await transport.remove("gone", None)
+    entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
+    await transport.commit("box", epoch, Cursor(entries[1], 0), messages=2, nbytes=2)
+    assert await post.send("box", b"4") is LOG_FULL
+    await transport.close_log(writer)
+    assert await store.entries("box") == [b"3"]
+    assert await transport.log_streams() == ([LOG_STREAM, stream], [])
+    assert await transport.log_ends([gone]) == {gone: "0-0"}
+    assert await transport.read_log({LOG_STREAM: "0-0", gone: "0-0"}, 10, 0.01) == []
+    assert await post.send("box", b"4", note=b"dropped") is WRITTEN
+    await transport.commit("box", epoch, Cursor(entries[2], 0), messages=3, nbytes=3)
+    assert await store.entries("box") == [b"4"]
+    with pytest.raises(Fenced):
+        await transport.log_written(writer, {}, [])
+
+    assert await transport.open_log(WIDE) == writer + 1  # no epoch comes again
+    assert await post.send("box", b"5") is WRITTEN
+    assert await post.send("box", b"6", note=b"n") is WRITTEN
+    assert await post.send("box", b"7") is FULL
+    assert [item.note for item in await drain(transport, LOG_STREAM)] == [b"n"]
+    assert await frames(transport, stream) == [b"4", b"5", b"6"]
+
+
+# -- Redis alone ------------------------------------------------------------------------------------------------------
+
+
+@a_server_of_its_own
+async def test_a_full_server_takes_no_notes_but_lets_the_log_work(redis_process, transports):
+    transport = transports(redis_process.config)
+    post, (epoch, stream) = await Post(transport).begin(), await settle(transport)
+    writer = await transport.open_log(WIDE)
+    await post.send("box", b"1", note=b"1")
+    request = await post.request(post.part("", publish=[Published("news", b"x")], note=b"2"))
+    hurried = transports(redis_process.config, 0.2)
+    client = client_of(redis_process.config)
+    try:
+        await client.config_set("maxmemory", "1mb")
+        for refused in (request, await post.request(post.part(LOG, note=b"3"))):
+            with pytest.raises(MailboxFull, match="maxmemory"):
+                await hurried.send(refused)
+        assert await hurried.open_log(WIDE) == writer + 1
+        assert await hurried.log_streams() == ([LOG_STREAM, stream], [])
+        [item] = await drain(hurried, LOG_STREAM)
+        [frame] = await drain(hurried, stream)
+        marks = {LOG_STREAM: LogMark(item.entry, 1, 5), stream: LogMark(frame.entry, 1, 1)}
+        await hurried.log_written(writer + 1, marks, [])
+        await hurried.remove("box", epoch)
+        await hurried.log_written(writer + 1, {}, [stream])
+        await hurried.close_log(writer + 1)
+    finally:
+        await client.config_set("maxmemory", "0")
+        await client.aclose()
+    assert (await transport.load_directory(-1)).logged is False
+
+
+@a_server_of_its_own
+async def test_a_server_that_lost_everything_is_no_riddle(redis_process, transports):
+    transport = transports(redis_process.config)
+    post, (_, stream) = await Post(transport).begin(), await settle(transport)
+    writer = await transport.open_log(WIDE)
+    await post.send("box", b"1", note=b"1")
+    client = client_of(redis_process.config)
+    await client.flushall()
+    await client.aclose()
+    assert await transport.read_log({LOG_STREAM: "0-0", stream: "0-0"}, 10, 0.01) == []
+    assert await transport.log_ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}
+    assert await transport.log_streams() == ([LOG_STREAM], [])
+    assert await transport.read("box", "0-0", 1, 0.01) == []
+    for call in (transport.log_written(writer, {stream: LogMark("1-1", 1, 1)}, [stream]), transport.close_log(writer)):
+        with pytest.raises(Fenced, match="lost its data"):
+            await call
+    assert await transport.remove("box", None) == 0
+    assert await transport.open_log(WIDE) == 1
+    await settle(transport)
+    assert await (await Post(transport).begin()).send("box", b"2", note=b"2") is WRITTEN
+
+
+@a_server_of_its_own
+async def test_a_log_reader_goes_on_when_the_server_is_back(redis_process, transports):
+    transport = transports(redis_process.config)
+    post, (_, stream) = await Post(transport).begin(), await settle(transport)
+    await transport.open_log(WIDE)
+    await post.send("box", b"1")
+    [item] = await drain(transport, stream)
+    reading = asyncio.create_task(transport.read_log({stream: item.entry}, 10, WAIT_S))
+    client = client_of(redis_process.config)
+    await until(lambda: blocked(client, 1))
+    await client.aclose()
+    redis_process.kill()
+    redis_process.start()
+    other = transports(redis_process.config)
+    await settle(other, "other")
+    assert await post.send("box", b"2") is WRITTEN
+    assert [found.frame for found in await asyncio.wait_for(reading, WAIT_S)] == [b"2"]

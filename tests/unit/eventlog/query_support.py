@@ -1,0 +1,92 @@
+"""Rows of a log as the tests write them, and the folders that hold them."""
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.query import answer
+from ray_messaging.eventlog.scan import View
+from ray_messaging.eventlog.schema import SCHEMA
+
+T0 = 1_700_000_000.0  # unix s
+
+
+def row(number, from_id=1, to_id=2, **facts):
+    """Build a row as the writer would: message `number` of sender `s`, delivered unless the facts say otherwise."""
+    subtopic = facts.pop("subtopic", "agent-chat")
+    sent_at = facts.pop("sent_at", T0 + number)
+    fate = facts.get("fate", "delivered")
+    is_delivered = fate == "delivered"
+    ends = {}
+    for end, value in (("from", from_id), ("to", to_id)):
+        ends[f"{end}_id"] = value if isinstance(value, int) else None
+        ends[f"{end}_name"] = value if isinstance(value, str) else None
+    return {
+        "message_id": f"s-1-{number}",
+        "step": None,
+        "channel": "exps:test:user-payback" if to_id is None else f"exps:test:agents:{to_id}:{subtopic}",
+        "subtopic": None if to_id is None else subtopic,
+        **ends,
+        "payload": json.dumps({"content": facts.pop("text", f"hello {number}")}, separators=(",", ":")),
+        "payload_before": None,
+        "labels": None,
+        "sent_at": _time(sent_at),
+        "delivered_at": _time(sent_at + 0.001) if is_delivered else None,
+        "fate": fate,
+        "rule": None,
+        "reason": None,
+        "sender": "s",
+        "mailbox": "m" if is_delivered else None,
+        "noted": not is_delivered,
+        "entry": f"{number}-0",
+        "row": 0,
+    } | facts
+
+
+def _time(seconds):
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def table_of(rows):
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def write_folder(path, parts):
+    """Write each part (a list of rows) as a segment; return the folder."""
+    folder = Folder(path)
+    folder.prepare("test")
+    first = 0
+    for number, rows in enumerate(parts):
+        folder.write(number, table_of(rows), {"exp_id": "test", "epoch": 1, "first_row": first, "cursors": {}})
+        first += len(rows)
+    return folder
+
+
+class ViewSource:
+    """Answer from segments and rows in memory, which may become more; an event is set to end who waits."""
+
+    live = True
+
+    def __init__(self, folder, live=()):
+        self.folder = folder
+        self.tables = [table_of(rows) for rows in live]
+        self.waited = []  # positions
+        self.coming = []  # lists of rows that come one by one when somebody waits
+
+    def ask(self, what, **arguments):
+        return answer(View(self.folder, self.folder.segments(), self.tables), what, arguments)
+
+    def wait(self, position, timeout_s):
+        self.waited.append(position)
+        if not self.coming:
+            self.live = False
+            return False
+        self.tables.append(table_of(self.coming.pop(0)))
+        return True
+
+
+def log_of(folder, live=()):
+    return EventLog(ViewSource(folder, live))

@@ -1,0 +1,318 @@
+"""The log as its user sees it: edges, figures, the balance, the live tail, exports, and the folder for other tools."""
+
+import json
+import pickle
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import msgspec
+import networkx as nx
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from query_support import T0, ViewSource, log_of, row, table_of, write_folder
+
+from ray_messaging.errors import InvalidQuery, LogError, MessagingError, Unbalanced
+from ray_messaging.eventlog.balance import balance
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.event_rows import rows_as_seed, rows_of
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.scan import View
+
+ROWS = [
+    row(0, 1, 2, step=1, labels=["kind"]),
+    row(1, 1, 2, sent_at=T0),
+    row(2, "ann", 1, text='a "quoted", text'),
+    row(3, 2, 1, fate="blocked", rule="black_list", reason="this pair is on the black list"),
+    row(4, 2, 2, fate="undeliverable"),
+    row(5, None, 2),
+    row(6, 2, None),
+    row(7, 1, 2, fate="published", payload_before='{"content":"before"}', rule="polite"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
+
+
+@pytest.fixture
+def log(folder):
+    return EventLog.open(folder.where)
+
+
+# -- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_duckdb_reads_the_folder_as_it_is(folder):
+    with duckdb.connect() as connection:
+        found = connection.sql(
+            f"select fate, count(*) from '{folder.where}/*.parquet' where from_id = 2 group by fate order by fate"
+        ).fetchall()
+    assert found == [("blocked", 1), ("delivered", 1), ("undeliverable", 1)]
+
+
+def test_pandas_reads_the_folder_as_it_is(folder):
+    frame = pd.read_parquet(folder.where)
+    assert list(frame["message_id"]) == [found["message_id"] for found in ROWS]
+    assert frame["fate"].value_counts()["delivered"] == 5
+
+
+def test_a_folder_that_holds_no_log(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(LogError, match="holds no event log: pass the log_dir of a run") as caught:
+            EventLog.open(path)
+        assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "scribbled"])
+def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, log, damage):
+    path = folder.segments()[1].path
+    with Path(path).open("r+b") as file:
+        if damage == "cut":
+            file.truncate(200)
+        else:
+            file.seek(4)
+            file.write(b"\xff" * 400)
+    with pytest.raises(LogError, match=r"damaged.*move it away") as caught:
+        log.query()
+    assert caught.value.path == path
+    Path(path).unlink()
+    assert log.query()["position"].to_pylist() == [0, 1, 2]
+
+
+# -- edges ------------------------------------------------------------------------------------------------------------
+
+
+def test_edges_are_those_between_agents_by_time(log):
+    edges = log.edges()
+    assert edges.column_names == ["from_id", "to_id", "sent_at", "step", "subtopic", "message_id", "position"]
+    assert edges["position"].to_pylist() == [0, 1, 2]
+    assert edges["from_id"].to_pylist() == ["1", "1", "ann"]
+    assert log.edges(fate=["published", "blocked"])["position"].to_pylist() == [3, 7]
+    assert log.edges(from_id=99).column_names == edges.column_names
+
+
+def test_a_log_that_does_not_balance_at_all(folder):
+    twice = [row(number, entry=f"{number}-9") for number in range(3000)]
+    once = [row(number) for number in range(3000)]
+    with pytest.raises(Unbalanced, match="at least 1,000 of 3,000 sends") as caught:
+        log_of(Folder(folder.where + "-none"), [once, twice]).balance()
+    assert len(caught.value.offenders) == 100
+
+
+def test_a_message_in_two_mailboxes_is_one_edge(tmp_path):
+    rows = [row(0), row(0, mailbox="observer", entry="9-0"), row(1)]
+    log = log_of(write_folder(tmp_path, [rows]))
+    assert log.edges()["position"].to_pylist() == [0, 2]
+    assert log.balance().sends == 2
+
+
+def test_networkx(log):
+    graph = log.to_networkx()
+    assert isinstance(graph, nx.MultiDiGraph)
+    assert sorted(graph.edges(), key=str) == [("ann", 1), (1, 2), (1, 2)]
+    assert {data["message_id"] for *_, data in graph.edges(data=True)} == {"s-1-0", "s-1-1", "s-1-2"}
+    weighted = log.to_networkx(weighted=True)
+    assert dict(weighted[1][2]) == {"weight": 2}
+    assert dict(weighted["ann"][1]) == {"weight": 1}
+    assert log.to_networkx(from_id=99).number_of_nodes() == 0
+
+
+def test_without_networkx(log, monkeypatch):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(ImportError, match=r"pip install 'ray-messaging\[networkx\]'"):
+        log.to_networkx()
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_stats(log):
+    stats = log.stats()
+    assert json.loads(json.dumps(stats)) == stats
+    assert stats["rows"] == len(log) == 8
+    assert (stats["first"], stats["last"]) == (T0, T0 + 7)
+    assert stats["fates"] == {"delivered": 5, "published": 1, "undeliverable": 1, "blocked": 1}
+    assert stats["rules"] == {"black_list": {"blocked": 1}, "polite": {"published": 1}}
+    assert (stats["writers"], stats["readers"]) == (3, 2)
+    assert stats["busiest_readers"] == [[2, 5], [1, 2], [None, 1]]
+    assert stats["busiest_writers"] == [[1, 3], [2, 3], ["ann", 1], [None, 1]]
+    traffic = stats["traffic"]
+    assert [sum(bins) for bins in traffic["fates"].values()] == [5, 1, 1, 1]
+    assert traffic["start"] <= T0 < traffic["start"] + traffic["width_s"]
+    assert stats["groups"] == {"from": ["s"], "to": ["m"], "delivered": [[5]]}
+    assert log.stats(fate="blocked")["rows"] == 1
+
+
+def test_stats_of_nothing(log):
+    stats = log.stats(from_id=99)
+    assert (stats["rows"], stats["first"], stats["last"]) == (0, None, None)
+    assert stats["traffic"]["fates"]["delivered"] == []
+
+
+def test_the_matrix_of_many_messagers_names_the_busiest(tmp_path):
+    rows = [row(n, sender=f"s{n % 20}", message_id=f"s{n % 20}-1-{n}") for n in range(60)]
+    groups = log_of(write_folder(tmp_path, [rows])).stats()["groups"]
+    assert len(groups["from"]) == 16
+    assert groups["from"][-1] == "(others)"
+    assert [counts[0] for counts in groups["delivered"]] == [3] * 15 + [15]
+
+
+# -- the balance ------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_balances(log):
+    found = log.balance()
+    assert (found.sends, found.rows, found.duplicates) == (8, 8, 0)
+    assert found.fates == {"delivered": 5, "published": 1, "undeliverable": 1, "blocked": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "offenders"),
+    [
+        ([row(2, fate="blocked", entry="99-0")], "s-1-2 is blocked and delivered", ["s-1-2"]),
+        ([row(2, entry="99-0")], "s-1-2 is 2 times in the log for mailbox m", ["s-1-2"]),
+        ([row(4, fate="undeliverable", entry="99-0")], "s-1-4 is 2 times in the log", ["s-1-4"]),
+        ([row(9, entry="2-0")], "stands where another message stands, too", ["s-1-2", "s-1-9"]),
+        ([row(9, fate="lost")], "has the fate 'lost'", ["s-1-9"]),
+        ([row(0), row(1), row(2)], "3 of 8 sends", ["s-1-0", "s-1-1", "s-1-2"]),
+    ],
+)
+@pytest.mark.parametrize("partition_rows", [1, 3, 1000])
+def test_a_log_that_does_not_balance(folder, wrong, words, offenders, partition_rows):
+    with pytest.raises(Unbalanced, match=words) as caught:
+        balance(View(folder, folder.segments(), [table_of(wrong)]), partition_rows=partition_rows)
+    assert sorted(caught.value.offenders) == offenders
+    assert pickle.loads(pickle.dumps(caught.value)).offenders == caught.value.offenders
+
+
+# -- the tail ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tail_begins_now_and_takes_what_comes(folder):
+    source = ViewSource(folder)
+    tail = EventLog(source).tail()
+    source.coming = [[row(8, 1, 2)], [row(9, 2, 1, fate="blocked")], [row(10, 2, 1)]]
+    assert [found.message_id for found in tail] == ["s-1-8", "s-1-9", "s-1-10"]
+    assert source.waited == [7, 8, 9, 10]
+    assert tail.position == 10
+
+
+def test_a_tail_with_fields_passes_over_the_others(folder):
+    source = ViewSource(folder)
+    source.coming = [[row(8)], [row(9, fate="blocked", rule="pattern", reason="rude")], [row(10)]]
+    (found,) = EventLog(source).tail(after=3, fate="blocked")
+    assert (found.message_id, found.rule, found.reason, found.position) == ("s-1-9", "pattern", "rude", 9)
+
+
+def test_a_tail_goes_on_where_another_ended(folder):
+    log = EventLog(ViewSource(folder))
+    first = log.tail(after=-1, limit=3)
+    assert [found.position for found in first] == [0, 1, 2]
+    assert [found.position for found in log.tail(after=2)] == [3, 4, 5, 6, 7]
+
+
+def test_a_tail_ends_when_nothing_comes(folder):
+    source = ViewSource(folder)
+    source.wait = lambda position, timeout_s: False  # stays live, and has no news
+    assert list(EventLog(source).tail(timeout_s=0)) == []
+
+
+def test_the_tail_of_a_finished_run_ends(log):
+    assert list(log.tail()) == []
+    assert len(list(log.tail(after=-1))) == 8
+
+
+def test_a_tail_refuses_at_once(log):
+    with pytest.raises(InvalidQuery, match="did you mean 'fate'"):
+        log.tail(fat="blocked")
+    with pytest.raises(InvalidQuery, match="limit=-1"):
+        log.tail(limit=-1)
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_as_objects(log):
+    rows = list(rows_of(log.query()))
+    assert [found.from_id for found in rows] == [1, 1, "ann", 2, 2, None, 2, 1]
+    assert rows[0].labels == ("kind",)
+    assert rows[1].labels == ()
+    assert rows[2].payload == {"content": 'a "quoted", text'}
+    assert (rows[0].sent_at, rows[0].delivered_at, rows[3].delivered_at) == (T0, T0 + 0.001, None)
+    assert (rows[7].payload_before, rows[0].payload_before) == ({"content": "before"}, None)
+    assert [found.sent for found in rows[2:5]] == [True, False, False]
+
+
+def test_rows_in_the_seeds_form(log):
+    first, blocked = rows_as_seed(log.query(limit=4))[::3]
+    assert first == {
+        "channel": "exps:test:agents:2:agent-chat",
+        "payload": {"content": "hello 0"},
+        "from_id": 1,
+        "to_id": 2,
+        "start_time": T0,
+        "consumption": pytest.approx(0.001, abs=1e-6),
+        "sent": True,
+        "fate": "delivered",
+        "rule": None,
+        "reason": None,
+        "message_id": "s-1-0",
+    }
+    assert (blocked["sent"], blocked["consumption"], blocked["rule"]) == (False, None, "black_list")
+
+
+# -- exports ----------------------------------------------------------------------------------------------------------
+
+
+def test_export_to_parquet(log, tmp_path):
+    assert log.export(tmp_path / "all.parquet") == 8
+    assert pq.read_table(tmp_path / "all.parquet").equals(log.query())
+    assert log.export(tmp_path / "ints.parquet", from_id=[1, 2], limit=3, after=0) == 3
+    assert pq.read_table(tmp_path / "ints.parquet").equals(log.query(from_id=[1, 2], limit=3, after=0))
+
+
+def test_export_to_csv(log, tmp_path):
+    log.export(tmp_path / "all.csv")
+    found = pyarrow.csv.read_csv(tmp_path / "all.csv").to_pylist()
+    assert [one["message_id"] for one in found] == [one["message_id"] for one in ROWS]
+    assert json.loads(found[2]["payload"]) == {"content": 'a "quoted", text'}
+    assert (found[0]["labels"], found[0]["sent_at"]) == ("kind", datetime.fromtimestamp(T0, UTC))
+
+
+def test_export_to_json_lines(log, tmp_path):
+    seen = []
+    log.export(str(tmp_path / "all.jsonl"), on_progress=seen.append)
+    found = [msgspec.json.decode(line) for line in (tmp_path / "all.jsonl").read_bytes().splitlines()]
+    assert [one["from_id"] for one in found] == [1, 1, "ann", 2, 2, None, 2, 1]
+    assert found[2]["payload"] == {"content": 'a "quoted", text'}
+    assert (found[0]["sent_at"], found[0]["labels"], found[1]["labels"]) == (T0, ["kind"], [])
+    assert seen[-1] == 8
+
+
+@pytest.mark.parametrize("name", ["none.parquet", "none.csv", "none.jsonl"])
+def test_export_of_nothing(log, tmp_path, name):
+    assert log.export(tmp_path / name, from_id=99) == 0
+    assert (tmp_path / name).exists()
+
+
+def test_what_cannot_be_exported(log, tmp_path):
+    with pytest.raises(InvalidQuery, match=r"ends in .parquet, .csv, .jsonl"):
+        log.export(tmp_path / "all.xlsx")
+    with pytest.raises(InvalidQuery, match="no field 'fat'"):
+        log.export(tmp_path / "all.csv", fat=1)
+    with pytest.raises(LogError, match="export to another file"):
+        log.export(tmp_path / "nowhere" / "all.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_an_unknown_question(folder):
+    with pytest.raises(MessagingError, match="no question 'qurey', did you mean 'query'"):
+        ViewSource(folder).ask("qurey")
+    assert isinstance(pickle.loads(pickle.dumps(ViewSource(folder).ask("query"))), pa.Table)
+    assert Folder(folder.where).segments()

@@ -1,0 +1,285 @@
+"""The log's folder: segments that are whole or not there, and what gets a typed error."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from writing_support import batch_of
+
+from ray_messaging.errors import LogError
+from ray_messaging.eventlog.columns import Part, record_batch
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.receipt import DELIVERED
+
+
+def table_of(rows, first=0, **columns):
+    return pa.Table.from_batches(
+        [record_batch("exp", [Part(batch_of(rows, first=first, **columns), None, "17-0", "m", DELIVERED)])]
+    )
+
+
+def meta(first_row=0, exp_id="exp", **facts):
+    return {"exp_id": exp_id, "epoch": 1, "first_row": first_row, "cursors": {"m:1": "17-0"}, **facts}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = Folder(tmp_path / "a" / "log")
+    folder.prepare("exp")
+    return folder
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder.path).iterdir() if path.name != "_lock")
+
+
+# -- segments ---------------------------------------------------------------------------------------------------------
+
+
+def test_segments_are_listed_by_number_as_they_were_written(folder):
+    written = [folder.write(number, table_of(2), meta(2 * number - 2)) for number in (1, 2, 3)]
+    found = folder.segments()
+    assert found == written
+    assert [(segment.number, segment.rows, segment.first_row) for segment in found] == [(1, 2, 0), (2, 2, 2), (3, 2, 4)]
+    assert found[0].cursors == {"m:1": "17-0"}
+    assert found[0].size == Path(found[0].path).stat().st_size
+    assert (found[0].exp_id, found[0].epoch) == ("exp", 1)
+
+
+def test_a_segment_reads_back_as_it_was_written(folder):
+    table = table_of(5)
+    with folder.open(folder.write(1, table, meta())) as file:
+        found = file.read()
+    assert found.schema.remove_metadata() == SCHEMA
+    assert found.to_pylist() == table.to_pylist()
+
+
+def test_a_segment_without_rows_can_be_written(folder):
+    segment = folder.write(1, SCHEMA.empty_table(), meta())
+    assert folder.segments() == [segment]
+
+
+def test_columns_of_which_every_row_differs_are_written_too(folder):
+    table = pa.Table.from_batches(
+        [
+            record_batch("exp", [Part(batch_of(1, first=n), None, f"{n}-0", "m", DELIVERED) for n in range(5_000)])
+            for _ in range(2)
+        ]
+    )
+    with folder.open(folder.write(1, table.unify_dictionaries(), meta())) as file:
+        assert file.read(["entry", "message_id"]).to_pylist() == table.select(["entry", "message_id"]).to_pylist()
+
+
+def test_begun_entries_and_times_are_kept(folder):
+    written = folder.write(1, table_of(1), meta(begun={"m:1": ("18-0", 7)}, first_s=1.5, last_s=2.5))
+    (found,) = folder.segments()
+    assert found == written
+    assert (found.begun, found.first_s, found.last_s) == ({"m:1": ("18-0", 7)}, 1.5, 2.5)
+
+
+def test_writing_a_number_again_replaces_it_whole(folder):
+    folder.write(1, table_of(2), meta())
+    with folder.open(folder.segments()[0]) as reader:
+        folder.write(1, table_of(5), meta())
+        assert reader.read().num_rows == 2, "who has the file open still reads the one it opened"
+    assert [segment.rows for segment in folder.segments()] == [5]
+    assert names(folder) == ["events-00000001.parquet"]
+
+
+def test_a_staged_segment_is_not_seen(folder):
+    folder.write(1, table_of(2), meta())
+    staged = folder.stage(1, table_of(5), meta())
+    assert [segment.rows for segment in folder.segments()] == [2]
+    assert ds.dataset(folder.path).count_rows() == 2
+    folder.publish(staged)
+    assert [segment.rows for segment in folder.segments()] == [5]
+
+
+def test_what_a_crash_left_is_removed(folder):
+    folder.stage(1, table_of(5), meta())
+    folder.prepare("exp")
+    assert names(folder) == []
+
+
+def test_erase_removes_segments_and_nothing_else(folder, tmp_path):
+    folder.write(1, table_of(1), meta())
+    folder.stage(2, table_of(1), meta())
+    (tmp_path / "a" / "log" / "notes.txt").write_text("mine")
+    folder.erase()
+    assert folder.segments() == []
+    assert names(folder) == ["notes.txt"]
+
+
+def test_the_folder_is_read_as_it_is(folder):
+    table = table_of(5)
+    folder.write(1, table.slice(0, 3), meta())
+    folder.write(2, table.slice(3), meta(3))
+    folder.stage(3, table, meta(5))
+    with folder.lock():
+        wanted = table["message_id"].to_pylist()
+        assert pq.read_table(folder.path)["message_id"].to_pylist() == wanted
+        assert pd.read_parquet(folder.path)["message_id"].tolist() == wanted
+        ids = duckdb.sql(f"select message_id from '{folder.path}/*.parquet' order by message_id").fetchall()
+        assert [name for (name,) in ids] == sorted(wanted)
+
+
+# -- other file systems -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["path", "uri", "home"])
+def test_a_local_folder_can_be_written_in_any_way(form, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    where = {"path": tmp_path / "log", "uri": (tmp_path / "log").as_uri(), "home": "~/log"}[form]
+    folder = Folder(where)
+    folder.prepare("exp")
+    folder.write(1, table_of(1), meta())
+    assert (tmp_path / "log" / "events-00000001.parquet").exists()
+
+
+def test_a_relative_path_stays_where_it_was_when_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Folder("log")
+    monkeypatch.chdir("/")
+    folder.prepare("exp")
+    assert (tmp_path / "log").is_dir()
+
+
+def test_a_file_system_that_is_not_local_does_without_renaming():
+    folder = Folder("mock:///bucket/log")
+    folder.prepare("exp")
+    written = [folder.write(1, table_of(3), meta()), folder.write(2, table_of(2), meta(3))]
+    assert isinstance(folder.filesystem, pafs.FileSystem)
+    assert folder.segments() == written
+    with folder.lock() as mine:
+        assert mine
+    with folder.open(written[1]) as file:
+        assert file.read().num_rows == 2
+    folder.erase()
+    assert folder.segments() == []
+
+
+# -- who holds it -----------------------------------------------------------------------------------------------------
+
+
+def test_one_at_a_time_holds_the_lock_and_the_dead_do_not(folder):
+    code = (
+        "import sys; from ray_messaging.eventlog.folder import Folder\n"
+        "with Folder(sys.argv[1]).lock() as mine: print(mine, flush=True); sys.stdin.read()"
+    )
+    held = subprocess.Popen(
+        [sys.executable, "-c", code, folder.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert held.stdout.readline() == "True\n"
+        with folder.lock() as mine:
+            assert not mine
+    finally:
+        held.kill()
+        held.communicate()
+    with folder.lock() as mine:
+        assert mine
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match="another log_dir") as caught:
+        Folder(tmp_path / "file" / "log").prepare("exp")
+    assert caught.value.path == str(tmp_path / "file" / "log")
+
+
+def test_a_folder_that_cannot_be_written_says_so_at_once():
+    with pytest.raises(LogError, match="cannot be written"):
+        Folder("/proc/self").prepare("exp")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_says_so_at_once(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(LogError, match="may write"):
+        Folder(tmp_path).prepare("exp")
+
+
+def test_an_unknown_file_system_says_which_there_are():
+    with pytest.raises(LogError, match="s3://, gs://"):
+        Folder("nope://x/y")
+
+
+def test_another_experiment_s_folder_is_refused(folder):
+    folder.write(1, table_of(1), meta())
+    with pytest.raises(LogError, match=r"'exp'.*'other'.*of its own"):
+        folder.prepare("other")
+    assert len(folder.segments()) == 1
+
+
+def truncate(data):
+    return data[:-9]
+
+
+def garble(data):
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    return data[:footer] + bytes(32) + data[footer + 32 :]
+
+
+@pytest.mark.parametrize("damage", [truncate, garble, lambda _: b"", lambda _: b"no parquet at all"])
+def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, tmp_path, damage):
+    for number in (1, 2, 3):
+        folder.write(number, table_of(1), meta(number - 1))
+    path = tmp_path / "a" / "log" / "events-00000002.parquet"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(LogError, match=r"events-00000002.parquet.*move it away") as caught:
+        folder.segments()
+    assert caught.value.path == str(path)
+    path.rename(tmp_path / "damaged")
+    assert [segment.number for segment in folder.segments()] == [1, 3]
+
+
+def test_a_segment_that_is_another_s_is_named(folder, tmp_path):
+    folder.write(1, table_of(1), meta())
+    path = tmp_path / "a" / "log" / "events-00000001.parquet"
+    path.rename(path.with_name("events-00000007.parquet"))
+    with pytest.raises(LogError, match=r"events-00000007.parquet.*another segment"):
+        folder.segments()
+
+
+def test_parquet_that_this_library_did_not_write_is_named(folder, tmp_path):
+    pq.write_table(table_of(1), tmp_path / "a" / "log" / "events-00000001.parquet")
+    with pytest.raises(LogError, match="did not write it"):
+        folder.segments()
+
+
+def test_a_segment_of_a_newer_version_says_to_update(folder, monkeypatch):
+    monkeypatch.setattr("ray_messaging.eventlog.folder.VERSION", 2)
+    folder.write(1, table_of(1), meta())
+    monkeypatch.undo()
+    with pytest.raises(LogError, match=r"version 2.*update"):
+        folder.segments()
+
+
+def test_a_full_disk_leaves_what_was_there(folder, tmp_path):
+    folder.write(1, table_of(2), meta())
+    # What is written to /dev/full meets a full disk.
+    (tmp_path / "a" / "log" / "_events-00000001.parquet.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="space"):
+        folder.write(1, table_of(5), meta())
+    assert names(folder) == ["events-00000001.parquet"]
+    assert [segment.rows for segment in folder.segments()] == [2]
+    assert folder.write(1, table_of(5), meta()).rows == 5
+
+
+def test_a_segment_that_vanished_is_named_when_opened(folder, tmp_path):
+    segment = folder.write(1, table_of(1), meta())
+    Path(segment.path).unlink()
+    with pytest.raises(LogError, match=r"events-00000001.parquet"):
+        folder.open(segment)

@@ -1,0 +1,218 @@
+"""From entries to rows: every kind of frame, and what a note says of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from writing_support import batch_of, expected, note_of, rows_of
+
+from ray_messaging.errors import FrameError
+from ray_messaging.eventlog.columns import record_batch
+from ray_messaging.eventlog.pieces import pieces
+from ray_messaging.eventlog.records import take
+from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.frames import Batch, encode
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+from ray_messaging.receipt import NO_LISTENER
+from ray_messaging.transports.base import LOG_STREAM, LogItem
+
+ENTRY = "1790000000123-4"
+
+
+def item_of(batch, stream="m:1", entry=ENTRY):
+    return LogItem(stream, entry, encode(batch))
+
+
+def noted_item(batch, note, takers=None):
+    return LogItem(LOG_STREAM, ENTRY, encode(batch), note, takers)
+
+
+# -- any frame --------------------------------------------------------------------------------------------------------
+
+INTS = st.integers(-(2**63), 2**63 - 1)
+TEXTS = st.text(st.characters(exclude_characters="\n:", exclude_categories=["Cs"]), min_size=1, max_size=5)
+IDS = st.one_of(INTS, st.integers(0, 5), TEXTS, st.none())
+TOPICS = st.one_of(st.sampled_from(["agent-chat", "user-chat"]), TEXTS, TEXTS.map(":{}".format))
+LINES = st.one_of(st.binary(max_size=8).filter(lambda line: b"\n" not in line), st.just(b'{"a":"\xc3\xa4"}'))
+
+
+@st.composite
+def lines_of(draw, rows):
+    shared, raw = draw(st.booleans()), draw(st.booleans())
+    count = draw(st.integers(1 if rows else 0, 3)) if shared else rows
+    lines = draw(st.lists(st.binary(max_size=8) if raw else LINES, min_size=count, max_size=count))
+    index = draw(st.lists(st.integers(0, count - 1), min_size=rows, max_size=rows)) if shared and rows else None
+    return Lines.of(lines, None if index is None else np.array(index, np.uint32), raw=raw)
+
+
+@st.composite
+def batches(draw):
+    rows = draw(st.integers(1, 12))
+
+    def column(values, dtype):
+        return np.array(draw(st.lists(values, min_size=rows, max_size=rows)), dtype)
+
+    topics = tuple(draw(st.lists(TOPICS, min_size=1, max_size=3, unique=True)))
+    topic = column(st.integers(0, len(topics) - 1), np.uint16) if len(topics) > 1 else None
+    times = st.floats(0, 4e9).map(lambda time: round(time, 3))
+    ids = IDS if draw(st.booleans()) else INTS
+    return Batch(
+        sender=draw(TEXTS),
+        epoch=draw(st.integers(0, 2**61)),
+        first=draw(st.integers(0, 2**61)),
+        from_ids=Ids.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
+        to_ids=Ids.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
+        topics=topics,
+        topic=topic,
+        numbers=np.sort(column(st.integers(0, 2**32 - 1), np.uint32)) if draw(st.booleans()) else None,
+        step=draw(st.one_of(st.none(), INTS, st.just(0).map(lambda _: column(INTS, np.int64)))),
+        sent_at=column(times, np.float64) if draw(st.booleans()) else draw(times),
+        lines=draw(lines_of(rows)),
+        labels={
+            name: np.array(sorted(found), np.uint32)
+            for name, found in draw(st.dictionaries(TEXTS, st.sets(st.integers(0, rows - 1)), max_size=3)).items()
+        },
+    )
+
+
+@given(st.lists(batches(), min_size=1, max_size=4))
+def test_any_frames_become_the_rows_that_their_messages_are(frames):
+    items = [item_of(batch, f"m{number}:1", f"17{number}-{number}") for number, batch in enumerate(frames)]
+    assert rows_of(*items) == [row for item in items for row in expected(item)]
+
+
+@given(batches(), st.integers(0, 40))
+def test_pieces_of_an_entry_are_its_rows(batch, limit):
+    whole = rows_of(item_of(batch))
+    assert rows_of(item_of(batch), limit=limit) == whole
+    part = take(item_of(batch)).part
+    for begin in range(len(batch)):
+        cut = [*pieces(part, begin, limit)]
+        assert [end for _, end in cut][-1] == len(batch)
+        assert record_batch("exp", [piece for piece, _ in cut]).to_pylist() == whole[begin:]
+
+
+@given(st.lists(batches(), min_size=1, max_size=3))
+@settings(max_examples=20)
+def test_the_columns_are_the_schema_s_and_whole(frames):
+    found = record_batch("exp", [take(item_of(batch)).part for batch in frames])
+    found.validate(full=True)
+    assert found.schema == SCHEMA
+
+
+def test_the_rows_do_not_keep_the_frame_alive():
+    batch = batch_of(100, step=np.arange(100), sent_at=np.arange(100.0), numbers=np.arange(100, dtype=np.uint32))
+    item = item_of(batch)
+    before = rows_of(item)
+    part = take(item).part
+    found = record_batch("exp", [part])
+    # Whatever the columns share with the frame would change with it.
+    frame = part.batch.step.base
+    assert not any(
+        np.may_share_memory(np.frombuffer(buffer, np.uint8), part.batch.step)
+        for column in found.columns
+        for buffer in column.buffers()
+        if buffer is not None and buffer.size
+    ), frame
+    assert found.to_pylist() == before
+
+
+# -- payloads ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_utf8_stays_readable():
+    raw = Lines.of([b"\xff\n{", b"plain", b"\xc3", b"\xa4"], raw=True)
+    rows = rows_of(item_of(batch_of(4, lines=raw)))
+    assert [row["payload"] for row in rows] == ["�\n{", "plain", "�", "�"]
+    rows = rows_of(item_of(batch_of(2, lines=Lines.of([b'"\xff"', b'"ok"']))))
+    assert [row["payload"] for row in rows] == ['"�"', '"ok"']
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -float("inf"), 1e300, -1e300, 253402300800.0])
+def test_times_of_a_mad_clock_can_still_be_read(time):
+    (row,) = rows_of(item_of(batch_of(1, sent_at=time)))
+    assert 1 <= row["sent_at"].year <= 9999
+
+
+def test_a_step_beyond_64_bits_makes_no_row():
+    with pytest.raises(FrameError, match=str(2**63)):
+        take(item_of(batch_of(1, step=2**63)))
+
+
+def test_a_frame_without_payloads_makes_no_row():
+    with pytest.raises(FrameError, match="no payloads"):
+        take(item_of(batch_of(1, lines=None)))
+
+
+# -- notes ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_a_note_tells_of_are_left_to_it():
+    labels = {"spicy": np.array([0, 3], np.uint32)}
+    rows = rows_of(item_of(batch_of(4, noted=np.array([1, 2], np.uint32), labels=labels)))
+    assert [(row["message_id"], row["row"], row["payload"], row["labels"]) for row in rows] == [
+        ("s-1-0", 0, '{"n":0}', ["spicy"]),
+        ("s-1-3", 3, '{"n":3}', ["spicy"]),
+    ]
+    part, messages = take(item_of(batch_of(2, noted=np.array([0, 1], np.uint32))))
+    assert (part, messages) == (None, 2)
+
+
+def test_blocked_rows_have_rule_and_reason_and_nobody_has_them():
+    note = note_of("blocked", why=[("max_length", "too long", [0]), ("ban", "banned", [1, 2])])
+    rows = rows_of(noted_item(batch_of(3), note))
+    assert [(row["fate"], row["rule"], row["reason"]) for row in rows] == [
+        ("blocked", "max_length", "too long"),
+        ("blocked", "ban", "banned"),
+        ("blocked", "ban", "banned"),
+    ]
+    assert {(row["mailbox"], row["delivered_at"], row["noted"]) for row in rows} == {(None, None, True)}
+
+
+def test_rewritten_rows_have_both_payloads_and_the_rule_that_rewrote_them_last():
+    note = note_of(
+        "delivered", mailbox="m", why=[("first", "", [0, 1]), ("last", "softened", [1])], before=[(1, b'{"n":"old"}')]
+    )
+    rows = rows_of(noted_item(batch_of(2), note))
+    assert [(row["rule"], row["reason"], row["payload"], row["payload_before"]) for row in rows] == [
+        ("first", "", '{"n":0}', None),
+        ("last", "softened", '{"n":1}', '{"n":"old"}'),
+    ]
+    assert {(row["fate"], row["mailbox"], row["noted"]) for row in rows} == {("delivered", "m", True)}
+    assert all(row["delivered_at"] is not None for row in rows)
+
+
+def test_who_took_a_publication_says_its_fate():
+    rows = rows_of(noted_item(batch_of(3), note_of("published"), [2, 0, 1]))
+    assert [(row["fate"], row["rule"], row["reason"], row["delivered_at"] is None) for row in rows] == [
+        ("published", None, None, False),
+        ("undeliverable", None, NO_LISTENER, True),
+        ("published", None, None, False),
+    ]
+
+
+def test_pieces_of_a_note_keep_each_row_s_facts():
+    note = note_of("published", why=[("soften", "rude", [1, 2])], before=[(1, b"1"), (2, b"2")])
+    shared = Lines.of([b"x" * 100], np.zeros(4, np.uint32))
+    item = noted_item(batch_of(4, lines=shared), note, [1, 0, 1, 0])
+    assert rows_of(item, limit=100) == rows_of(item)
+    assert [row["payload_before"] for row in rows_of(item, limit=100)] == [None, "1", "2", None]
+
+
+@pytest.mark.parametrize("takers", [None, [], [1]])
+def test_a_note_with_the_takers_of_other_messages_makes_no_row(takers):
+    with pytest.raises(FrameError, match="takers"):
+        take(noted_item(batch_of(2), note_of("published"), takers))
+
+
+def test_frames_of_all_kinds_become_one_batch():
+    items = [
+        item_of(batch_of(2)),
+        noted_item(batch_of(1), note_of("blocked", why=[("ban", "banned", [0])])),
+        item_of(batch_of(1, labels={"a": np.array([0], np.uint32)}, topics=(":plain",), step=5)),
+        noted_item(batch_of(1), note_of("undeliverable")),
+    ]
+    together = rows_of(*items)
+    assert together == [row for item in items for row in rows_of(item)]
+    assert [row["fate"] for row in together] == ["delivered", "delivered", "blocked", "delivered", "undeliverable"]

@@ -1,0 +1,159 @@
+"""Frames and notes as senders write them, straight into a MemoryServer, and what the log must say of them."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+
+from ray_messaging.directory import Record
+from ray_messaging.eventlog.columns import record_batch
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.pieces import pieces
+from ray_messaging.eventlog.records import take
+from ray_messaging.frames import Batch, encode
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+from ray_messaging.message import Message
+from ray_messaging.notes import Note, Why, encode_note
+from ray_messaging.receipt import FATES
+from ray_messaging.transports.base import LOG, Limits, Noted, SendRequest, Shipment
+from ray_messaging.transports.memory import MemoryTransport
+
+WAIT_S = 10.0
+LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
+
+
+def batch_of(rows, *, first=0, sender="s", payload=None, **columns):
+    """Build a batch of `rows` messages, the payload of which says their numbers."""
+    columns.setdefault("from_ids", Ids(np.arange(rows)))
+    columns.setdefault("to_ids", Ids(np.arange(rows) % 7))
+    columns.setdefault("topics", ("agent-chat",))
+    columns.setdefault("sent_at", 1_700_000_000.25)
+    columns.setdefault("lines", Lines.encode([payload or {"n": first + row} for row in range(rows)], 2**30))
+    return Batch(sender=sender, epoch=1, first=first, **columns)
+
+
+def rows_of(*items, exp_id="exp", limit=2**30):
+    """Return what the log has of some entries, as dicts."""
+    parts = [part for item in items if (part := take(item).part) is not None]
+    found = [piece for part in parts for piece, _ in pieces(part, 0, limit)]
+    return record_batch(exp_id, found).to_pylist()
+
+
+def expected(item, exp_id="exp"):
+    """Say row by row what the log must have of an entry; slow, and by the public classes of single messages."""
+    batch = take(item).part.batch
+    found = []
+    for row in range(len(batch)):
+        message = Message(exp_id, batch, row)
+        from_id, to_id = message.from_id, message.to_id
+        found.append(
+            {
+                "message_id": message.id,
+                "step": message.step,
+                "channel": message.channel,
+                "subtopic": message.subtopic,
+                "from_id": from_id if isinstance(from_id, int) else None,
+                "to_id": to_id if isinstance(to_id, int) else None,
+                "from_name": from_id if isinstance(from_id, str) else None,
+                "to_name": to_id if isinstance(to_id, str) else None,
+                "payload": message.data.decode(errors="replace"),
+                "payload_before": None,
+                "labels": [*message.labels] or None,
+                "sent_at": datetime.fromtimestamp(0, UTC) + _micros(message.sent_at),
+                "delivered_at": datetime.fromtimestamp(int(item.entry.partition("-")[0]) / 1000, UTC),
+                "fate": "delivered",
+                "rule": None,
+                "reason": None,
+                "sender": batch.sender,
+                "mailbox": item.stream.rpartition(":")[0],
+                "noted": False,
+                "entry": item.entry,
+                "row": row,
+            }
+        )
+    return found
+
+
+def _micros(seconds):
+    return np.timedelta64(round(seconds * 1e6), "us").item()
+
+
+def note_of(fate, *, mailbox="", why=(), before=()):
+    """Build a note; why: (rule, reason, rows)."""
+    whys = tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for rule, reason, rows in why)
+    return encode_note(Note(FATES.index(fate), mailbox, whys, tuple(before)))
+
+
+class Society:
+    """Write into the streams of one experiment on a MemoryServer, and keep which messages were written."""
+
+    def __init__(self, server, exp_id="exp"):
+        self.server = server
+        self.exp_id = exp_id
+        self.transport = MemoryTransport(server, exp_id)
+        self.written = []
+        self._first = 0
+        self._seq = {}
+        self._epoch = None
+
+    async def mailbox(self, name):
+        delta = await self.transport.load_directory(-1)
+        record = Record(name, [], [], [])
+        listening = await self.transport.listen(record, delta.version, LIMITS, owner="", epoch=None)
+        assert listening is not None
+        return listening.epoch
+
+    async def send(self, mailbox, rows, **columns):
+        """Deliver a frame."""
+        batch = self._next(rows, **columns)
+        await self._ship(mailbox, rows, encode(batch))
+        return batch
+
+    async def block(self, rows, rule="no"):
+        """Write a note of blocked messages."""
+        batch = self._next(rows)
+        noted = Noted(encode(batch), note_of("blocked", why=[(rule, "because", range(rows))]), rows)
+        await self._ship(LOG, rows, b"", noted)
+        return batch
+
+    def _next(self, rows, **columns):
+        batch = batch_of(rows, first=self._first, **columns)
+        self._first += rows
+        self.written += [batch.message_id(row) for row in range(rows)]
+        return batch
+
+    async def _ship(self, mailbox, rows, frame, noted=None):
+        if self._epoch is None:
+            self._epoch = (await self.transport.take_sender_epoch("s", keep_s=60)).epoch
+        seq = self._seq[mailbox] = self._seq.get(mailbox, 0) + 1
+        version = (await self.transport.load_directory(-1)).version
+        reply = await self.transport.send(
+            SendRequest("s", self._epoch, version, -1, [Shipment(mailbox, seq, rows, frame, noted=noted)])
+        )
+        assert [*map(int, reply.fates)] == [0], reply
+
+
+def logged(folder):
+    """Return the message ids of all segments in a folder, in order."""
+    folder = Folder(folder)
+    ids = []
+    for segment in folder.segments():
+        with folder.open(segment) as file:
+            table = file.read()
+        assert (segment.first_row, segment.rows) == (len(ids), table.num_rows)
+        ids += table["message_id"].to_pylist()
+    return ids
+
+
+def seen(writer):
+    """Return the message ids that a writer's snapshot has, in order."""
+    segments, tables, first_row = writer.snapshot()
+    ids = []
+    for segment in segments:
+        with writer.folder.open(segment) as file:
+            ids += file.read(columns=["message_id"])["message_id"].to_pylist()
+    assert len(ids) == first_row
+    for table in tables:
+        ids += table["message_id"].to_pylist()
+    assert len(ids) == writer.rows
+    return ids

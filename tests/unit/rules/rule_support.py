@@ -1,0 +1,64 @@
+"""Batches for rules, and the ways in which a rule must come to the same verdicts."""
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+
+from ray_messaging.frames import Batch
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+
+AGENT = st.one_of(st.integers(0, 4), st.sampled_from(["ann", "bob", -(2**63), 2**63 - 1]))
+SENDER = RECEIVER = st.one_of(AGENT, st.none())
+PAIRS = st.lists(st.tuples(SENDER, RECEIVER), min_size=1, max_size=40)
+TEXTS = st.sampled_from(["fine", "a bad one", "BAD", "badly", "be nice"])
+
+
+def batch_of(pairs, texts=None, *, sender="s", first=0, epoch=0, payloads=None):
+    """Build a batch of pairs; each says its text, if there are any."""
+    if payloads is None and texts is not None:
+        payloads = [{"content": text} for text in texts]
+    return Batch(
+        sender=sender,
+        epoch=epoch,
+        first=first,
+        from_ids=Ids.of([pair[0] for pair in pairs]),
+        to_ids=Ids.of([pair[1] for pair in pairs]),
+        topics=("agent-chat",),
+        lines=None if payloads is None else Lines.of([msgspec.json.encode(payload) for payload in payloads]),
+    )
+
+
+def judged(rule, batch):
+    """Return what a rule says of each row: None where it just passes."""
+    found = rule.check_batch(batch, "e")
+    assert set(found) <= set(range(len(batch)))
+    return [found.get(row) for row in range(len(batch))]
+
+
+def blocked(rule, batch):
+    """Return the rows that a rule blocks."""
+    return [row for row, verdict in enumerate(judged(rule, batch)) if verdict is not None and verdict.blocked]
+
+
+def one_by_one(rule, batch):
+    """Return what a rule says of each row when each comes alone."""
+    return [judged(rule, batch.take(np.array([row])))[0] for row in range(len(batch))]
+
+
+def revived(rule, fresh):
+    """Return a fresh rule that has taken over the state of one whose process died."""
+    fresh.state.load(rule.state.dump())
+    fresh.restored()
+    return fresh
+
+
+def follow(changes, kept):
+    """Apply what changed to what is kept on the server."""
+    if changes is not None:
+        if changes.cleared:
+            kept.clear()
+        for field in changes.gone:
+            kept.pop(field, None)
+        kept.update(changes.put)
+    return kept
