@@ -1,5 +1,8 @@
 """Durable, filtered, logged messaging between millions of agents on a Ray cluster."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ray_messaging.cluster.group import Group
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.config import MessagingConfig, RedisConfig
@@ -14,6 +17,8 @@ from ray_messaging.errors import (
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
+    InvalidQuery,
+    LogError,
     MailboxFull,
     MessagingError,
     NotListening,
@@ -24,6 +29,7 @@ from ray_messaging.errors import (
     ServerRefused,
     TraceError,
     TransitError,
+    Unbalanced,
     UnknownName,
 )
 from ray_messaging.interception import rules
@@ -33,11 +39,27 @@ from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipt, Receipts
 
+if TYPE_CHECKING:
+    from ray_messaging.cluster.blocked import BlockedListener, BlockedMessage
+    from ray_messaging.eventlog.event_log import EventLog
+    from ray_messaging.eventlog.event_rows import LogRow
+
+# They bring pyarrow along, which takes 80 MB: a group's process does without.
+_ON_FIRST_USE = {
+    "BlockedListener": "ray_messaging.cluster.blocked",
+    "BlockedMessage": "ray_messaging.cluster.blocked",
+    "EventLog": "ray_messaging.eventlog.event_log",
+    "LogRow": "ray_messaging.eventlog.event_rows",
+}
+
 __all__ = [
     "AlreadyExists",
+    "BlockedListener",
+    "BlockedMessage",
     "Closed",
     "ConfigError",
     "ConnectionFailed",
+    "EventLog",
     "Fenced",
     "FrameError",
     "Group",
@@ -45,6 +67,9 @@ __all__ = [
     "InvalidAddress",
     "InvalidColumns",
     "InvalidPayload",
+    "InvalidQuery",
+    "LogError",
+    "LogRow",
     "MailboxFull",
     "Message",
     "Messager",
@@ -65,6 +90,13 @@ __all__ = [
     "ServerRefused",
     "TraceError",
     "TransitError",
+    "Unbalanced",
     "UnknownName",
     "rules",
 ]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's
+    if name in _ON_FIRST_USE:
+        return getattr(import_module(_ON_FIRST_USE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

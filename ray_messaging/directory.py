@@ -107,7 +107,7 @@ class Directory:
         self._known: dict[tuple[AgentId | None, str], int] = {}
         self._globs: list[tuple[re.Pattern[bytes], str]] = []
 
-    def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001, FBT002 - a DirectoryDelta
+    def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001 - a DirectoryDelta
         """Take over the records that changed; `mailboxes` names all that are there."""
         self.logged = logged
         self.records.update((record.mailbox, record) for record in changed)

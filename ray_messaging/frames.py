@@ -48,8 +48,8 @@ class Batch:
 
     Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
     the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
-    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it (uint32,
-    ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`).
+    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it 
+    (uint32, ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`).
     """
 
     __slots__ = (

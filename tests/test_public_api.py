@@ -5,9 +5,12 @@ from ray_messaging import errors, rules
 
 NAMES = [
     "AlreadyExists",
+    "BlockedListener",
+    "BlockedMessage",
     "Closed",
     "ConfigError",
     "ConnectionFailed",
+    "EventLog",
     "Fenced",
     "FrameError",
     "Group",
@@ -15,6 +18,9 @@ NAMES = [
     "InvalidAddress",
     "InvalidColumns",
     "InvalidPayload",
+    "InvalidQuery",
+    "LogError",
+    "LogRow",
     "MailboxFull",
     "Message",
     "Messager",
@@ -35,6 +41,7 @@ NAMES = [
     "ServerRefused",
     "TraceError",
     "TransitError",
+    "Unbalanced",
     "UnknownName",
     "rules",
 ]

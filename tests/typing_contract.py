@@ -6,7 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging import (
+    BlockedListener,
+    BlockedMessage,
+    EventLog,
     Group,
+    LogRow,
     Message,
     Messager,
     Messages,
@@ -55,4 +59,26 @@ def on_ray() -> None:
         with group.fetch(timeout=1) as messages:
             assert_type(messages[0], Message)
         assert_type(group.agents, list[int | str])
+        assert_type(messaging.log, EventLog)
+        assert_type(next(messaging.log.tail()), LogRow)
+        assert_type(messaging.log.stats(), dict[str, Any])
+        listener = messaging.on_blocked(lambda event: event.reason)
+        assert_type(listener, BlockedListener)
+        assert_type(listener.cursor, int)
     assert_type(Messaging.connect("e"), Messaging)
+    assert_type(EventLog.open("folder"), EventLog)
+
+
+async def blocked(messaging: Messaging) -> None:
+    async for event in messaging.blocked(after=0):
+        assert_type(event, BlockedMessage)
+        assert_type(event.cursor, int)
+        assert_type(event.from_id, int | str | None)
+        assert_type(event.rule, str | None)
+
+
+class Mine(rules.Rule):
+    def check(self, message: Message) -> rules.Verdict:
+        assert_type(rules.block("why"), rules.Verdict)
+        assert_type(rules.rewrite({}, "label"), rules.Verdict)
+        return rules.label("tag") if message.labels else rules.ALLOW

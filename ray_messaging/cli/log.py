@@ -96,7 +96,7 @@ def conversation(
 def tail(target: Target, fields: dict[str, Any], lines: Lines = 10, as_json: Json = False) -> None:
     """Print the last rows that match, and go on as they come; Ctrl-C ends it. In a finished run none come."""
     log = open_log(target)
-    rows = log.tail(**fields, after=max(-1, len(log) - 1 - lines))
+    rows = log.tail(**fields, after=max(-1, log.end - lines))
     console = output()
     for row in rows:
         if as_json:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.text import Text
 
 from ray_messaging.cli.show import MEANINGS, heat_map, plain_table
@@ -29,7 +30,8 @@ def show_stats(console: Console, stats: dict[str, Any]) -> None:
 
 
 def _summary(stats: dict[str, Any]) -> str:
-    size = f"{stats['segments']:,} segments, {stats['bytes'] / 1e6:,.1f} MB"
+    segments = stats["segments"]
+    size = f"{segments:,} segment{'s' * (segments != 1)}, {decimal(stats['bytes'])}"
     if not stats["rows"]:
         return f"No rows ({size})."
     live = f", {stats['live']:,} rows not in them yet" if stats["live"] else ""

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ray_messaging.cli.rule_specs import KNOWN
+
 Redis = Annotated[
     str | None,
     typer.Option("--redis", metavar="URL", help="Use this server, redis://host:port/db, not one of our own."),
@@ -25,7 +27,7 @@ TraceFile = Annotated[
 Groups = Annotated[int, typer.Option(min=1, max=256, help="How many groups, one Ray actor each.")]
 Rules = Annotated[
     list[str] | None,
-    typer.Option(metavar="SPEC", help="black-list:1-2,3-*,*-4, black-list:FILE.csv or max-length:BYTES; repeatable."),
+    typer.Option(metavar="SPEC", help=f"A rule, repeatable: {'; '.join(known.example for known in KNOWN.values())}."),
 ]
 Speed = Annotated[
     str, typer.Option(metavar="max|X", help="X times the pace of the trace's times, or as fast as it goes.")

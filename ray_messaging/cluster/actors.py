@@ -12,15 +12,15 @@ from ray.util import get_node_ip_address
 from ray_messaging.channels import AgentId, check_id
 from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.group_host import GroupHost
-from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.interceptor_host import InterceptorHost, description
 from ray_messaging.cluster.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, MessagingError
-from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.rules.black_list import Pair
+from ray_messaging.interception.rules import BlackList, Rule
+from ray_messaging.interception.rules.pairs import Pair, check_pairs
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.lending import Token
@@ -113,7 +113,7 @@ class InterceptorActor:
 
     async def rules(self) -> list[dict[str, Any]]:
         """Return a description of each rule, in order."""
-        return [rule.describe() for rule in self._host.interceptor.rules]
+        return [description(rule) for rule in self._host.interceptor.rules]
 
     async def insert_rule(self, rule: Rule, index: int | None = None) -> None:
         """Put a rule before the one at `index` (None: at the end); raises RuleError."""
@@ -146,19 +146,23 @@ class InterceptorActor:
 
     async def black_set(self) -> set[Pair]:
         """Return the blocked pairs."""
-        return set(self._host.black_pairs)
+        return {pair for listed in self._host.black_lists[:1] for pair in listed.pairs}
 
     async def add_to_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Block more pairs."""
-        await self._host.change(lambda: self._host.interceptor.black_list.add(pairs))
+        wanted = check_pairs(pairs, BlackList.name)
+        await self._host.change(lambda: self._host.interceptor.black_list.add(wanted))
 
     async def remove_from_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Let pairs pass again."""
-        await self._host.change(lambda: self._host.interceptor.black_list.remove(pairs))
+        wanted = check_pairs(pairs, BlackList.name)
+        if self._host.black_lists:  # else there is nothing to be removed, nor a list to be made for it
+            await self._host.change(lambda: self._host.interceptor.black_list.remove(wanted))
 
     async def set_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Replace the blocked pairs."""
-        await self._host.change(lambda: self._host.interceptor.black_list.set(pairs))
+        wanted = check_pairs(pairs, BlackList.name)
+        await self._host.change(lambda: self._host.interceptor.black_list.set(wanted))
 
     # -- what is there --------------------------------------------------------------------------------------------
 

@@ -8,14 +8,18 @@ from typing import Any, Self
 
 import pyarrow as pa
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
-from ray_messaging.cluster.calls import result
+from ray_messaging.cluster.calls import result, translated
 from ray_messaging.cluster.log_host import Seen
+from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.eventlog.event_rows import LogRow, rows_of
 
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 10.0  # for news, in one call
+_PAUSE_S = 1.0  # before a log that is in trouble is asked again
+_WHAT = "the event log"
 _GLANCE_S = 0.5  # after so long a listener looks whether it was closed
 
 
@@ -40,11 +44,14 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
         return self
 
     async def __anext__(self) -> BlockedMessage:
-        if self._start is not None:
-            self._cursor, self._start = await self._start, None
-        while (event := next(self._found, None)) is None:
-            page, self._seen = await self._log.blocked.remote(self._cursor, self._seen, _WAIT_S)
-            self._found = _events(page, self._cursor)
+        try:
+            if self._start is not None:
+                self._cursor, self._start = await self._start, None
+            while (event := next(self._found, None)) is None:
+                page, self._seen = await self._log.blocked.remote(self._cursor, self._seen, _WAIT_S)
+                self._found = _events(page, self._cursor)
+        except (RayTaskError, RayActorError) as error:
+            raise translated(error, what=_WHAT) from error
         self._cursor = event.cursor
         return event
 
@@ -52,7 +59,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 class BlockedListener:
     """Call a function with each blocked message, in a thread of its own; `cursor` is that of the last one.
 
-    A call that raises is logged, and the next message comes all the same.
+    A call that raises is logged, and the next message comes all the same; so is a log that is in trouble.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -76,14 +83,22 @@ class BlockedListener:
         self.close()
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        return result(ref, what="the event log")
+        return result(ref, what=_WHAT)
 
     def _run(self) -> None:
-        try:
-            self._listen()
-        except Exception:
-            if not self._closing.is_set():
-                logger.exception("the listener for blocked messages stopped at cursor %d", self.cursor)
+        while not self._closing.is_set():
+            try:
+                self._listen()
+            except Closed:
+                logger.info("the experiment has ended, and with it the listener for blocked messages")
+                return
+            except MessagingError as error:
+                logger.warning("the listener for blocked messages waits: %s", error)
+                self._closing.wait(_PAUSE_S)
+            except Exception:
+                if not self._closing.is_set():
+                    logger.exception("the listener for blocked messages stopped at cursor %d", self.cursor)
+                return
 
     def _listen(self) -> None:
         seen: Seen | None = None

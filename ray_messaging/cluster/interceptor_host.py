@@ -1,6 +1,7 @@
 """The interceptor with its lane and its state on the server, in one actor's process."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,14 +11,15 @@ from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import AlreadyExists
-from ray_messaging.interception.interceptor import VIOLATIONS, Interceptor
+from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import BlackList, Rule
-from ray_messaging.interception.rules.black_list import Pair
 from ray_messaging.interception.state import Fields
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -45,35 +47,55 @@ class InterceptorHost:
     async def start(self, host: str) -> None:
         """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
 
-        Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise.
+        Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise;
+        RuleError.
         """
+        given = self._given()  # nothing is written where that fails
         await self.transport.connect()
         restarted = await self._take_experiment()
         # From here on, a predecessor that lives on lets nothing pass, and writes nothing.
         epoch = int(await self.transport.link.command("HINCRBY", self.transport.keys.meta, "interceptor", 1))
-        await self._take_rules(epoch, restarted=restarted)
+        await self._take_rules(epoch, given, restarted=restarted)
         if self._spec.log_dir is None:
             await self._retire_log()
         self.lane_address = await self._lane.start(host)
 
-    async def _take_rules(self, epoch: int, *, restarted: bool) -> None:
+    async def _take_rules(self, epoch: int, given: list[Rule], *, restarted: bool) -> None:
         kept = await self._store.load_rules() if restarted else None
-        rules = self._given() if kept is None else list(kept)
+        rules = given if kept is None else list(kept)
         black_list = BlackList()
         if all(rule.name != black_list.name for rule in rules):
-            rules.insert(0, black_list)  # one that an earlier run put in at run time
+            rules.insert(0, black_list)  # one that an earlier run, or a rule, put in as it went
         tables, answers = await self._store.load(rules)
-        if not tables[black_list.name]:
+        whole = kept is not None and self._keep_own(rules, tables, await self._store.owners())
+        if not tables.get(black_list.name):
             rules = [rule for rule in rules if rule is not black_list]
-        if kept is not None:
-            tables = await self._own_tables(rules, tables)
         settings = self._spec.settings
         # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         self.interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s)
-        self.interceptor.load(tables, answers, merge=not restarted)
-        await self._store.save_rules(self.interceptor.rules.now)
-        await self.interceptor.store_all()
+        self.interceptor.load(tables, answers, merge=kept is None)
+        if not whole:
+            await self._store.save_rules(self.interceptor.rules.now)
+            await self.interceptor.store_all()
+
+    def _keep_own(self, rules: list[Rule], tables: dict[str, Fields], owners: dict[str, str]) -> bool:
+        """Keep of the tables those that are these rules' own: a predecessor may have died while rules changed.
+
+        Returns whether all are.
+        """
+        whole = True
+        for rule in rules:
+            mark = self._store.mark(rule)
+            if owners.get(rule.name) != mark:
+                whole = False
+                tables.pop(rule.name, None)
+            elif mark is None:  # the black list that a rule put in, if one did
+                whole = whole and not tables.get(rule.name)
+            elif rule.state is not None:
+                rule.state.load({})  # what it was put in with may be gone since
+                rule.restored()
+        return whole
 
     def _given(self) -> list[Rule]:
         rules = []
@@ -81,15 +103,6 @@ class InterceptorHost:
             rules.append(unpickled(data))
             self._store.admit(rules[-1], data)
         return rules
-
-    async def _own_tables(self, rules: list[Rule], tables: dict[str, Fields]) -> dict[str, Fields]:
-        """Return the tables that are these rules' own: a predecessor may have died while it put one in."""
-        stored = await self._store.stored(rules)
-        for rule in rules:
-            if rule.state is not None and rule.name in stored:
-                rule.state.load({})  # what it was put in with may be gone since
-                rule.restored()
-        return {name: fields for name, fields in tables.items() if name in stored or name == VIOLATIONS}
 
     async def _retire_log(self) -> None:
         """Take out the event log of an earlier run: nobody would read on, and senders would wait for it."""
@@ -145,8 +158,8 @@ class InterceptorHost:
         def make() -> dict[str, Any]:
             nonlocal before
             before = self.interceptor.rules.now
-            self._store.calls[call] = change(self.interceptor.rules).describe()
-            return self._store.calls[call]
+            described = self._store.calls[call] = description(change(self.interceptor.rules))
+            return described
 
         async with self._changing:
             if call in self._store.calls:
@@ -176,9 +189,9 @@ class InterceptorHost:
             self._store.admit(rule)
 
     @property
-    def black_pairs(self) -> frozenset[Pair]:
-        """Return the pairs of the first black list; none where there is no list."""
-        return next((rule.pairs for rule in self.interceptor.rules if isinstance(rule, BlackList)), frozenset())
+    def black_lists(self) -> list[BlackList]:
+        """Return the black lists; the first is the one that the black set is."""
+        return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
 
     async def new_round(self) -> None:
         """Begin a new round for all rules that count by rounds."""
@@ -220,7 +233,7 @@ class InterceptorHost:
 
     async def close(self, *, erase: bool) -> None:
         """End the experiment; `erase` removes its data from the server."""
-        await self.abandon()
+        await self._fall_silent()
         await self._store.forget_rules()
         if erase:
             await self._erase()
@@ -228,9 +241,12 @@ class InterceptorHost:
 
     async def abandon(self) -> None:
         """Stop serving; another process may go on."""
+        await self._fall_silent()
+        await self.transport.close()
+
+    async def _fall_silent(self) -> None:
         await self._lane.close()
         await self.interceptor.close()
-        await self.transport.close()
 
     async def _erase(self) -> None:
         link, cursor = self.transport.link, b"0"
@@ -242,3 +258,12 @@ class InterceptorHost:
                 await link.command("UNLINK", *keys)
             if int(cursor) == 0:
                 return
+
+
+def description(rule: Rule) -> dict[str, Any]:
+    """Return what a rule says of itself; one that fails at that is still told."""
+    try:
+        return rule.describe()
+    except Exception as error:
+        logger.exception("rule %r cannot be described", rule.name)
+        return {"name": rule.name, "kind": type(rule).__name__, "error": f"{type(error).__name__}: {error}"}

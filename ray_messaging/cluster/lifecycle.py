@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.cluster.actors import InterceptorActor, ServerActor
 from ray_messaging.cluster.calls import NAMESPACE, result
-from ray_messaging.cluster.log_actor import LogActor
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.config import RedisConfig
@@ -38,6 +36,7 @@ class Owned:
         self._server: Any = None
         self._spec: Any = None
         self._ray_is_ours = ray_is_ours
+        self._untouched = False  # nothing is on the server but what this start has put there
 
     def start(self, spec: InterceptorSpec, config: RedisConfig | None) -> Experiment:
         """Start the server, unless there is one, and the interceptor."""
@@ -63,8 +62,13 @@ class Owned:
             options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
             if "://" not in experiment.log_dir:
                 options["scheduling_strategy"] = here
+            # Until the log is there nothing was sent, and what was there before "reset" has deleted.
+            self._untouched = spec.on_existing != "resume"
+            from ray_messaging.cluster.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
+
             self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
             result(self.log.ready.remote(), what=f"the event log of experiment {spec.exp_id!r}")
+            self._untouched = False
         return experiment
 
     def close(self, *, erase: bool) -> None:
@@ -74,7 +78,7 @@ class Owned:
             if self.log is not None:
                 finish_log(self.log)
             if self.interceptor is not None:
-                leave([self.interceptor], erase=erase)
+                leave([self.interceptor], erase=erase or self._untouched)
             if self._server is not None:
                 _attempt([self._server.stop.remote()])
                 ray.kill(self._server)

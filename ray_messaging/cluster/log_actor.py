@@ -1,6 +1,7 @@
 """The actor that keeps the event log: the interceptor gave the writer a process of its own."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pyarrow as pa
@@ -8,10 +9,14 @@ import pyarrow as pa
 from ray_messaging.cluster.log_host import LogHost, Seen
 from ray_messaging.cluster.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import LogError, MessagingError
+
+logger = logging.getLogger(__name__)
 
 # Between attempts of a restarted actor to reach the server.
 _PAUSE_S = 0.5
+# And to use a folder that it could not.
+_LONG_PAUSE_S = 1.0
 
 
 class LogActor:
@@ -20,9 +25,26 @@ class LogActor:
     async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
         self._failure: MessagingError | None = None
         self._host = LogHost(experiment, on_existing)
+        self._trying: asyncio.Task[None] | None = None
         while not await self._begin() and restarted():
             await asyncio.sleep(_PAUSE_S)
             self._host = LogHost(experiment, on_existing)
+        if restarted() and isinstance(self._failure, LogError):
+            # Messages wait until somebody has set this right, and whoever asks is told meanwhile.
+            logger.error("the event log cannot go on, trying on: %s", self._failure)
+            self._trying = asyncio.create_task(self._try_on(experiment, on_existing), name="ray_messaging log restart")
+
+    async def _try_on(self, experiment: Experiment, on_existing: str) -> None:
+        while self._failure is not None:
+            await asyncio.sleep(_LONG_PAUSE_S)
+            host = LogHost(experiment, on_existing)
+            try:
+                await host.start()
+            except MessagingError as error:
+                self._failure = error
+                await host.abandon()
+            else:
+                self._host, self._failure = host, None
 
     async def _begin(self) -> bool:
         """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
@@ -75,5 +97,8 @@ class LogActor:
 
     async def close(self) -> None:
         """Write all that was sent, and leave."""
+        if self._trying is not None:
+            self._trying.cancel()
+            await asyncio.gather(self._trying, return_exceptions=True)
         if self._failure is None:
             await asyncio.shield(self._host.close())

@@ -12,7 +12,7 @@ from ray_messaging.eventlog.event_rows import rows_as_seed
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.query import REACHED, answer
 from ray_messaging.eventlog.scan import View
-from ray_messaging.eventlog.writer import LogWriter
+from ray_messaging.eventlog.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 
@@ -38,7 +38,15 @@ class LogHost:
         self._transport = RedisTransport(experiment.redis, experiment.exp_id, patience_s=settings.send_timeout_s)
         self._folder = Folder(experiment.log_dir)
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, 0.0, leased=False)
-        self._writer = LogWriter(self._transport, self._folder, experiment.exp_id, limits=limits)
+        self._writer = LogWriter(
+            self._transport,
+            self._folder,
+            experiment.exp_id,
+            limits=limits,
+            # Senders wait for what is not in a file yet as if it were unread: a mailbox must not fill by that alone.
+            segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
+            segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
+        )
         self._cleared = -1
 
     async def start(self) -> None:

@@ -1,7 +1,7 @@
 """The facade: start an experiment, find its groups, shut it down."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +10,6 @@ import ray
 
 from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.actors import GroupActor
-from ray_messaging.cluster.blocked import BlockedListener, BlockedMessage, BlockedMessages
 from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.group import Group, check_agents
 from ray_messaging.cluster.lifecycle import (
@@ -24,16 +23,15 @@ from ray_messaging.cluster.lifecycle import (
     remote,
     runs_already,
 )
-from ray_messaging.cluster.remote_log import RemoteSource
-from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute, no_log
+from ray_messaging.cluster.logged import Logged
+from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
-from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, UnknownName
-from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, UnknownName
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import Messager
 
 
-class Messaging:
+class Messaging(Logged):
     """Run one experiment's messaging on a Ray cluster; pass it to Ray tasks and actors as it is.
 
     The experiment lives as long as the process that started it, or until `shutdown`.
@@ -149,33 +147,6 @@ class Messaging:
         if self._experiment.log_dir is not None:
             stats["log"] = self._ask(self.log_actor.stats.remote())
         return {"exp_id": self.exp_id} | stats
-
-    # -- the event log --------------------------------------------------------------------------------------------
-
-    @property
-    def log_actor(self) -> Any:  # noqa: ANN401 - a handle
-        """Return the handle of the actor that keeps the event log; raise ConfigError where there is none, Closed."""
-        if self._experiment.log_dir is None:
-            raise ConfigError(no_log(self.exp_id))
-        try:
-            return ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
-        except ValueError as error:
-            raise Closed(
-                f"experiment {self.exp_id!r} was shut down: EventLog.open({self._experiment.log_dir!r}) reads its log"
-            ) from error
-
-    @property
-    def log(self) -> EventLog:
-        """Return the event log: who said what to whom, and what was stopped and why, up to this moment."""
-        return EventLog(RemoteSource(self.log_actor, self.exp_id))
-
-    def blocked(self, *, after: int | None = None) -> BlockedMessages:
-        """Iterate (`async for`) over the messages that rules block, from now on, or after a `cursor` seen before."""
-        return BlockedMessages(self.log_actor, after)
-
-    def on_blocked(self, callback: Callable[[BlockedMessage], object], *, after: int | None = None) -> BlockedListener:
-        """Call a function with each blocked message, in a thread, until the listener is closed."""
-        return BlockedListener(self.log_actor, callback, after)
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         return result(ref, what=f"the interceptor of experiment {self.exp_id!r}")

@@ -51,13 +51,15 @@ class RuleStore:
         tables = {name: await self._hash(self._keys.table(name)) for name in names}
         return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
 
-    async def stored(self, rules: Iterable[Rule]) -> set[str]:
-        """Return the names of those rules whose tables on the server are theirs, empty ones, too."""
-        there = {name.decode() for name in await self._link.command("LRANGE", self._keys.rules, 0, -1)}
-        return {rule.name for rule in rules if id(rule) in self._known and self._name(rule) in there}
+    async def owners(self) -> dict[str, str]:
+        """Return whose the tables on the server are: by a rule's name the mark of the one that had it."""
+        names: list[bytes] = await self._link.command("LRANGE", self._keys.rules, 0, -1)
+        return {name: mark for name, _, mark in (entry.decode().rpartition(":") for entry in names)}
 
-    def _name(self, rule: Rule) -> str:
-        return f"{rule.name}:{self._known[id(rule)].mark}"
+    def mark(self, rule: Rule) -> str | None:
+        """Return what tells an admitted rule from others that had its name."""
+        known = self._known.get(id(rule))
+        return None if known is None else known.mark
 
     async def _hash(self, key: str) -> Fields:
         found = await self._link.command("HGETALL", key)
@@ -106,7 +108,7 @@ class RuleStore:
         for rule in kept:
             self.admit(rule)
         self._known = {id(rule): self._known[id(rule)] for rule in kept}
-        self._names = [self._name(rule) for rule in kept]
+        self._names = [f"{rule.name}:{self.mark(rule)}" for rule in kept]
         while len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
         code = ray.cloudpickle.dumps(([(known.pickled, known.mark) for known in self._known.values()], self.calls))
@@ -129,6 +131,7 @@ class RuleStore:
 
 def pickled(rule: Rule) -> PickledRule:
     """Pickle a rule; raise RuleError where it cannot be."""
+    context, rule.context = rule.context, None  # one that is in does not take its interceptor along
     try:
         return PickledRule(rule.name, ray.cloudpickle.dumps(rule))
     except Exception as error:  # what a rule holds raises what it likes
@@ -137,6 +140,8 @@ def pickled(rule: Rule) -> PickledRule:
             "connections and locks when they are first used, not in __init__",
             rule=rule.name,
         ) from error
+    finally:
+        rule.context = context
 
 
 def unpickled(rule: PickledRule) -> Rule:

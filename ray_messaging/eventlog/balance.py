@@ -22,7 +22,7 @@ from ray_messaging.eventlog.scan import View, scan
 from ray_messaging.eventlog.shaping import plain
 from ray_messaging.receipt import FATES
 
-PARTITION_ROWS = 2_000_000  # 80 MB of records and what sorting them takes
+PARTITION_ROWS = 1_000_000  # 40 MB of records, and what sorting them takes
 OFFENDERS = 100
 _MOST_FILES = 200  # of each of two kinds: processes may often open 1,024
 _SUSPECTS = 10 * OFFENDERS

@@ -57,6 +57,11 @@ class EventLog:
         """Open the folder of a finished run: a path, or a URI of pyarrow's file systems. Raises LogError."""
         return cls(FolderSource(log_dir))
 
+    @property
+    def end(self) -> int:
+        """Return the position of the last row; -1 where there is none."""
+        return int(self._source.ask("end"))
+
     def query(self, *, internal: bool = False, **fields: Unpack[Fields]) -> pa.Table:
         """Return the rows that match, in the order of the log: one per send and recipient.
 
@@ -133,9 +138,6 @@ class EventLog:
 
     def _table(self, what: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - a question's
         return self._source.ask(what, **arguments)
-
-    def __len__(self) -> int:
-        return int(self._source.ask("end")) + 1
 
 
 def _ends(table: pa.Table) -> list[list[AgentId | None]]:

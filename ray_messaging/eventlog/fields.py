@@ -86,9 +86,15 @@ def check_agent(name: str, value: object) -> AgentId:
 
 def check_text(name: str, value: object) -> str | None:
     """Return a text that is not empty, or None; raise InvalidQuery."""
-    if value is None or (isinstance(value, str) and value):
-        return value
-    raise invalid(name, value, "must be a text that is not empty")
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise invalid(name, value, "must be a text that is not empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(name, value, "is no Unicode text: no row can have it") from error
+    return value
 
 
 def _fate(name: str, value: object) -> str:

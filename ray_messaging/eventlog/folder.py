@@ -190,12 +190,13 @@ class Folder:
                 raise ValueError("its footer speaks of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except KeyError as error:
-            raise self._damaged(info.path, f"its footer has no {error}: this library did not write it") from error
+            raise self._damaged(info.path, "its footer lacks what this library writes there") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
             raise self._damaged(info.path, error) from error
 
     def _damaged(self, path: str, error: object) -> LogError:
-        return self._error(f"it is damaged ({error}): move it away, the other segments stay readable", path)
+        why = " ".join(str(error).split())
+        return self._error(f"it is damaged ({why}): move it away, the other segments stay readable", path)
 
     def _file(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}"

@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 _PLACES = 256
+_LAST_PLACE = _PLACES - 1
 
 
 @cache
@@ -17,7 +18,10 @@ def _table() -> NDArray[np.uint64]:
 
 def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
     """Return a hash of each text, uint64 (n,); null gives 0. Equal texts have equal hashes; others hardly ever."""
-    array = column if isinstance(column, pa.Array) else column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        parts = [hashes(chunk) for chunk in column.chunks]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+    array = column
     if pa.types.is_dictionary(array.type):
         known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))  # the last one is for null
         codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
@@ -34,11 +38,12 @@ def _of_bytes(array: pa.Array) -> NDArray[np.uint64]:
     found = np.zeros(len(array), np.uint64)
     if not len(array) or data is None:
         return found
-    offsets = np.frombuffer(offsets_buffer, dtype)[array.offset : array.offset + len(array) + 1].astype(np.intp)
+    offsets = np.frombuffer(offsets_buffer, dtype)[array.offset : array.offset + len(array) + 1]
     lengths = np.diff(offsets)
     used = lengths > 0  # reduceat would give an empty text the next one's first byte
     starts = offsets[:-1][used]
     text = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    places = (np.arange(offsets[0], offsets[-1]) - np.repeat(starts, lengths[used])) % _PLACES
-    found[used] = np.add.reduceat(_table()[(places << 8) + text], starts - offsets[0]) if len(starts) else 0
+    places = np.arange(offsets[0], offsets[-1], dtype=dtype) - np.repeat(starts, lengths[used])
+    if len(starts):
+        found[used] = np.add.reduceat(_table()[((places & _LAST_PLACE) << 8) | text], starts - offsets[0])
     return found

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.columns import Part, record_batch
-from ray_messaging.eventlog.pieces import PIECE_BYTES, payload_bytes, pieces
+from ray_messaging.eventlog.pieces import payload_bytes, pieces
 from ray_messaging.eventlog.records import NOTHING, take
 from ray_messaging.eventlog.streams import Read, key, size
 from ray_messaging.transports.base import LogItem, LogStreams, Transport
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHUNK_ROWS = 8_192  # more in one go gain nothing, and hold up whoever shares the process
+PIECE_BYTES = 16 * 2**20  # nor this much payload, of which the segment must hold all before it can be closed
 _SMALL_BYTES = 2**16  # are turned into rows sooner than a thread is asked to
 _AWAY_S = 0.1  # between attempts, beside the transport's own patience
 
@@ -116,7 +117,7 @@ class Intake:
         if part is None:
             yield None, Done(item, messages)
             return
-        for piece, end in pieces(part, begin if entry == item.entry else 0):
+        for piece, end in pieces(part, begin if entry == item.entry else 0, PIECE_BYTES):
             yield piece, Done(item, messages, None if end == len(part.batch) else end)
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:

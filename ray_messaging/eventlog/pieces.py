@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from ray_messaging.eventlog.columns import Part
 from ray_messaging.notes import Note, Why
 
-PIECE_BYTES = 16 * 2**20  # of payload in memory at once
-
 
 def payload_bytes(part: Part) -> int:
     """Return about how many bytes of payload the rows have in memory."""
@@ -18,7 +16,7 @@ def payload_bytes(part: Part) -> int:
     return lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
 
 
-def pieces(part: Part, begin: int, limit: int = PIECE_BYTES) -> Iterator[tuple[Part, int]]:
+def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
     """Yield a part's rows from `begin` on, at most so many bytes of payload at a time, each with where it ends."""
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -80,7 +81,7 @@ class LogWriter:
             self._streams.begun, self._intake.begun = dict(newest.begun), dict(newest.begun)
             self._growing = Growing(newest.number + 1, newest.first_row + newest.rows)
         self._streams.update(*await self._intake.look())
-        self._reading = self._spawn(self._read(), "reader")
+        self._reading = self._spawn(self._read, "reader")
 
     async def close(self) -> None:
         """Write all that was in the streams when this was called, and stop; closing twice does no harm.
@@ -171,7 +172,7 @@ class LogWriter:
             if marked:
                 self._streams.update(*await self._intake.look())
             if self._growing.age() >= self._old_s and not self._busy:
-                self._writing = self._spawn(self._store(self._seal(), closed=False), "file")
+                self._writing = self._spawn(partial(self._store, self._seal(), closed=False), "file")
 
     def _patience(self) -> float:
         if not self._growing.waiting:
@@ -205,7 +206,7 @@ class LogWriter:
                 self._hold()
             await self._written()
             self._held = False
-        self._writing = self._spawn(self._store(self._next(), closed=True), "file")
+        self._writing = self._spawn(partial(self._store, self._next(), closed=True), "file")
 
     def _hold(self) -> None:
         if self._held:
@@ -249,14 +250,15 @@ class LogWriter:
         self._goals.fail(self._gone())
         if self.error is None and self._growing.waiting:
             closed = self._growing.rows > 0
-            await self._guard(self._store(self._next() if closed else self._seal(), closed=closed))
+            sealed = self._next() if closed else self._seal()
+            await self._guard(partial(self._store, sealed, closed=closed))
 
-    def _spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+    def _spawn(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         return asyncio.create_task(self._guard(work), name=f"ray_messaging log {what} of {self.exp_id}")
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except MessagingError as error:
             logger.error("the event log's writer of %s stops: %s", self.exp_id, error)  # noqa: TRY400 - it is foreseen
             self._stop(error)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ray_messaging.errors import ConfigError, InterceptorUnavailable
 from ray_messaging.frames import Batch, encode
+from ray_messaging.interception.deferral import PATIENCE_S
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneClient
 from ray_messaging.interception.verdicts import FOREIGN, Judge, Verdicts, decode_verdicts
@@ -140,16 +141,17 @@ class RemoteJudge(_Asking):
 
     async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
         lane = self._lane
+        limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
         if lane is not None:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(limit_s):
                     return await lane.ask(request, patient=patient)
             except TimeoutError as error:
                 self._drop(lane)
-                raise _unavailable(error, self._timeout_s) from error
+                raise _unavailable(error, limit_s) from error
             except OSError:  # cut: its successor serves a lane of its own
                 self._drop(lane)
-        return await _persist(lambda: self._ask_anew(request, patient=patient), self._timeout_s)
+        return await _persist(lambda: self._ask_anew(request, patient=patient), limit_s)
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
         """Ask over the lane that the actor serves now; by Ray call where it cannot be opened."""

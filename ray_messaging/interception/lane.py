@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import Awaitable
 from struct import Struct
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.frames import FRAME_LIMIT
@@ -121,6 +121,9 @@ class _Caller(Framing):
         if len(frame) < _REQUEST.size:
             self.refuse("a request without a number")
             return
+        if len(self._later) >= WAITING:
+            self.refuse("too many requests that wait")
+            return
         number, kind = _REQUEST.unpack_from(frame)
         try:
             answer = self._server.answer(frame[_REQUEST.size :], patient=kind == WAIT)
@@ -129,16 +132,16 @@ class _Caller(Framing):
             return
         if isinstance(answer, bytes):
             self.send(_NUMBER.pack(number) + answer)
-        elif len(self._later) < WAITING:
+        else:
             task = asyncio.ensure_future(self._answer_later(number, answer))
             self._later.add(task)
             task.add_done_callback(self._later.discard)
-        else:
-            self.refuse("too many requests that wait")
 
     async def _answer_later(self, number: int, answer: Awaitable[bytes]) -> None:
         try:
             found = await answer
+        except (FrameError, Fenced) as error:
+            self.refuse(str(error))
         except Exception as error:
             logger.exception("the verdict lane cannot answer")
             self.refuse(str(error))
@@ -155,6 +158,7 @@ class LaneClient(Framing):
         self._numbers = 0
         self._opening: asyncio.Future[None] | None = None
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._given_up: set[int] = set()
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
@@ -177,12 +181,15 @@ class LaneClient(Framing):
             raise ConnectionResetError("the verdict lane is closed")
         number = self._numbers
         self._numbers = (number + 1) % 2**32
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
         try:
             self.send(_REQUEST.pack(number, WAIT if patient else JUDGE) + request)
             return await future
         finally:
             del self._waiting[number]
+            if future.cancelled():
+                self._given_up.add(number)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -190,19 +197,23 @@ class LaneClient(Framing):
             self.transport.abort()
 
     def frame_received(self, frame: bytes) -> None:
-        """Take an answer; one that nobody waits for any more passes by."""
+        """Take an answer; one that nobody waits for any more passes by, one that nobody asked for ends it all."""
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(None)
         elif len(frame) < _NUMBER.size:
             self.refuse("an answer without a number")
         else:
-            future = self._waiting.get(_NUMBER.unpack_from(frame)[0])
+            (number,) = _NUMBER.unpack_from(frame)
+            future = self._waiting.get(number)
             if future is not None and not future.done():
                 future.set_result(frame[_NUMBER.size :])
+            elif future is None and number not in self._given_up:
+                self.refuse("an answer to no request")
+            self._given_up.discard(number)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who waits."""
-        lost = [] if self._opening is None else [self._opening]
+        lost: list[asyncio.Future[Any]] = [] if self._opening is None else [self._opening]
         for future in (*lost, *self._waiting.values()):
             if not future.done():
                 future.set_exception(ConnectionResetError(f"the verdict lane was cut ({exc or 'closed'})"))

@@ -93,9 +93,9 @@ class Cutter:
             return self._copied(posting, opened, routes.tolist())
         posting.expect(opened, 1)
         order = np.argsort(routes, kind="stable")
-        bounds = np.searchsorted(routes[order], [*used, used[-1] + 1]) if used else []
+        bounds: list[int] = np.searchsorted(routes[order], [*used, used[-1] + 1]).tolist() if used else []
         found: dict[str, Rows | None] = {}
-        for route, (low, high) in zip(used, pairwise(np.asarray(bounds).tolist()), strict=True):
+        for route, (low, high) in zip(used, pairwise(bounds), strict=True):
             found[next(iter(directory.mailboxes(route)), BARE)] = opened[order[low:high]]
         return found
 

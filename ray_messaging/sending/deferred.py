@@ -44,7 +44,7 @@ class Deferred:
         self._released = released
         self._pairs: dict[Pair, list[_Place]] = {}
         self._places: dict[tuple[Posting, int], _Place] = {}
-        self._ready: list[_Place] = []
+        self._moved: set[Pair] = set()  # pairs of which the first may have its verdict
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Deferred:
             held.append(row)
             if row in deferred:
                 waiting.append(row)
-        self._release(posting, held)
+        self._move(posting, held)
         if waiting:
             task = asyncio.create_task(self._wait(posting, waiting), name="ray_messaging deferred verdicts")
             self._tasks.add(task)
@@ -95,7 +95,18 @@ class Deferred:
 
     def take_ready(self) -> list[tuple[Posting, Rows, int]]:
         """Return the rows that may go now, with the epoch of the interceptor that passed them, in their order."""
-        ready, self._ready = sorted(self._ready, key=_order), []
+        moved, self._moved = self._moved, set()
+        ready: list[_Place] = []
+        for pair in moved:
+            queue = self._pairs.get(pair, [])
+            count = next((at for at, place in enumerate(queue) if place.epoch is _UNKNOWN), len(queue))
+            ready += queue[:count]
+            del queue[:count]
+            if not queue:
+                self._pairs.pop(pair, None)
+        for place in ready:
+            del self._places[place.posting, place.row]
+        ready.sort(key=_order)
         return [
             (posting, np.array([place.row for place in places], np.intp), epoch or 0)
             for (posting, epoch), places in groupby(ready, key=lambda place: (place.posting, place.epoch))
@@ -120,27 +131,23 @@ class Deferred:
 
     def _resolve(self, posting: Posting, rows: list[int], epoch: int) -> None:
         for row in rows:
-            place = self._places[posting, row]
-            place.epoch = epoch
-        self._release(posting, rows)
+            self._places[posting, row].epoch = epoch
+        self._move(posting, rows)
 
     def _fail(self, posting: Posting, rows: list[int], error: MessagingError) -> None:
         for row in rows:
             self._places[posting, row].epoch = _FAILED  # it leaves its queue, and finds its row closed
         posting.fail(np.array(rows, np.intp), error)
-        self._release(posting, rows)
+        self._move(posting, rows)
 
-    def _release(self, posting: Posting, rows: list[int]) -> None:
-        """Let go what stands at the head of its pair's queue with a verdict."""
-        for pair in dict.fromkeys(_pair(posting.batch, row) for row in rows):
-            queue = self._pairs.get(pair)
-            while queue and queue[0].epoch is not _UNKNOWN:
-                place = queue.pop(0)
-                del self._places[place.posting, place.row]
-                self._ready.append(place)
-            if queue is not None and not queue:
-                del self._pairs[pair]
-        if self._ready:
+    def _move(self, posting: Posting, rows: list[int]) -> None:
+        """Look at the queues of some rows when what is ready is taken.
+
+        Until then everything stays in its queue: a row that leaves it must be on its way before any later one of its
+        pair is, and an earlier one may be judged once more, and have to wait, in between.
+        """
+        if rows:
+            self._moved.update(_pair(posting.batch, row) for row in rows)
             self._released()
 
     async def close(self) -> None:
@@ -151,12 +158,13 @@ class Deferred:
 
     def abandon(self, error: MessagingError) -> None:
         """Give everybody whose messages wait the error."""
+        for task in self._tasks:
+            task.cancel()
         places, self._places = self._places, {}
         self._pairs.clear()
+        self._moved.clear()
         for posting, row in places:
             posting.fail(np.array([row], np.intp), error)
-        for posting, rows, _ in self.take_ready():
-            posting.fail(rows, error)
 
 
 def _pair(batch: Batch, row: int) -> Pair:

@@ -11,7 +11,8 @@ def full(crate: Crate, *, log: bool = False) -> MailboxFull:
     if log:
         return MailboxFull(
             "the event log did not keep up, so these messages were not written, nor let through: look at "
-            f"messaging.stats()['log'] (is its disk full?), or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
+            "messaging.stats()['log'] (is its disk full?), or raise MessagingConfig.mailbox_messages or "
+            f"mailbox_bytes{others}",
             mailbox=crate.mailbox,
         )
     return MailboxFull(

@@ -8,13 +8,7 @@ from itertools import islice
 import numpy as np
 
 from ray_messaging.directory import Directory
-from ray_messaging.errors import (
-    ConfigError,
-    Fenced,
-    MailboxFull,
-    MessagingError,
-    TransitError,
-)
+from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, TransitError
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate, Cutter
@@ -249,14 +243,17 @@ class Shipper:
         lane.retry_at = now + lane.pause
 
     def _unload(self) -> list[Crate]:
-        """Empty the lanes; return the crates that were on them, the oldest postings first."""
+        """Empty the lanes; return the crates that were on them, the oldest first.
+
+        Rows of one posting that were loaded later, as they had to wait, have the later deadline.
+        """
         crates: list[Crate] = []
         for lane in self._lanes.values():
             crates += lane.crates
             lane.crates.clear()
             lane.tried = 0
             lane.pause = lane.retry_at = 0.0
-        return sorted(crates, key=lambda crate: crate.posting.batch.first)
+        return sorted(crates, key=lambda crate: (crate.posting.batch.first, crate.deadline))
 
     def _limit_of(self, mailbox: str) -> int:
         record = self._directory.records.get(mailbox)

@@ -1,13 +1,16 @@
 """What the tests of the cluster share: waiting, killing, and emptying groups."""
 
+import asyncio
 import os
 import signal
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import ray
 
-from ray_messaging import Group
+from ray_messaging import Group, rules
 
 PATIENCE_S = 30.0
 
@@ -76,3 +79,114 @@ def numbered(count, start=0):
 def new_handle(group):
     """Return another handle of a group, as a task would have."""
     return Group(group._experiment, group.name, group.actor)
+
+
+# -- rules and the log --------------------------------------------------------------------------------------------
+
+
+class Shouting(rules.Rule):
+    """Block what is written in capitals; its class travels by value, as that of a notebook does."""
+
+    needs_payload = True
+
+    def check(self, message):
+        text = str(message.payload.get("text", ""))
+        return rules.block("no shouting") if text.isupper() else rules.ALLOW
+
+
+class Careful(rules.Rule):
+    """Let all pass; the first of its kind that is closed takes the interceptor's process with it."""
+
+    def __init__(self, marker, name="careful"):
+        self.marker, self.name = marker, name
+
+    def check_batch(self, batch, exp_id):
+        return {}
+
+    async def close(self):
+        try:
+            os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class LocksUp(rules.Rule):
+    """Hold what cannot be pickled, from the moment it is unpickled on."""
+
+    def __init__(self, locked=False):
+        self.lock = threading.Lock() if locked else None
+
+    def __setstate__(self, state):
+        self.lock = threading.Lock()
+
+    def check_batch(self, batch, exp_id):
+        return {}
+
+
+class OnlyHere(rules.Rule):
+    """Come to life in the process that made it only, as a rule of a module does that others do not have."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def __setstate__(self, state):
+        if state["pid"] != os.getpid():
+            raise ModuleNotFoundError("No module named 'mine'")
+        self.__dict__.update(state)
+
+    def check_batch(self, batch, exp_id):
+        return {}
+
+
+@ray.remote(num_cpus=0, max_concurrency=2000)
+class Gate:
+    """Hold whoever asks until it is opened."""
+
+    def __init__(self):
+        self.opened = asyncio.Event()
+        self.asked = []
+
+    async def ask(self, what):
+        self.asked.append(what)
+        await self.opened.wait()
+        return True
+
+    async def open(self):
+        self.opened.set()
+
+    async def questions(self):
+        return list(self.asked)
+
+
+class AskGate:
+    """Judge by asking the gate; what has no `slow` in it passes at once."""
+
+    def __init__(self, name):
+        self.name = name
+
+    async def __call__(self, message):
+        payload = message.payload
+        if "slow" not in payload:
+            return True
+        return await ray.get_actor(self.name, namespace="tests").ask.remote(payload["n"])
+
+
+def control(messaging, method, *args):
+    """Call the interceptor, and wait until what it changes is in force."""
+    return ray.get(getattr(messaging.interceptor, method).remote(*args), timeout=PATIENCE_S)
+
+
+def fates(receipts):
+    return [receipt.fate for receipt in receipts]
+
+
+@contextmanager
+def stopped(pid):
+    """Have a process stand still."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

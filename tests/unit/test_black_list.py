@@ -45,10 +45,25 @@ def by_hand(listed, pairs):
     return {row for row, pair in enumerate(pairs) if naive(listed, pair)}
 
 
-@given(st.sets(PAIR, max_size=8), st.lists(PAIR, max_size=20))
-def test_it_blocks_what_a_naive_one_blocks(listed, sent):
-    asked = [*sent, *listed]
-    assert blocked(BlackList(listed), asked) == by_hand(listed, asked)
+FEW_AGENTS = st.sampled_from([0, 1, -(2**63), 2**63 - 1, "ann", "bob", None])
+CLOSE_PAIR = st.one_of(PAIR, st.tuples(FEW_AGENTS, FEW_AGENTS))
+
+
+@given(st.sets(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, min_size=9, max_size=40))
+def test_it_blocks_what_a_naive_one_blocks(listed, few, many):
+    """Few are looked up, many are held against the index first."""
+    for asked in (few, [*many, *listed]):
+        assert blocked(BlackList(listed), asked) == by_hand(listed, asked)
+
+
+@pytest.mark.parametrize("pair", [(1, 2), (1, None), (None, 2), (None, None), ("ann", 2), (1, "bob"), ("ann", None)])
+def test_each_kind_of_entry(pair):
+    asked = [(a, b) for a in (1, 3, "ann", None) for b in (2, 4, "bob", None)]
+    rule = BlackList([pair])
+    assert blocked(rule, asked) == by_hand({pair}, asked)
+    grown = BlackList()
+    grown.add(pair)
+    assert blocked(grown, asked) == by_hand({pair}, asked)
 
 
 @given(st.sets(PAIR, max_size=5), st.lists(st.tuples(st.booleans(), PAIR), max_size=30), st.lists(PAIR, max_size=12))

@@ -1,6 +1,7 @@
 """Ban who breaks a rule again and again: what EdgeBan and SenderBan have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict
 from ray_messaging.interception.state import Table
 from ray_messaging.message import Message
 
+_FAILED = "the rule failed: "  # as `rule.failure` begins
 _CHECK = "check"  # marks the entries of `state` that are the check's: the only keys of three parts
 
 
@@ -61,13 +63,20 @@ class Ban(Rule):
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
         """Judge a batch; return the rows that the check does not let pass, and those that are banned."""
-        self.inner.context = self.context
-        if type(self.inner).check_batch is Rule.check_batch:
-            found = self._one_by_one(batch, exp_id)
-        else:
-            found = self._at_once(batch, exp_id)
-        self._mirror()
-        return found
+        with self._in_context():
+            if type(self.inner).check_batch is Rule.check_batch:
+                return self._one_by_one(batch, exp_id)
+            return self._at_once(batch, exp_id)
+
+    @contextmanager
+    def _in_context(self) -> Iterator[None]:
+        """Let the check see the interceptor while it is asked, and keep what it then remembers."""
+        self.inner.context = self.context  # not for longer: a rule that is taken out must pickle without it
+        try:
+            yield
+        finally:
+            self.inner.context = None
+            self._mirror()
 
     def _one_by_one(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
         """Judge by a check that looks at one message after the other."""
@@ -105,7 +114,7 @@ class Ban(Rule):
             verdict = self._check_failed(error)
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
         begins: dict[Any, int] = {}
-        for row in sorted(row for row, verdict in verdicts.items() if verdict.blocked):
+        for row in sorted(row for row, verdict in verdicts.items() if _is_violation(verdict)):
             key = self._key_of(batch, row)
             if not self._is_banned(key) and self._count(key):
                 begins[key] = row
@@ -156,8 +165,12 @@ class Ban(Rule):
 
     def new_round(self) -> None:
         """Begin a new round for the check; bans and counts stay."""
-        self.inner.new_round()
-        self._mirror()
+        with self._in_context():
+            self.inner.new_round()
+
+    async def close(self) -> None:
+        """Close the check."""
+        await self.inner.close()
 
     def restored(self) -> None:
         """Rebuild the index of what is banned, and what the check remembers."""
@@ -175,6 +188,11 @@ class Ban(Rule):
             "after": self.after,
             "banned": len(self._banned()),
         }
+
+
+def _is_violation(verdict: Verdict) -> bool:
+    """Tell whether a check blocked a message for what it is, and not because the check failed on it."""
+    return verdict.blocked and not verdict.reason.startswith(_FAILED)
 
 
 def _of_check(key: object) -> bool:

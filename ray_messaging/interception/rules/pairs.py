@@ -14,6 +14,7 @@ Pair = tuple[AgentId | None, AgentId | None]
 
 # Odd 64-bit constants that spread ids over the table (the golden ratio's, and a prime).
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
 _LEAST_ROOM = 16
 _FEW = 8  # rows: looking them up is quicker than the arithmetic on columns that would rule them out
@@ -125,11 +126,14 @@ class _Bitmap:
     def _mark(self, pairs: list[tuple[int, int]]) -> None:
         self._empty = False
         columns = np.array(pairs, np.int64)
-        self._places[hash_pairs(columns[:, 0].copy(), columns[:, 1].copy()) >> self._shift] = True
+        self._places[self._slots(hash_pairs(columns[:, 0].copy(), columns[:, 1].copy()))] = True
+
+    def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        # Ids often stand in a row, and products of a row with one constant meet again and again: so mix once more.
+        return ((hashes ^ (hashes >> _HALF)) * _SPREAD_FROM) >> self._shift
 
     def holds(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         if self._empty:
             return np.zeros(len(hashes), np.bool_)
-        # The high bits of a product are the well mixed ones.
-        found: NDArray[np.bool_] = self._places[hashes >> self._shift]
+        found: NDArray[np.bool_] = self._places[self._slots(hashes)]
         return found

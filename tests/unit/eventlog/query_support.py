@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -54,13 +55,17 @@ def table_of(rows):
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def write_folder(path, parts):
-    """Write each part (a list of rows) as a segment; return the folder."""
+def write_folder(path, parts, *, row_group_rows=1000):
+    """Write each part (a list of rows) as a segment, as the writer would; return the folder."""
     folder = Folder(path)
     folder.prepare("test")
     first = 0
     for number, rows in enumerate(parts):
-        folder.write(number, table_of(rows), {"exp_id": "test", "epoch": 1, "first_row": first, "cursors": {}})
+        times = [found["sent_at"].timestamp() for found in rows]
+        span = {"first_s": min(times), "last_s": max(times)} if times else {}
+        facts = {"exp_id": "test", "epoch": 1, "first_row": first, "cursors": {}} | span
+        with patch("ray_messaging.eventlog.folder.ROW_GROUP_ROWS", row_group_rows):
+            folder.write(number, table_of(rows), facts)
         first += len(rows)
     return folder
 

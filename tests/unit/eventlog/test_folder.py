@@ -245,6 +245,18 @@ def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, tmp_pat
     assert [segment.number for segment in folder.segments()] == [1, 3]
 
 
+def test_a_damaged_page_is_not_read_as_rows(folder):
+    segment = folder.write(1, table_of(2), meta())
+    path = Path(segment.path)
+    data = bytearray(path.read_bytes())
+    with folder.open(segment) as file:
+        column = file.metadata.row_group(0).column(file.schema_arrow.get_field_index("to_id"))
+        data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(data)
+    with folder.open(segment) as file, pytest.raises(OSError, match="CRC"):
+        file.read(["to_id"])
+
+
 def test_a_segment_that_is_another_s_is_named(folder, tmp_path):
     folder.write(1, table_of(1), meta())
     path = tmp_path / "a" / "log" / "events-00000001.parquet"
@@ -255,7 +267,7 @@ def test_a_segment_that_is_another_s_is_named(folder, tmp_path):
 
 def test_parquet_that_this_library_did_not_write_is_named(folder, tmp_path):
     pq.write_table(table_of(1), tmp_path / "a" / "log" / "events-00000001.parquet")
-    with pytest.raises(LogError, match="did not write it"):
+    with pytest.raises(LogError, match="lacks what this library writes"):
         folder.segments()
 
 

@@ -172,6 +172,17 @@ def test_a_folder_without_a_log(tmp_path):
         assert found.stderr.startswith(f"error: '{target}' holds no event log")
 
 
+def test_a_name_where_nothing_runs(monkeypatch):
+    def no_cluster(**_):
+        raise ConnectionError("no Ray here")
+
+    monkeypatch.setattr("ray_messaging.cli.log_target.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray_messaging.cli.log_target.ray.init", no_cluster)
+    found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
+    assert found.exit_code == 2
+    assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr
+
+
 def test_help():
     for command in ("stats", "query", "conversation", "tail", "export"):
         found = CliRunner().invoke(app, ["log", command, "--help"])

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from query_support import T0, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
+from ray_messaging.eventlog.filters import Filters
+from ray_messaging.eventlog.pruning import may_match
 from ray_messaging.receipt import FATES
 
 ENDS = st.sampled_from([None, -1, 0, 1, 7, "ann", "bob", 2**62])
@@ -103,10 +105,10 @@ def expected(rows, fields):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
-@given(log=logs(), fields=QUESTIONS)
-def test_any_question_over_any_rows(tmp_path_factory, log, fields):
+@given(log=logs(), fields=QUESTIONS, row_group_rows=st.sampled_from([1, 4, 1000]))
+def test_any_question_over_any_rows(tmp_path_factory, log, fields, row_group_rows):
     rows, parts = log
-    folder = write_folder(tmp_path_factory.mktemp("log"), parts[:-1])
+    folder = write_folder(tmp_path_factory.mktemp("log"), parts[:-1], row_group_rows=row_group_rows)
     table = log_of(folder, parts[-1:]).query(**fields)
     places = expected(rows, fields)
     assert table["position"].to_pylist() == places
@@ -120,7 +122,7 @@ def test_any_question_over_any_rows(tmp_path_factory, log, fields):
 @given(log=logs(), fields=QUESTIONS, size=st.integers(1, 7))
 def test_pages_are_the_whole(tmp_path_factory, log, fields, size):
     _, parts = log
-    log = log_of(write_folder(tmp_path_factory.mktemp("log"), parts[:-1]), parts[-1:])
+    log = log_of(write_folder(tmp_path_factory.mktemp("log"), parts[:-1], row_group_rows=3), parts[-1:])
     fields = {name: value for name, value in fields.items() if name not in {"limit", "after"}}
     whole = log.query(**fields)["position"].to_pylist()
     found, after = [], None
@@ -193,6 +195,18 @@ def test_the_columns(log):
     assert list(log.query(step=1).to_pandas()["message_id"]) == ["s-1-0"]
 
 
+def test_row_groups_that_cannot_match_are_not_read(tmp_path):
+    rows = [row(n, from_id=n // 10, step=n // 10) for n in range(100)]
+    folder = write_folder(tmp_path, [rows], row_group_rows=10)
+    segment = folder.segments()[0]
+    file = folder.open(segment)
+    for fields in ({"from_id": 3}, {"step": range(3, 4)}, {"since": T0 + 30, "until": T0 + 40}, {"agent": 3}):
+        read = [group for group in range(10) if may_match(file, group, Filters(**fields))]
+        assert read == [3], fields
+    assert [group for group in range(10) if may_match(file, group, Filters(fate="blocked"))] == []
+    file.close(force=True)
+
+
 def test_ids_in_any_form(log):
     import numpy as np
 
@@ -242,6 +256,7 @@ def test_a_conversation_is_told_by_time(tmp_path):
         ({"until": float("nan")}, "no time that the log could hold"),
         ({"until": [1]}, "is no time"),
         ({"contains": ""}, "must be a text that is not empty"),
+        ({"contains": "\ud800"}, "is no Unicode text"),
         ({"limit": -1}, "must be 0 or more"),
         ({"limit": 2.5}, "must be an int"),
         ({"after": -2}, "must be -1 or more"),

@@ -1,9 +1,10 @@
-"""Frames and notes as senders write them, straight into a MemoryServer, and what the log must say of them."""
+"""Frames and notes as senders write them, straight into the streams, and what the log must say of them."""
 
 from datetime import UTC, datetime
 
 import numpy as np
 
+from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Record
 from ray_messaging.eventlog.columns import record_batch
 from ray_messaging.eventlog.folder import Folder
@@ -15,8 +16,8 @@ from ray_messaging.lines import Lines
 from ray_messaging.message import Message
 from ray_messaging.notes import Note, Why, encode_note
 from ray_messaging.receipt import FATES
+from ray_messaging.transports import open_transport
 from ray_messaging.transports.base import LOG, Limits, Noted, SendRequest, Shipment
-from ray_messaging.transports.memory import MemoryTransport
 
 WAIT_S = 10.0
 LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
@@ -85,16 +86,20 @@ def note_of(fate, *, mailbox="", why=(), before=()):
 
 
 class Society:
-    """Write into the streams of one experiment on a MemoryServer, and keep which messages were written."""
+    """Write into the streams of one experiment, and keep which messages were written."""
 
     def __init__(self, server, exp_id="exp"):
         self.server = server
         self.exp_id = exp_id
-        self.transport = MemoryTransport(server, exp_id)
+        self.transport = self.connection()
         self.written = []
         self._first = 0
         self._seq = {}
         self._epoch = None
+
+    def connection(self):
+        """Make a transport of its own."""
+        return open_transport(self.server, self.exp_id, MessagingConfig())
 
     async def mailbox(self, name):
         delta = await self.transport.load_directory(-1)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rule_support import PAIRS, TEXTS, batch_of, blocked, follow, judged, one_by_one, revived
 
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,
@@ -15,6 +16,7 @@ from ray_messaging.interception.rules import (
     MaxLength,
     Pattern,
     RateLimit,
+    RoundQuota,
     Rule,
     SenderBan,
     SlowRule,
@@ -167,6 +169,12 @@ def test_a_check_that_fails_blocks_and_is_not_counted(check):
     assert blocked(SenderBan(lenient, after=1), batch_of([(1, 2), (1, 3)])) == []
 
 
+def test_a_regex_that_runs_away_is_no_violation():
+    rule = SenderBan(Pattern(["bad"], ["^(a|aa)+$"], time_limit_s=0.01), after=1)
+    assert blocked(rule, batch_of([(1, 2), (3, 2)], ["a" * 60 + "b", "bad"])) == [0, 1]
+    assert rule.banned == {3}
+
+
 class Tag(Rule):
     def check(self, message):
         return label("seen")
@@ -205,3 +213,17 @@ def test_describe():
         "after": 1,
         "banned": 1,
     }
+
+
+def test_the_check_sees_the_interceptor_only_while_it_is_asked():
+    rule = SenderBan(RoundQuota(blocked=1), after=1)
+    interceptor = Interceptor("e", [rule])
+    interceptor.violations[1] = 5
+    assert blocked(rule, batch_of([(1, 2)])) == []
+    interceptor.violations[1] = 6
+    assert blocked(rule, batch_of([(1, 2)])) == [0]
+    rule.new_round()
+    rule.forgive(1)
+    assert blocked(rule, batch_of([(1, 2)])) == []
+    assert interceptor.rules.pop(0) is rule
+    assert rule.inner.context is None

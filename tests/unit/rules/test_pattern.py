@@ -151,6 +151,11 @@ def test_nothing_is_left_of_what_is_masked(words, text):
     assert masked == "***" or blocked(Pattern(words), batch_of([(1, 2)], [masked])) == []
 
 
+def test_a_mask_that_makes_a_word_is_masked_too():
+    (verdict,) = judged(Pattern(["bad", "-***-"], action="mask"), batch_of([(1, 2)], ["so -bad- it is"]))
+    assert verdict.payload == {"content": "***"}
+
+
 def test_what_is_no_object_cannot_be_masked_and_is_blocked():
     assert blocked(Pattern(["bad"], action="mask"), batch_of_lines([b"bad", b'["bad"]', b"7"], raw=True)) == [0, 1]
 
@@ -174,7 +179,8 @@ def test_a_regex_that_runs_away_blocks_its_message_alone():
 def test_the_limit_holds_for_the_whole_message():
     rule = Pattern(regexes=[RUNAWAY] * 3 + ["never"], time_limit_s=0.02, action="mask")
     began = time.process_time()
-    assert blocked(rule, batch_of([(1, 2)], payloads=[{"x": [ENDLESS] * 1000}])) == [0]
+    slow = "a" * 16 + "b"  # less than a millisecond each, so that no single one takes too long
+    assert blocked(rule, batch_of([(1, 2)], payloads=[{"x": [slow] * 10_000}])) == [0]
     assert time.process_time() - began < 1.0
 
 
@@ -187,8 +193,8 @@ def test_a_batch_full_of_them_does_not_hold_the_interceptor():
 
 
 def test_an_odd_payload_fails_alone():
-    deep = b'{"x":' * 3000 + b"1" + b"}" * 3000
-    assert blocked(Pattern(regexes=["bad"]), batch_of_lines([b'{"x":"fine"}', deep], raw=True)) in ([1], [])
+    deep = b'{"x":' * 100_000 + b"1" + b"}" * 100_000
+    assert blocked(Pattern(regexes=["bad"]), batch_of_lines([b'{"x":"fine"}', deep], raw=True)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,7 @@ def test_what_cannot_be_used(settings, words):
     assert caught.value.rule == "pattern"
 
 
-def test_a_hundred_words_cost_less_than_two_microseconds_where_none_is_found():
+def test_a_hundred_words_cost_about_a_microsecond_where_none_is_found():
     """The best of many runs: a busy machine must not fail this, a search per word would."""
     random = np.random.default_rng(1)
     made = ["".join(map(chr, random.integers(97, 123, random.integers(4, 9)))) for _ in range(3000)]

@@ -84,7 +84,19 @@ def test_reasons_name_who_and_which_limit():
 
 
 def test_the_user_is_not_limited():
-    assert blocked(RateLimit(1, 1, clock=Clock()), batch_of([(None, 1)] * 9 + [(1, 2)] * 2)) == [10]
+    rule = RateLimit(1, 1, clock=Clock())
+    assert blocked(rule, batch_of([(None, 1)] * 9 + [(1, 2)] * 2)) == [10]
+    assert set(rule.state) == {1}
+
+
+def test_sums_of_seconds_cost_no_message():
+    """Who keeps to the limit passes for ever: 0.1 s is no sum of powers of two."""
+    clock = Clock()
+    rule = RateLimit(10, clock=clock)
+    assert blocked(rule, batch_of([(1, 2)] * 10)) == []
+    for _ in range(1000):
+        clock.now += 0.1
+        assert blocked(rule, batch_of([(1, 2)] * 2)) == [1]
 
 
 def test_buckets_of_the_silent_are_forgotten():

@@ -16,7 +16,7 @@ from ray_messaging.interception.state import Table
 class Context:
     """Be what a rule sees of its interceptor."""
 
-    def __init__(self, **counts):
+    def __init__(self):
         self.violations = Table()
 
 
@@ -87,6 +87,16 @@ def test_the_round_survives_a_death():
     copy = pickle.loads(pickle.dumps(rule))
     copy.context = context
     assert blocked(copy, batch_of([(1, 2)])) == [0]
+
+
+def test_who_is_silenced_meets_nobody():
+    context = Context()
+    rule = quota(context, contacts=1, blocked=1)
+    judged(rule, batch_of([(2, 1)]))
+    context.violations[1] = 1
+    assert blocked(rule, batch_of([(1, 2)])) == [0]
+    context.violations.clear()
+    assert blocked(rule, batch_of([(1, 3)])) == []
 
 
 def test_counts_that_are_set_back_begin_at_zero():

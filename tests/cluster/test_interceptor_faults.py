@@ -1,0 +1,349 @@
+"""The interceptor dies, stands still, has a successor beside it: what it must not forget, and nothing unfiltered."""
+
+import asyncio
+import socket
+import threading
+import time
+import uuid
+from collections import Counter
+
+import pytest
+import ray
+from cluster_support import (
+    PATIENCE_S,
+    AskGate,
+    Careful,
+    Gate,
+    Shouting,
+    control,
+    drain,
+    fates,
+    kill,
+    kill_and_wait,
+    new_handle,
+    numbered,
+    numbers,
+    pid_of,
+    stopped,
+    wait_for,
+)
+
+from ray_messaging import Messaging, MessagingConfig, rules
+from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.spec import InterceptorSpec
+from ray_messaging.errors import Fenced, InterceptorUnavailable, MessagingError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def start(ray_cluster):
+    """Return a function that starts an experiment with groups west (0 to 9) and east (10 to 19)."""
+    started = []
+
+    def start(*listed, exp_id=None, redis=None, **options):
+        exp_id = exp_id or f"faults-{uuid.uuid4().hex[:8]}"
+        log_dir = options.pop("log_dir", None)
+        settings = MessagingConfig(**options)
+        started.append(Messaging.start(exp_id, rules=listed, settings=settings, redis=redis, log_dir=log_dir))
+        return started[-1], started[-1].create_group("west", range(10)), started[-1].create_group("east", range(10, 20))
+
+    yield start
+    for messaging in started:
+        messaging.shutdown()
+
+
+# -- what is there after kill -9 ----------------------------------------------------------------------------------
+
+
+def test_everything_that_was_counted_and_changed_is_there_again(start):
+    bad = rules.Pattern(words=["bad"], name="words")
+    messaging, west, east = start(
+        rules.BlackList([(9, 19)]),
+        rules.SenderBan(bad, after=2),
+        rules.EdgeBan(rules.MaxLength(60, name="long"), after=2),
+        rules.RateLimit(per_round=4),
+        rules.RoundQuota(contacts=2),
+    )
+
+    class Whisper(rules.Rule):
+        """Say all in small letters; a class of this test only."""
+
+        needs_payload = True
+
+        def check(self, message):
+            return rules.rewrite({"text": message.payload["text"].lower()}, "whispered")
+
+    control(messaging, "insert_rule", Shouting(), 1)
+    control(messaging, "insert_rule", Whisper())
+    control(messaging, "add_to_black_set", [(8, None)])
+    control(messaging, "remove_from_black_set", [(9, 19)])
+    fine, rude, long = {"text": "Hello"}, {"text": "bad"}, {"text": "x" * 70}
+    assert fates(west.send_columns([1] * 4, [11, 12, 11, 13], fine)) == ["delivered"] * 3 + ["blocked"]
+    assert [r.rule for r in west.send_columns([2] * 3, [11] * 3, [rude, rude, fine])] == ["sender_ban"] * 3
+    assert [r.rule for r in west.send_columns([3] * 3, [11] * 3, [long, long, fine])] == ["edge_ban"] * 3
+    counts = {1: 1, 2: 3, 3: 3}
+    assert control(messaging, "violation_counts") == counts
+    listed = control(messaging, "rules")
+    assert [rule["name"] for rule in listed] == [
+        "black_list", "shouting", "sender_ban", "edge_ban", "rate_limit", "round_quota", "whisper",
+    ]  # fmt: skip
+    epoch = messaging.stats()["epoch"]
+    for restarts in (1, 2):
+        kill(messaging.interceptor)
+        assert control(messaging, "rules") == listed
+        assert messaging.stats()["epoch"] == epoch + restarts
+        assert control(messaging, "violation_counts") == counts
+        assert control(messaging, "black_set") == {(8, None)}
+    receipts = west.send_columns([8, 9, 4, 2, 3, 3, 1, 1], [12, 19, 11, 12, 11, 12, 12, 12], {"text": "Hello"})
+    assert [r.rule for r in receipts] == [
+        "black_list", None, None, "sender_ban", "edge_ban", None, None, "rate_limit",
+    ]  # fmt: skip
+    assert west.send(4, 12, {"text": "HEY"}).rule == "shouting"
+    control(messaging, "new_round")
+    kill(messaging.interceptor)
+    assert fates(west.send_columns([1] * 3, [13, 14, 15], fine)) == ["delivered", "delivered", "blocked"]
+    assert west.send(2, 11, fine).rule == "sender_ban"  # bans outlive rounds
+    found = drain(east, 9)
+    assert {message.payload["text"] for message in found} == {"hello"}
+    assert {message.labels for message in found} == {("whispered",)}
+
+
+def test_what_was_emptied_stays_empty(start):
+    messaging, west, _ = start(rules.BlackList([(1, 11)]))
+    control(messaging, "remove_from_black_set", (1, 11))
+    kill(messaging.interceptor)
+    assert control(messaging, "black_set") == set()
+    control(messaging, "pop_rule")
+    control(messaging, "insert_rule", rules.BlackList([(2, 12)]))
+    kill(messaging.interceptor)
+    assert fates(west.send_columns([1, 2], [11, 12], {})) == ["delivered", "blocked"]
+
+
+def test_a_change_that_ray_repeats_happens_once(start, tmp_path):
+    messaging, _, _ = start(rules.MaxLength(50), Careful(tmp_path / "popped"), Careful(tmp_path / "replaced", "second"))
+    before = pid_of(messaging.interceptor)
+    # Taken out, the rule ends the process before anybody is answered.
+    assert control(messaging, "pop_rule", 1)["name"] == "careful"
+    assert [rule["name"] for rule in control(messaging, "rules")] == ["max_length", "second"]
+    control(messaging, "replace_rule", -1, rules.MaxLength(70, name="last"))
+    assert [rule["name"] for rule in control(messaging, "rules")] == ["max_length", "last"]
+    assert control(messaging, "pop_rule")["name"] == "last"
+    assert pid_of(messaging.interceptor) != before
+    assert (tmp_path / "popped").exists()
+    assert (tmp_path / "replaced").exists()
+
+
+class FalseServer(threading.Thread):
+    """Accept connections where a server was, and drop them."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.socket = socket.create_server(("127.0.0.1", port))
+        self.accepted = 0
+        self.start()
+
+    def run(self):
+        try:
+            while True:
+                self.socket.accept()[0].close()
+                self.accepted += 1
+        except OSError:
+            return
+
+    def close(self):
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.join()
+        self.socket.close()
+
+
+def test_rules_outlast_a_server_that_is_away_when_the_interceptor_comes_back(ray_cluster, redis_process):
+    exp_id = f"faults-{uuid.uuid4().hex[:8]}"
+    with Messaging.start(exp_id, redis=redis_process.config) as messaging:
+        control(messaging, "insert_rule", Shouting())
+        control(messaging, "add_to_black_set", (1, 2))
+        listed = control(messaging, "rules")
+        redis_process.kill()
+        false_server = FalseServer(redis_process.config.port)
+        kill(messaging.interceptor)
+        # A second attempt: the first one has failed.
+        attempt = wait_for(lambda: false_server.accepted, "the first attempt")
+        wait_for(lambda: false_server.accepted > attempt + 1, "another attempt")
+        false_server.close()
+        redis_process.start()
+        assert control(messaging, "rules") == listed
+        assert control(messaging, "black_set") == {(1, 2)}
+
+
+# -- under load ---------------------------------------------------------------------------------------------------
+
+
+class Chatter(threading.Thread):
+    """Send batches in which some shout; note what became of each message."""
+
+    def __init__(self, group, pair):
+        super().__init__()
+        self.group, self.pair = group, pair
+        self.fates, self.errors, self.enough = [], [], threading.Event()
+
+    def run(self):
+        handle, (from_id, to_id) = new_handle(self.group), self.pair
+        try:
+            while not self.enough.is_set():
+                n = len(self.fates)
+                batch = [{"n": n + k, "text": "HEY" if k % 3 == 0 else "hey"} for k in range(10)]
+                self.fates += fates(handle.send_columns([from_id] * 10, [to_id] * 10, batch))
+        except Exception as error:  # noqa: BLE001 - the test tells
+            self.errors.append(error)
+
+
+def test_each_batch_counts_once_however_often_the_interceptor_dies(start):
+    messaging, west, east = start(rules.RateLimit(per_round=10**9), Shouting())
+    chatters = [Chatter(west, (n, 10 + n)) for n in range(3)]
+    for chatter in chatters:
+        chatter.start()
+    try:
+        for _ in range(4):
+            seen = [len(chatter.fates) for chatter in chatters]
+            wait_for(
+                lambda seen=seen: all(len(c.fates) > n + 100 for c, n in zip(chatters, seen, strict=True)), "receipts"
+            )
+            kill(messaging.interceptor)
+    finally:
+        for chatter in chatters:
+            chatter.enough.set()
+    for chatter in chatters:
+        chatter.join(PATIENCE_S)
+        assert not chatter.errors
+    blocked = {chatter.pair[0]: chatter.fates.count("blocked") for chatter in chatters}
+    assert control(messaging, "violation_counts") == blocked
+    found = drain(east, sum(chatter.fates.count("delivered") for chatter in chatters))
+    for chatter in chatters:
+        mine = numbers(message for message in found if message.from_id == chatter.pair[0])
+        assert mine == [n for n, fate in enumerate(chatter.fates) if fate == "delivered"]
+        assert all((fate == "blocked") == (n % 10 % 3 == 0) for n, fate in enumerate(chatter.fates))
+    # The round's counts hold every message that was judged, once.
+    control(messaging, "replace_rule", "rate_limit", rules.RateLimit(per_round=1))
+    assert [r.rule for r in west.send_columns([0] * 2, [10] * 2, {})] == [None, "rate_limit"]
+
+
+# -- an old one beside its successor ------------------------------------------------------------------------------
+
+
+async def test_an_interceptor_that_has_a_successor_lets_nothing_through(start):
+    messaging, west, east = start(rules.BlackList([(1, 11)]), interceptor_timeout_s=2)
+    await asyncio.to_thread(west.send, 2, 11, {"n": 0})
+    experiment = messaging._experiment
+    spec = InterceptorSpec(experiment.exp_id, experiment.run, experiment.settings, (), "error")
+    successor = InterceptorHost(spec, experiment.redis)
+    with stopped(await asyncio.to_thread(pid_of, messaging.interceptor)):
+        waiting = asyncio.create_task(asyncio.to_thread(west.send, 2, 11, {"n": 1}))
+        await successor.start("127.0.0.1")
+        assert [rule.name for rule in successor.interceptor.rules] == ["black_list"]
+    try:
+        with pytest.raises(InterceptorUnavailable):
+            await waiting
+        with pytest.raises(InterceptorUnavailable, match="successor") as caught:
+            await asyncio.to_thread(west.send_columns, [2, 1], [11, 11], numbered(2, 2))
+        receipts = caught.value.receipts
+        assert [receipt and receipt.fate for receipt in receipts] in ([None, None], [None, "blocked"])
+        with pytest.raises(Fenced):
+            await asyncio.to_thread(control, messaging, "add_to_black_set", (3, 13))
+        with pytest.raises(MessagingError):
+            await asyncio.to_thread(control, messaging, "insert_rule", Shouting())
+        assert await successor.transport.link.command("HLEN", successor.transport.keys.table("black_list")) == 1
+    finally:
+        await successor.abandon()
+    await asyncio.to_thread(kill_and_wait, messaging.interceptor)
+    assert control(messaging, "black_set") == {(1, 11)}
+    assert [rule["name"] for rule in control(messaging, "rules")] == ["black_list"]
+    receipts = await asyncio.to_thread(west.send_columns, [2, 1], [11, 11], numbered(2, 4))
+    assert fates(receipts) == ["delivered", "blocked"]
+    assert numbers(await asyncio.to_thread(drain, east, 2)) == [0, 4]
+
+
+# -- nobody judges ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_passes_while_the_interceptor_stands_still(start):
+    messaging, west, east = start(rules.BlackList([(1, 11)]), interceptor_timeout_s=1.5)
+    assert west.send(2, 11, {"n": 0})
+    with stopped(pid_of(messaging.interceptor)):
+        began = time.monotonic()
+        with pytest.raises(InterceptorUnavailable, match="within 1.5 s") as caught:
+            west.send_columns([2, 1], [11, 11], numbered(2, 1))
+        assert 1.5 <= time.monotonic() - began < 1.5 + PATIENCE_S / 2
+        assert len(caught.value.message_ids) == 2
+        assert len(east.fetch(limit=1, timeout=10)) == 1
+        assert len(east.fetch()) == 0
+    assert fates(west.send_columns([2, 1], [11, 11], numbered(2, 3))) == ["delivered", "blocked"]
+    assert numbers(drain(east, 1)) == [3]
+    ray.kill(messaging.interceptor)  # for good
+    with pytest.raises(InterceptorUnavailable):
+        west.send(2, 11, {"n": 5})
+    assert len(east.fetch()) == 0
+
+
+# -- slow rules ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(ray_cluster):
+    name = f"gate-{uuid.uuid4().hex[:8]}"
+    made = Gate.options(name=name, namespace="tests").remote()
+    yield name, made
+    ray.kill(made)
+
+
+def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(start, gate):
+    name, gate = gate
+    messaging, west, east = start(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
+    slow = [payload | {"slow": 1} for payload in numbered(100)]
+    waiting = threading.Thread(target=lambda: found.append(west.send_columns([1] * 100, [11] * 100, slow)))
+    found = []
+    waiting.start()
+    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 100, "the questions")
+    other = new_handle(west)
+    assert fates(other.send_columns([2] * 3, [11] * 3, numbered(3, 1000))) == ["delivered"] * 3
+    kill_and_wait(messaging.interceptor)
+    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 200, "the questions of the successor")
+    assert fates(other.send_columns([2] * 3, [12] * 3, numbered(3, 2000))) == ["delivered"] * 3
+    assert numbers(east.fetch(timeout=10)) == [1000, 1001, 1002, 2000, 2001, 2002]
+    assert not found
+    ray.get(gate.open.remote())
+    waiting.join(PATIENCE_S)
+    assert found[0].counts()["delivered"] == 100
+    assert numbers(drain(east, 100)) == list(range(100))
+    assert Counter(ray.get(gate.questions.remote())) == dict.fromkeys(range(100), 2)
+
+
+def test_five_hundred_that_wait_hold_up_nobody_else(start, gate, record_property):
+    name, gate = gate
+    messaging, west, east = start(rules.Moderator(AskGate(name), concurrency=500, cache=0, timeout_s=100))
+    lone = new_handle(west)
+    lone.send(2, 12, {"n": -1})
+    slow = [payload | {"slow": 1} for payload in numbered(500)]
+    found = []
+    waiting = threading.Thread(
+        target=lambda: found.append(west.send_columns([1] * 500, [10 + n % 5 for n in range(500)], slow))
+    )
+    waiting.start()
+    wait_for(lambda: len(ray.get(gate.questions.remote())) == 500, "the questions")
+    took = []
+    for n in range(200):
+        began = time.perf_counter()
+        receipt = lone.send(2, 12, {"n": n})
+        took.append(time.perf_counter() - began)
+        assert receipt
+    assert not found
+    assert messaging.stats()["deferred"] == 500
+    assert numbers(drain(east, 201)) == list(range(-1, 200))
+    ray.get(gate.open.remote())
+    waiting.join(PATIENCE_S)
+    assert found[0].counts()["delivered"] == 500
+    arrived = drain(east, 500)
+    for receiver in range(10, 15):
+        assert numbers(m for m in arrived if m.to_id == receiver) == list(range(receiver - 10, 500, 5))
+    took.sort()
+    record_property("lone_send_ms_median_p99", (took[100] * 1e3, took[197] * 1e3))
+    print(f"lone sends beside 500 that wait: median {took[100] * 1e3:.2f} ms, p99 {took[197] * 1e3:.2f} ms")

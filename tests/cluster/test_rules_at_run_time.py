@@ -1,0 +1,311 @@
+"""Rules changed while messages go: from the driver, from tasks, under load, and with what no interceptor can use."""
+
+import threading
+import uuid
+
+import pytest
+import ray
+from cluster_support import (
+    PATIENCE_S,
+    LocksUp,
+    OnlyHere,
+    Shouting,
+    control,
+    drain,
+    fates,
+    new_handle,
+    numbered,
+    numbers,
+    wait_for,
+)
+
+from ray_messaging import Messaging, rules
+from ray_messaging.errors import InvalidAddress, RuleError, UnknownName
+
+WEST, EAST = range(8), range(10, 18)
+
+
+@pytest.fixture(scope="module")
+def experiment(ray_cluster):
+    with Messaging.start(f"control-{uuid.uuid4().hex[:8]}") as started:
+        yield started, started.create_group("west", WEST), started.create_group("east", EAST)
+
+
+@pytest.fixture
+def town(experiment):
+    """Give the experiment without rules, counts or unread messages, and new handles of its groups."""
+    messaging, west, east = experiment
+    yield messaging, new_handle(west), new_handle(east)
+    while control(messaging, "rules"):
+        control(messaging, "pop_rule")
+    control(messaging, "reset_violation_counts")
+    reader = new_handle(east)
+    while reader.fetch():
+        pass
+    reader.ack()
+
+
+def names(messaging):
+    return [rule["name"] for rule in control(messaging, "rules")]
+
+
+def test_rules_are_put_in_listed_replaced_and_taken_out(town):
+    messaging, west, _ = town
+    control(messaging, "insert_rule", rules.MaxLength(1_000))
+    control(messaging, "insert_rule", rules.MaxLength(20, name="shorter"), 0)
+    control(messaging, "insert_rule", Shouting(), 1)
+    assert control(messaging, "rules") == [
+        {"name": "shorter", "kind": "MaxLength", "limit_bytes": 20},
+        {"name": "shouting", "kind": "Shouting"},
+        {"name": "max_length", "kind": "MaxLength", "limit_bytes": 1_000},
+    ]
+    long, loud = {"text": "x" * 50}, {"text": "HEY"}
+    receipts = west.send_columns([1, 1], [11, 12], [long, loud])
+    assert [(r.fate, r.rule) for r in receipts] == [("blocked", "shorter"), ("blocked", "shouting")]
+    control(messaging, "replace_rule", "shorter", rules.MaxLength(100, name="wider"))
+    assert names(messaging) == ["wider", "shouting", "max_length"]
+    assert west.send(1, 11, long)
+    control(messaging, "replace_rule", 2, rules.MaxLength(30))
+    assert west.send(1, 11, long).rule == "max_length"
+    assert control(messaging, "pop_rule", "shouting") == {"name": "shouting", "kind": "Shouting"}
+    assert west.send(1, 11, loud)
+    assert control(messaging, "pop_rule", 0)["name"] == "wider"
+    assert control(messaging, "pop_rule")["name"] == "max_length"
+    assert control(messaging, "rules") == []
+    assert west.send(1, 11, long)
+
+
+def test_the_first_block_wins_and_rewrites_compose(town):
+    messaging, west, east = town
+
+    class Add(rules.Rule):
+        needs_payload = True
+
+        def __init__(self, what):
+            self.name = self.what = what
+
+        def check(self, message):
+            return rules.rewrite({"text": message.payload["text"] + self.what}, f"+{self.what}")
+
+    for what in ("a", "b"):
+        control(messaging, "insert_rule", Add(what))
+    assert west.send(1, 11, {"text": "-"})
+    control(messaging, "insert_rule", Shouting(), 1)
+    assert west.send(1, 11, {"text": "NO"})  # "NOa" is no shouting
+    control(messaging, "pop_rule", "a")
+    assert west.send(1, 11, {"text": "NO"}).rule == "shouting"
+    found = drain(east, 2)
+    assert [message.payload["text"] for message in found] == ["-ab", "NOab"]
+    assert [set(message.labels) for message in found] == [{"+a", "+b"}] * 2
+
+
+def test_a_task_controls_the_rules(town):
+    messaging, west, _ = town
+
+    @ray.remote(num_cpus=0)
+    def forbid(exp_id, rule):
+        interceptor = Messaging.connect(exp_id).interceptor
+        ray.get(interceptor.insert_rule.remote(rule, 0))
+        ray.get(interceptor.add_to_black_set.remote((2, 12)))
+        return ray.get(interceptor.rules.remote())
+
+    listed = ray.get(forbid.remote(messaging.exp_id, Shouting()), timeout=PATIENCE_S)
+    assert [rule["kind"] for rule in listed] == ["BlackList", "Shouting"]
+    receipts = west.send_columns([1, 2, 3], [11, 12, 13], [{"text": "HEY"}, {"text": "a"}, {"text": "a"}])
+    assert [r.rule for r in receipts] == ["shouting", "black_list", None]
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "words"),
+    [
+        ("pop_rule", ["speed"], ["'speed'", "'first', 'second'"]),
+        ("pop_rule", [2], ["2", "'first', 'second'"]),
+        ("pop_rule", [-3], ["-3"]),
+        ("pop_rule", [True], ["True"]),
+        ("replace_rule", ["speed", rules.MaxLength(5)], ["'speed'", "'first', 'second'"]),
+        ("replace_rule", [0, rules.MaxLength(5, name="second")], ["'second'", "another name"]),
+        ("insert_rule", [rules.MaxLength(5, name="first")], ["'first'", "another name"]),
+        ("insert_rule", [rules.MaxLength(5), "first"], ["'first'", "no place"]),
+        ("insert_rule", ["max-length:5"], ["'max-length:5'", "no rule"]),
+        ("insert_rule", [rules.MaxLength], ["MaxLength", "no rule"]),
+        ("insert_rule", [LocksUp()], ["'locks_up'", "cannot be sent", "first used"]),
+        ("replace_rule", [0, LocksUp()], ["'locks_up'", "first used"]),
+        ("add_to_black_set", [[(1, 2, 3)]], ["(1, 2, 3)", "(from_id, to_id)"]),
+        ("add_to_black_set", ["1-2"], ["'1-2'"]),
+        ("set_black_set", [5], ["5"]),
+        ("remove_from_black_set", [None], ["None"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_change_that_cannot_be_made_changes_nothing(town, method, args, words):
+    messaging, west, _ = town
+    for name in ("first", "second"):
+        control(messaging, "insert_rule", rules.MaxLength(50, name=name))
+    before = control(messaging, "rules")
+    with pytest.raises(RuleError) as caught:
+        control(messaging, method, *args)
+    for word in words:
+        assert word in str(caught.value)
+    assert control(messaging, "rules") == before
+    assert control(messaging, "black_set") == set()
+    assert west.send(1, 11, {})
+
+
+def test_an_id_that_is_none_is_told(town):
+    messaging, _, _ = town
+    with pytest.raises(InvalidAddress):
+        control(messaging, "add_to_black_set", [(1.5, 2)])
+    with pytest.raises(InvalidAddress):
+        control(messaging, "reset_violation_counts", [1.5])
+
+
+def test_rules_that_cannot_be_pickled_stop_a_start(ray_cluster):
+    exp_id = f"unpicklable-{uuid.uuid4().hex[:8]}"
+    for rule, words in ((LocksUp(locked=True), "first used"), (OnlyHere(), "No module named 'mine'")):
+        with pytest.raises(RuleError, match=words) as caught:
+            Messaging.start(exp_id, rules=[rules.MaxLength(5), rule])
+        assert caught.value.rule == rule.name
+        assert repr(rule.name) in str(caught.value)
+        with pytest.raises(UnknownName):
+            Messaging.connect(exp_id)
+
+
+def test_rules_that_do_not_reach_the_interceptor_change_nothing(town):
+    """A handle's arguments are Ray's: it says why, before the interceptor hears of it."""
+    messaging, west, _ = town
+    with pytest.raises(TypeError, match="lock"):
+        messaging.interceptor.insert_rule.remote(LocksUp(locked=True))
+    with pytest.raises(ray.exceptions.RayError, match="No module named 'mine'"):
+        control(messaging, "insert_rule", OnlyHere())
+    assert control(messaging, "rules") == []
+    assert west.send(1, 11, {})
+
+
+def test_the_black_list_is_added_to_reduced_set_and_read(town):
+    messaging, west, _ = town
+    assert control(messaging, "black_set") == set()
+    control(messaging, "remove_from_black_set", (1, 11))
+    assert control(messaging, "rules") == []  # nothing was there that could have been removed
+    control(messaging, "add_to_black_set", (1, 11))
+    control(messaging, "add_to_black_set", [(2, None), (None, 13), (3, "ann")])
+    assert control(messaging, "black_set") == {(1, 11), (2, None), (None, 13), (3, "ann")}
+
+    def blocked():
+        receipts = west.send_columns([1, 1, 2, 3, 4], [11, 12, 11, 13, 14], {})
+        return [place for place, receipt in enumerate(receipts) if receipt.rule == "black_list"]
+
+    assert blocked() == [0, 2, 3]
+    control(messaging, "remove_from_black_set", [(2, None), (3, "ann"), (7, 7)])
+    assert control(messaging, "black_set") == {(1, 11), (None, 13)}
+    assert blocked() == [0, 3]
+    control(messaging, "set_black_set", [(4, 14)])
+    assert control(messaging, "black_set") == {(4, 14)}
+    assert blocked() == [4]
+    many = [(n, n + 1) for n in range(100, 10_100)]
+    control(messaging, "set_black_set", many)
+    assert control(messaging, "black_set") == set(many)
+    assert blocked() == []
+    control(messaging, "set_black_set", [])
+    assert control(messaging, "black_set") == set()
+
+
+def test_violations_are_counted_and_reset(town):
+    messaging, west, _ = town
+    control(messaging, "insert_rule", Shouting())
+    loud = {"text": "HEY"}
+    west.send_columns([1] * 3 + [2] * 2 + [3], [11] * 6, loud)
+    west.send(None, 11, loud)
+    assert control(messaging, "violation_counts") == {1: 3, 2: 2, 3: 1, None: 1}
+    control(messaging, "reset_violation_counts", [1, 99])
+    control(messaging, "reset_violation_counts", 3)
+    assert control(messaging, "violation_counts") == {2: 2, None: 1}
+    west.send(1, 11, loud)
+    assert control(messaging, "violation_counts") == {1: 1, 2: 2, None: 1}
+    control(messaging, "reset_violation_counts")
+    assert control(messaging, "violation_counts") == {}
+
+
+def test_a_new_round_gives_new_quotas(town):
+    messaging, west, _ = town
+    control(messaging, "insert_rule", rules.RoundQuota(contacts=2, blocked=3))
+    control(messaging, "insert_rule", rules.RateLimit(per_round=4))
+    for _ in range(2):
+        assert fates(west.send_columns([1] * 3, [11, 12, 13], {})) == ["delivered", "delivered", "blocked"]
+        assert fates(west.send_columns([1] * 3, [11, 12, 11], {})) == ["delivered", "delivered", "blocked"]
+        assert west.send(1, 11, {}).rule == "rate_limit"
+        silenced = west.send(1, 11, {})
+        assert (silenced.rule, "3 messages" in silenced.reason) == ("round_quota", True)
+        assert west.send(2, 11, {})
+        control(messaging, "new_round")
+    assert west.send(1, 13, {})
+
+
+class Flood(threading.Thread):
+    """Send small batches without pause; note of each what was in force before it, and what became of it."""
+
+    def __init__(self, group, pair, in_force):
+        super().__init__()
+        self.group, self.pair, self.in_force = group, pair, in_force
+        self.sent, self.errors, self.enough = [], [], threading.Event()
+
+    def run(self):
+        handle, (from_id, to_id), n = new_handle(self.group), self.pair, 0
+        try:
+            while not self.enough.is_set():
+                before = self.in_force["changes"]
+                receipts = handle.send_columns([from_id] * 5, [to_id] * 5, numbered(5, n))
+                n += 5
+                self.sent.append((before, self.in_force["begun"], fates(receipts)))
+        except Exception as error:  # noqa: BLE001 - the test tells
+            self.errors.append(error)
+
+    def stop(self):
+        self.enough.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        assert not self.errors
+        return self
+
+
+CHANGES = {
+    "black list": lambda on: ("add_to_black_set", [(sender, None) for sender in WEST]) if on else ("set_black_set", []),
+    "rule": lambda on: ("insert_rule", rules.AllowGraph([]), 0) if on else ("pop_rule", "allow_graph"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_no_later_send_escapes_a_change(town, kind):
+    """With odd numbers of changes all is blocked; a batch begun after the first of two is judged by one of them."""
+    messaging, west, east = town
+    in_force = {"changes": 0, "begun": 0}
+    floods = [Flood(west, (sender, receiver), in_force) for sender, receiver in zip(WEST[:4], EAST, strict=False)]
+    for flood in floods:
+        flood.start()
+    try:
+        for change in range(1, 11):
+            seen = [len(flood.sent) for flood in floods]
+            wait_for(
+                lambda seen=seen: all(len(flood.sent) > n + 1 for flood, n in zip(floods, seen, strict=True)),
+                "a send between two changes",
+            )
+            in_force["begun"] = change
+            control(messaging, *CHANGES[kind](change % 2 == 1))
+            in_force["changes"] = change
+    finally:
+        for flood in floods:
+            flood.enough.set()
+    delivered = []
+    for flood in floods:
+        for before, after, found in flood.stop().sent:
+            if before == after:  # no change was under way
+                assert set(found) == ({"blocked"} if before % 2 else {"delivered"})
+            delivered += [flood.pair[0]] * found.count("delivered")
+        assert {before for before, after, _ in flood.sent if before == after} >= {1, 2, 3}
+    found = drain(east, len(delivered))
+    assert sorted(message.from_id for message in found) == sorted(delivered)
+    for flood in floods:
+        mine = numbers(message for message in found if message.from_id == flood.pair[0])
+        receipts = [fate for _, _, found in flood.sent for fate in found]
+        assert mine == [n for n, fate in enumerate(receipts) if fate == "delivered"]
+    total = sum(fate == "blocked" for flood in floods for _, _, found in flood.sent for fate in found)
+    assert sum(control(messaging, "violation_counts").values()) == total

@@ -1,0 +1,652 @@
+"""The log's writer: each row once, whenever it dies; segments by size and age; a disk that is full."""
+
+import asyncio
+import errno
+from contextlib import suppress
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+from writing_support import WAIT_S, Society, logged, seen
+
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import Closed, ConnectionFailed, Fenced, LogError, MessagingError
+from ray_messaging.eventlog import storing
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writer import LogWriter
+from ray_messaging.lines import Lines
+from ray_messaging.transports import open_transport
+from ray_messaging.transports.base import Cursor
+from ray_messaging.transports.memory import MemoryServer, MemoryTransport
+
+POINTS = ["checked", "staged", "locked", "renamed", "written"]
+
+
+class Died(Exception):
+    """Stand for the end of a process."""
+
+
+class Crash:
+    """Die at the n-th time that a point is reached."""
+
+    def __init__(self, point, after=0):
+        self.point = point
+        self.left = after
+        self.died = asyncio.Event()
+
+    def __call__(self, point):
+        if self.died.is_set():
+            raise Died
+        if point == self.point:
+            if self.left == 0:
+                self.died.set()
+                raise Died
+            self.left -= 1
+
+
+@pytest.fixture
+async def society():
+    return Society(MemoryServer())
+
+
+@pytest.fixture
+async def writers(society, tmp_path):
+    """Open writers on one folder; at the end none of their tasks may be left."""
+    opened = []
+
+    async def open_one(transport=None, where=tmp_path / "log", *, start=True, **settings):
+        writer = LogWriter(
+            transport or MemoryTransport(society.server, "exp"),
+            Folder(where),
+            "exp",
+            **{"segment_age_s": 1e9} | settings,
+        )
+        opened.append(writer)
+        if start:
+            await writer.start()
+        return writer
+
+    yield open_one
+    for writer in opened:
+        if writer.error is None:
+            with suppress(MessagingError):
+                await writer.close()
+    assert not [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("ray_messaging")]
+
+
+async def within(awaitable):
+    async with asyncio.timeout(WAIT_S):
+        return await awaitable
+
+
+async def until(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.001)
+
+
+# -- what it writes ---------------------------------------------------------------------------------------------------
+
+
+async def test_everything_that_was_sent_is_in_the_log_once(society, writers, tmp_path):
+    await society.mailbox("a")
+    await society.mailbox("b")
+    writer = await writers()
+    await society.send("a", 3)
+    await society.block(2)
+    await society.send("b", 4)
+    await within(writer.close())
+    assert sorted(logged(tmp_path / "log")) == sorted(society.written)
+    fates = ds.dataset(tmp_path / "log").to_table(columns=["fate", "mailbox"]).to_pylist()
+    assert sorted((row["fate"], row["mailbox"] or "") for row in fates) == (
+        [("blocked", "")] * 2 + [("delivered", "a")] * 3 + [("delivered", "b")] * 4
+    )
+
+
+async def test_rows_of_one_stream_stay_in_its_order(society, writers, tmp_path):
+    await society.mailbox("a")
+    writer = await writers(segment_rows=7)
+    for rows in (3, 1, 6, 2, 9, 1):
+        await society.send("a", rows)
+        await within(writer.caught_up())
+    await within(writer.close())
+    assert logged(tmp_path / "log") == society.written
+    assert len(Folder(tmp_path / "log").segments()) > 1
+
+
+async def test_what_was_there_before_the_log_was_is_taken_too(society, writers, tmp_path):
+    await society.mailbox("a")
+    await society.send("a", 3)
+    writer = await writers()
+    await within(writer.close())
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_mailbox_that_comes_later_is_read(society, writers):
+    writer = await writers()
+    await society.mailbox("late")
+    await society.send("late", 3)
+    await within(writer.caught_up())
+    assert seen(writer) == society.written
+
+
+async def test_a_mailbox_that_went_is_read_to_its_end_and_dropped(society, writers, tmp_path):
+    epoch = await society.mailbox("a")
+    writer = await writers(segment_age_s=0.0)
+    await society.send("a", 3)
+    await society.transport.remove("a", epoch)
+    log = society.server.experiments["exp"].log
+    await until(lambda: writer.rows == 3 and not log.ended)
+    await society.mailbox("a")  # one of the same name begins anew
+    await society.send("a", 2)
+    await within(writer.close())
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_frame_that_cannot_be_read_is_counted_and_said(society, writers, tmp_path, caplog):
+    await society.mailbox("a")
+    writer = await writers()
+    await society._ship("a", 1, b"no frame")
+    await society.send("a", 2)
+    await within(writer.caught_up())
+    assert (writer.stats()["unreadable"], seen(writer)) == (1, society.written)
+    assert "entry" in caplog.text
+    assert "a:" in caplog.text
+
+
+async def test_lone_messages_by_the_thousand_take_little(society, writers):
+    await society.mailbox("a")
+    writer = await writers()
+    for _ in range(5_000):
+        await society.send("a", 1)
+    await within(writer.caught_up())
+    _, tables, _ = writer.snapshot()
+    assert len(tables) < 200
+    assert seen(writer) == society.written
+
+
+# -- the live end -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_snapshot_has_what_no_file_has_yet(society, writers, tmp_path):
+    await society.mailbox("a")
+    writer = await writers(segment_rows=4)
+    for rows in (5, 2):
+        await society.send("a", rows)
+        await within(writer.caught_up())
+    await until(lambda: writer.stats()["segments"] == 1)
+    segments, tables, first_row = writer.snapshot()
+    assert ([segment.rows for segment in segments], sum(table.num_rows for table in tables), first_row) == ([5], 2, 5)
+    assert seen(writer) == society.written
+    assert logged(tmp_path / "log") == society.written[:5]
+
+
+async def test_who_waits_for_rows_is_woken_by_them(society, writers):
+    await society.mailbox("a")
+    writer = await writers()
+    waiting = asyncio.create_task(writer.wait_beyond(1, WAIT_S))
+    await society.send("a", 1)
+    await within(writer.caught_up())
+    assert not waiting.done()
+    await society.send("a", 1)
+    assert await within(waiting)
+    assert not await writer.wait_beyond(2, 0.01)
+
+
+async def test_caught_up_waits_for_what_was_there(society, writers):
+    await society.mailbox("a")
+    writer = await writers()
+    for _ in range(50):
+        await society.send("a", 10)
+        await within(writer.caught_up())
+        assert writer.rows == len(society.written)
+
+
+# -- segments ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_segment_is_closed_by_rows(society, writers, tmp_path):
+    await society.mailbox("a")
+    writer = await writers(segment_rows=10)
+    for _ in range(25):
+        await society.send("a", 2)
+        await within(writer.caught_up())
+    await within(writer.close())
+    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [10] * 5
+
+
+async def test_a_segment_is_closed_by_bytes(society, writers, tmp_path):
+    await society.mailbox("a")
+    writer = await writers(segment_bytes=99_000)
+    for _ in range(4):
+        await society.send("a", 1, payload={"text": "x" * 99_000})
+        await within(writer.caught_up())
+    await within(writer.close())
+    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [1] * 4
+
+
+async def test_by_age_one_file_grows(society, writers, tmp_path):
+    await society.mailbox("a")
+    writer = await writers(segment_age_s=0.0)
+    for _ in range(3):
+        await society.send("a", 2)
+        await until(lambda: len(logged(tmp_path / "log")) == len(society.written))
+        assert [segment.number for segment in Folder(tmp_path / "log").segments()] == [1]
+        assert writer.stats()["segments"] == 0
+        assert seen(writer) == society.written
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_the_streams_are_trimmed_once_the_file_is_durable_and_not_before(society, writers):
+    epoch = await society.mailbox("a")
+    await writers(segment_rows=4, crash=(crash := Crash("renamed")))
+    box = society.server.experiments["exp"].mailboxes["a"]
+    await society.send("a", 4)
+    await society.transport.commit("a", epoch, Cursor(f"{box.last}-0", 0), messages=4, nbytes=0)
+    await within(crash.died.wait())
+    assert len(box.entries) == 1
+    await writers(segment_rows=4)
+    await society.send("a", 4)
+    await society.transport.commit("a", epoch, Cursor(f"{box.last}-0", 0), messages=8, nbytes=0)
+    await until(lambda: not box.entries)
+
+
+async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_path):
+    writer = await writers(segment_age_s=0.0)
+    log = society.server.experiments["exp"].log
+    await society.mailbox("a")
+    await society.mailbox("b")
+    await society.send("a", 2, noted=np.array([0, 1], np.uint32))
+    await until(lambda: not log.items and society.server.experiments["exp"].mailboxes["a"].backlog.messages == 0)
+    await within(writer.close())
+    assert Folder(tmp_path / "log").segments() == []
+
+
+async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(society, writers, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray_messaging.eventlog.intake.PIECE_BYTES", 1_000)
+    await society.mailbox("a")
+    shared = Lines.of([b'"' + b"x" * 98 + b'"'], np.zeros(100, np.uint32))
+    crash = Crash("written", after=2)
+    await writers(segment_rows=20, crash=crash)
+    await society.send("a", 100, lines=shared)
+    await within(crash.died.wait())
+    held = Folder(tmp_path / "log").segments()[-1]
+    assert 0 < held.first_row + held.rows < 100
+    assert held.begun
+    writer = await writers(segment_rows=20)
+    await within(writer.close())
+    assert logged(tmp_path / "log") == society.written
+
+
+# -- crashes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("by_age", [False, True])
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_crash_at_any_point_neither_doubles_nor_drops_a_row(society, writers, tmp_path, point, by_age, after):
+    await society.mailbox("a")
+    epoch = await society.mailbox("b")
+    crash = Crash(point, after)
+    settings = {"segment_age_s": 0.0} if by_age else {"segment_rows": 5}
+    await writers(crash=crash, **settings)
+    while not crash.died.is_set():
+        await society.send("a", 2)
+        await society.block(1)
+        await society.send("b", 3)
+        await asyncio.sleep(0)
+    await society.send("a", 2)
+    await society.transport.remove("b", epoch)
+    writer = await writers(**settings)
+    await society.send("a", 1)
+    await within(writer.caught_up())
+    assert sorted(seen(writer)) == sorted(society.written)
+    await within(writer.close())
+    assert sorted(logged(tmp_path / "log")) == sorted(society.written)
+
+
+async def test_ten_crashes_in_a_row_lose_nothing(society, writers, tmp_path):
+    await society.mailbox("a")
+    for turn in range(10):
+        crash = Crash(POINTS[turn % len(POINTS)], turn // len(POINTS))
+        await writers(crash=crash, segment_rows=3)
+        while not crash.died.is_set():
+            await society.send("a", 2)
+            await asyncio.sleep(0)
+    await within((await writers()).close())
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_who_closes_and_starts_again_goes_on(society, writers, tmp_path):
+    await society.mailbox("a")
+    for _ in range(3):
+        writer = await writers()
+        await society.send("a", 2)
+        await within(writer.close())
+    segments = Folder(tmp_path / "log").segments()
+    assert [(segment.number, segment.first_row) for segment in segments] == [(1, 0), (2, 2), (3, 4)]
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_segment_that_was_moved_away_leaves_the_others(society, writers, tmp_path):
+    await society.mailbox("a")
+    for _ in range(2):
+        writer = await writers()
+        await society.send("a", 2)
+        await within(writer.close())
+    (tmp_path / "log" / "events-00000001.parquet").unlink()
+    writer = await writers()
+    await society.send("a", 2)
+    await within(writer.close())
+    assert [segment.first_row for segment in Folder(tmp_path / "log").segments()] == [2, 4]
+
+
+# -- one after the other ----------------------------------------------------------------------------------------------
+
+
+async def test_a_writer_with_a_successor_stops_and_writes_nothing_more(society, writers, tmp_path, caplog):
+    await society.mailbox("a")
+    old = await writers(segment_rows=4)
+    new = await writers(segment_rows=4)
+    waiting = asyncio.create_task(old.wait_beyond(100, WAIT_S))
+    await society.send("a", 4)
+    with pytest.raises(Fenced):
+        await within(waiting)
+    assert isinstance(old.error, Fenced)
+    assert "stops" in caplog.text
+    assert "newer" in old.stats()["error"]
+    with pytest.raises(Fenced):
+        await old.caught_up()
+    await old.close()
+    await within(new.close())
+    assert logged(tmp_path / "log") == society.written
+
+
+@pytest.mark.parametrize("point", ["checked", "staged"])
+async def test_a_writer_that_gets_a_successor_while_it_writes_names_no_file(society, writers, tmp_path, point):
+    await society.mailbox("a")
+    log = society.server.experiments["exp"].log
+
+    def overtaken(reached):
+        log.epoch += reached == point
+
+    old = await writers(segment_rows=2, crash=overtaken)
+    await society.send("a", 2)
+    await until(lambda: old.error)
+    assert isinstance(old.error, Fenced)
+    assert logged(tmp_path / "log") == []
+    new = await writers()
+    await within(new.close())
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_successor_waits_for_a_file_that_is_being_named(society, writers, tmp_path):
+    """A writer that was stopped behind its last look at the epoch must not name its file after its successor's."""
+    await society.mailbox("a")
+    folder = Folder(tmp_path / "log")
+    folder.prepare("exp")
+    with folder.lock() as mine:
+        assert mine
+        starting = asyncio.create_task(writers())
+        await until(lambda: society.server.experiments["exp"].log.epoch == 1)
+        await asyncio.sleep(0)
+        assert not starting.done()
+    writer = await within(starting)
+    assert writer.error is None
+
+
+async def test_a_folder_that_somebody_holds_for_good_says_so(writers, tmp_path, monkeypatch):
+    monkeypatch.setattr(storing, "_TAKE_OVER_S", 0.05)
+    folder = Folder(tmp_path / "log")
+    folder.prepare("exp")
+    with folder.lock(), pytest.raises(LogError, match="end that process"):
+        await writers()
+
+
+async def test_retiring_takes_the_log_out(society, writers, tmp_path):
+    await society.mailbox("a")
+    writer = await writers()
+    await society.send("a", 2)
+    await within(writer.retire())
+    assert not (await society.transport.load_directory(-1)).logged
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_closing_keeps_the_log_registered(society, writers):
+    writer = await writers()
+    await within(writer.close())
+    await within(writer.close())
+    assert (await society.transport.load_directory(-1)).logged
+    with pytest.raises(Closed, match="read its folder"):
+        await writer.caught_up()
+
+
+async def test_closing_one_that_was_never_started_does_nothing(society, writers):
+    await (await writers(start=False)).close()
+    assert not (await society.transport.load_directory(-1)).logged
+
+
+# -- trouble ----------------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Let a folder's writes meet a full disk."""
+
+    def __init__(self, monkeypatch):
+        self.full = False
+        self.tried = 0
+        stage = Folder.stage
+
+        def maybe(folder, *args):
+            if self.full:
+                self.tried += 1
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return stage(folder, *args)
+
+        monkeypatch.setattr(Folder, "stage", maybe)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    monkeypatch.setattr(storing, "_PAUSE_S", 0.001)
+    return Disk(monkeypatch)
+
+
+async def test_a_full_disk_is_said_once_and_nothing_is_lost(society, writers, tmp_path, disk, caplog):
+    await society.mailbox("a")
+    writer = await writers(segment_rows=2)
+    disk.full = True
+    await society.send("a", 2)
+    await until(lambda: disk.tried > 3)
+    assert "No space" in writer.stats()["error"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert seen(writer) == society.written
+    disk.full = False
+    await until(lambda: writer.stats()["segments"] == 1)
+    await within(writer.close())
+    assert writer.stats()["error"] is None
+    assert caplog.records[-1].levelname == "WARNING"
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_while_the_disk_is_full_at_most_two_segments_are_in_memory(society, writers, tmp_path, disk):
+    await society.mailbox("a")
+    writer = await writers(segment_rows=10)
+    disk.full = True
+    for _ in range(2):
+        await society.send("a", 10)
+        await until(lambda: writer.rows == len(society.written))
+    for _ in range(5):
+        await society.send("a", 10)
+    await until(lambda: writer.stats()["error"])
+    with pytest.raises(LogError, match=r"stands still.*No space"):
+        await within(fail_in_time(writer))
+    assert writer.stats()["open_rows"] == 20
+    disk.full = False
+    await until(lambda: writer.stats()["error"] is None)
+    await within(writer.close())
+    assert logged(tmp_path / "log") == society.written
+
+
+async def fail_in_time(writer):
+    while True:
+        await writer.caught_up()
+        await asyncio.sleep(0)
+
+
+async def test_closing_does_not_wait_for_a_full_disk(society, writers, tmp_path, disk):
+    await society.mailbox("a")
+    writer = await writers()
+    await society.send("a", 2)
+    await within(writer.caught_up())
+    disk.full = True
+    with pytest.raises(LogError, match=r"No space.*the streams keep it"):
+        await within(writer.close())
+    disk.full = False
+    await within((await writers()).close())
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_folder_that_is_gone_is_said(society, writers, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(storing, "_PAUSE_S", 0.001)
+    await society.mailbox("a")
+    writer = await writers(segment_rows=2)
+    (tmp_path / "log").rename(tmp_path / "elsewhere")
+    await society.send("a", 2)
+    await until(lambda: writer.stats()["error"])
+    assert "cannot be written" in caplog.text
+    (tmp_path / "elsewhere").rename(tmp_path / "log")
+    await until(lambda: writer.stats()["segments"] == 1)
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_folder_that_cannot_be_written_registers_no_log(society, writers):
+    with pytest.raises(LogError, match="cannot be written"):
+        await writers(where="/proc/self")
+    assert not (await society.transport.load_directory(-1)).logged
+
+
+class Cut(MemoryTransport):
+    """Be a connection that is cut from time to time."""
+
+    def __init__(self, server, exp_id):
+        super().__init__(server, exp_id)
+        self.away = asyncio.Event()
+
+    def _reach(self):
+        if self.away.is_set():
+            raise ConnectionFailed("the server is away", host="", port=0)
+
+    async def read_log(self, *args):
+        self._reach()
+        return await super().read_log(*args)
+
+    async def log_written(self, *args):
+        self._reach()
+        await super().log_written(*args)
+
+
+async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("ray_messaging.eventlog.intake._AWAY_S", 0.001)
+    monkeypatch.setattr(storing, "_PAUSE_S", 0.001)
+    await society.mailbox("a")
+    transport = Cut(society.server, "exp")
+    writer = await writers(transport, segment_rows=2)
+    transport.away.set()
+    await society.send("a", 2)
+    await until(lambda: writer.stats()["error"])
+    transport.away.clear()
+    await until(lambda: writer.stats()["segments"] == 1 and writer.stats()["error"] is None)
+    await within(writer.close())
+    assert logged(tmp_path / "log") == society.written
+    assert "away" in caplog.text
+
+
+async def test_what_nobody_foresaw_stops_it_aloud(society, writers, caplog):
+    await society.mailbox("a")
+    crash = Crash("staged")
+    writer = await writers(crash=crash, segment_rows=1)
+    await society.send("a", 1)
+    await until(lambda: writer.error)
+    assert "please report this" in str(writer.error)
+    assert "Died" in caplog.text
+    with pytest.raises(MessagingError, match="report"):
+        await writer.wait_beyond(100, WAIT_S)
+
+
+# -- many streams -----------------------------------------------------------------------------------------------------
+
+
+async def test_very_many_streams_are_read_some_at_a_time(society, writers, monkeypatch):
+    monkeypatch.setattr("ray_messaging.eventlog.streams.READ_BYTES", 2_000)
+    asked = []
+
+    class Counting(MemoryTransport):
+        async def read_log(self, cursors, count, block_s):
+            items = await super().read_log(cursors, count, block_s)
+            asked.append(len(items))
+            return items
+
+    for number in range(60):
+        await society.mailbox(f"m{number}")
+    for _ in range(5):
+        for number in range(60):
+            await society.send(f"m{number}", 3)
+    writer = await writers(Counting(society.server, "exp"))
+    await within(writer.caught_up())
+    assert sorted(seen(writer)) == sorted(society.written)
+    assert max(asked[1:]) < 60, "a read brought an entry of each stream at once"
+
+
+# -- every server -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def connections(server, exp_id):
+    """Open transports to the server under test."""
+    opened = []
+
+    async def open_one():
+        transport = open_transport(server, exp_id, MessagingConfig())
+        opened.append(transport)
+        await transport.connect()
+        return transport
+
+    yield open_one
+    for transport in opened:
+        await transport.close()
+
+
+async def test_on_every_server_each_row_is_logged_once_and_the_streams_are_trimmed(
+    server, exp_id, connections, tmp_path
+):
+    society = Society(server, exp_id)
+    society.transport = await connections()
+    epoch = await society.mailbox("a")
+    other = await society.mailbox("b")
+    folder = Folder(tmp_path / "log")
+    for point in (*POINTS, None):
+        crash = Crash(point)
+        writer = LogWriter(await connections(), folder, exp_id, segment_rows=6, crash=crash)
+        await within(writer.start())
+        for _ in range(4):
+            await society.send("a", 2)
+            await society.block(1)
+            if point == "locked" and other is not None:
+                await society.transport.remove("b", other)
+                other = None
+            if other is not None:
+                await society.send("b", 3)
+            with suppress(MessagingError):
+                await within(writer.caught_up())
+        if point is not None:
+            await within(crash.died.wait())
+            await until(lambda: writer.error)  # noqa: B023 - within its turn
+    assert sorted(seen(writer)) == sorted(society.written)
+    await within(writer.close())
+    assert sorted(logged(tmp_path / "log")) == sorted(society.written)
+    streams = await society.transport.log_streams()
+    assert streams.ended == []
+    (end,) = (await society.transport.log_ends([name for name in streams.live if name.startswith("a:")])).values()
+    await society.transport.commit("a", epoch, Cursor(end, 0), messages=10**6, nbytes=10**9)
+    assert await society.transport.read_log(dict.fromkeys(streams.live, "0-0"), 10, 0.0) == []
