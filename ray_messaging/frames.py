@@ -48,26 +48,14 @@ class Batch:
 
     Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
     the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
-    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it 
+    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it
     (uint32, ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`).
     """
 
     __slots__ = (
-        "epoch",
-        "first",
-        "frame",
-        "from_ids",
-        "labels",
-        "lines",
-        "noted",
-        "numbers",
-        "sender",
-        "sent_at",
-        "step",
-        "to_ids",
-        "topic",
-        "topics",
-    )
+        "epoch", "first", "frame", "from_ids", "labels", "lines", "noted", "numbers", "sender", "sent_at", "step",
+        "to_ids", "topic", "topics",
+    )  # fmt: skip
 
     def __init__(
         self,

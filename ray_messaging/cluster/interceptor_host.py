@@ -15,7 +15,6 @@ from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import BlackList, Rule
-from ray_messaging.interception.state import Fields
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 
@@ -67,35 +66,20 @@ class InterceptorHost:
         if all(rule.name != black_list.name for rule in rules):
             rules.insert(0, black_list)  # one that an earlier run, or a rule, put in as it went
         tables, answers = await self._store.load(rules)
-        whole = kept is not None and self._keep_own(rules, tables, await self._store.owners())
-        if not tables.get(black_list.name):
+        if not tables[black_list.name]:
             rules = [rule for rule in rules if rule is not black_list]
+        for rule in kept or ():
+            if rule.state is not None:
+                rule.state.load({})  # what it was put in with may be gone since
+                rule.restored()
         settings = self._spec.settings
         # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         self.interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s)
         self.interceptor.load(tables, answers, merge=kept is None)
-        if not whole:
+        if kept is None or len(rules) > len(kept):
             await self._store.save_rules(self.interceptor.rules.now)
             await self.interceptor.store_all()
-
-    def _keep_own(self, rules: list[Rule], tables: dict[str, Fields], owners: dict[str, str]) -> bool:
-        """Keep of the tables those that are these rules' own: a predecessor may have died while rules changed.
-
-        Returns whether all are.
-        """
-        whole = True
-        for rule in rules:
-            mark = self._store.mark(rule)
-            if owners.get(rule.name) != mark:
-                whole = False
-                tables.pop(rule.name, None)
-            elif mark is None:  # the black list that a rule put in, if one did
-                whole = whole and not tables.get(rule.name)
-            elif rule.state is not None:
-                rule.state.load({})  # what it was put in with may be gone since
-                rule.restored()
-        return whole
 
     def _given(self) -> list[Rule]:
         rules = []

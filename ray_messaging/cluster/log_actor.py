@@ -23,37 +23,34 @@ class LogActor:
     """Write the log, and answer questions about it; all of its calls may be repeated."""
 
     async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
+        self._experiment = experiment
+        self._on_existing = on_existing
         self._failure: MessagingError | None = None
-        self._host = LogHost(experiment, on_existing)
         self._trying: asyncio.Task[None] | None = None
         while not await self._begin() and restarted():
             await asyncio.sleep(_PAUSE_S)
-            self._host = LogHost(experiment, on_existing)
         if restarted() and isinstance(self._failure, LogError):
             # Messages wait until somebody has set this right, and whoever asks is told meanwhile.
             logger.error("the event log cannot go on, trying on: %s", self._failure)
-            self._trying = asyncio.create_task(self._try_on(experiment, on_existing), name="ray_messaging log restart")
+            self._trying = asyncio.create_task(self._try_on(), name="ray_messaging log restart")
 
-    async def _try_on(self, experiment: Experiment, on_existing: str) -> None:
+    async def _try_on(self) -> None:
         while self._failure is not None:
             await asyncio.sleep(_LONG_PAUSE_S)
-            host = LogHost(experiment, on_existing)
-            try:
-                await host.start()
-            except MessagingError as error:
-                self._failure = error
-                await host.abandon()
-            else:
-                self._host, self._failure = host, None
+            await self._begin()
 
     async def _begin(self) -> bool:
         """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
-        self._failure = None
+        host: LogHost | None = None
         try:
-            await self._host.start()
+            host = LogHost(self._experiment, self._on_existing)
+            await host.start()
         except MessagingError as error:
             self._failure = error
-            await self._host.abandon()
+            if host is not None:
+                await host.abandon()
+        else:
+            self._host, self._failure = host, None
         return not worth_a_retry(self._failure)
 
     async def ready(self) -> None:

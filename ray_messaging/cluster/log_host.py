@@ -31,12 +31,12 @@ class LogHost:
 
     def __init__(self, experiment: Experiment, on_existing: str) -> None:
         assert experiment.log_dir is not None
+        self._folder = Folder(experiment.log_dir)
         settings = experiment.settings
         self._experiment = experiment
         self._on_existing = on_existing
         self._process = secrets.token_hex(4)
         self._transport = RedisTransport(experiment.redis, experiment.exp_id, patience_s=settings.send_timeout_s)
-        self._folder = Folder(experiment.log_dir)
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, 0.0, leased=False)
         self._writer = LogWriter(
             self._transport,

@@ -1,7 +1,8 @@
 """What the interceptor must not forget: counts and lists on the server, the rules themselves with Ray.
 
 A rule is code, and code is never read from the server: what is put in at run time is kept beside the actors' own
-classes in Ray's cluster state, as Ray Serve keeps its deployments. The server has the rules' names and what they count.
+classes in Ray's cluster state, as Ray Serve keeps its deployments. The server has what they count, their names, and
+before these the name under which Ray has them: so rules change together with their state, and only by who may write.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.spec import PickledRule
@@ -27,11 +28,10 @@ _CALLS = 1_000  # changes of which a repeated call is recognised
 
 
 class _Known(NamedTuple):
-    """A rule that is in, as it was put in; `mark` tells it from others that had its name."""
+    """A rule that is in, as it was put in."""
 
     rule: Rule
     pickled: PickledRule
-    mark: str
 
 
 class RuleStore:
@@ -41,8 +41,9 @@ class RuleStore:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # changes of the rules that were made -> what they returned
         self._keys = transport.keys
         self._link = transport.link
-        self._code = f"rules/{transport.exp_id}/{run}"
-        self._names: list[str] | None = None
+        self._code = f"rules/{transport.exp_id}/{run}/"
+        self._kept: str | None = None  # the name under which Ray has the rules that are in force
+        self._names: list[str] | None = None  # what the server does not have yet: the next such name, the rules' names
         self._known: dict[int, _Known] = {}
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
@@ -50,16 +51,6 @@ class RuleStore:
         names = [VIOLATIONS, *(rule.name for rule in rules if rule.state is not None)]
         tables = {name: await self._hash(self._keys.table(name)) for name in names}
         return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
-
-    async def owners(self) -> dict[str, str]:
-        """Return whose the tables on the server are: by a rule's name the mark of the one that had it."""
-        names: list[bytes] = await self._link.command("LRANGE", self._keys.rules, 0, -1)
-        return {name: mark for name, _, mark in (entry.decode().rpartition(":") for entry in names)}
-
-    def mark(self, rule: Rule) -> str | None:
-        """Return what tells an admitted rule from others that had its name."""
-        known = self._known.get(id(rule))
-        return None if known is None else known.mark
 
     async def _hash(self, key: str) -> Fields:
         found = await self._link.command("HGETALL", key)
@@ -86,8 +77,15 @@ class RuleStore:
                 name="interceptor",
                 epoch=epoch,
             )
+        if names is not None:
+            await self._enforced(names)
+
+    async def _enforced(self, names: list[str]) -> None:
+        before, self._kept = self._kept, names[0]
         if self._names is names:  # else they have changed meanwhile, and go with the next write
             self._names = None
+        if before is not None:
+            await asyncio.to_thread(_internal_kv_del, before, namespace=NAMESPACE)
 
     async def _stage(self, key: str, fields: Mapping[bytes, bytes]) -> None:
         await self._link.command("DEL", key)
@@ -100,33 +98,39 @@ class RuleStore:
     def admit(self, rule: Rule, as_pickled: PickledRule | None = None) -> None:
         """Pickle a rule before it is put in: at work it may hold what cannot be. Raises RuleError."""
         if id(rule) not in self._known:
-            self._known[id(rule)] = _Known(rule, as_pickled or pickled(rule), secrets.token_hex(4))
+            self._known[id(rule)] = _Known(rule, as_pickled or pickled(rule))
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
-        """Keep the rules for a successor of this actor; their names go to the server with the next write."""
+        """Keep the rules for a successor of this actor; they are in force with the next write to the server."""
         kept = tuple(rules)
         for rule in kept:
             self.admit(rule)
         self._known = {id(rule): self._known[id(rule)] for rule in kept}
-        self._names = [f"{rule.name}:{self.mark(rule)}" for rule in kept]
         while len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
-        code = ray.cloudpickle.dumps(([(known.pickled, known.mark) for known in self._known.values()], self.calls))
-        await asyncio.to_thread(_internal_kv_put, self._code, code, namespace=NAMESPACE)
+        code = ray.cloudpickle.dumps(([known.pickled for known in self._known.values()], self.calls))
+        name = self._code + secrets.token_hex(8)
+        await asyncio.to_thread(_internal_kv_put, name, code, namespace=NAMESPACE)
+        self._names = [name, *(rule.name for rule in kept)]
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules that a predecessor of this actor kept; None: it kept none."""
-        code = await asyncio.to_thread(_internal_kv_get, self._code, namespace=NAMESPACE)
+        """Return the rules that were in force in this run when a predecessor died; None: it had not begun."""
+        name = await self._link.command("LINDEX", self._keys.rules, 0)
+        if name is None or not name.startswith(self._code.encode()):
+            return None
+        code = await asyncio.to_thread(_internal_kv_get, name, namespace=NAMESPACE)
         if code is None:
             return None
+        self._kept = name.decode()
         kept, self.calls = ray.cloudpickle.loads(code)
-        known = [_Known(unpickled(rule), rule, mark) for rule, mark in kept]
+        known = [_Known(unpickled(rule), rule) for rule in kept]
         self._known = {id(each.rule): each for each in known}
         return tuple(each.rule for each in known)
 
     async def forget_rules(self) -> None:
         """Let Ray forget the rules: the experiment ends."""
-        await asyncio.to_thread(_internal_kv_del, self._code, namespace=NAMESPACE)
+        for name in await asyncio.to_thread(_internal_kv_list, self._code, namespace=NAMESPACE):
+            await asyncio.to_thread(_internal_kv_del, name, namespace=NAMESPACE)
 
 
 def pickled(rule: Rule) -> PickledRule:

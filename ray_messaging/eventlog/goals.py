@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ray_messaging.errors import MessagingError
 
@@ -15,6 +16,7 @@ class Goals:
         self._reached = reached
         self._open: dict[asyncio.Future[None], dict[str, str]] = {}
         self._event = asyncio.Event()
+        self._asked = asyncio.Event()
 
     async def reach(self, ends: Mapping[str, str]) -> None:
         """Wait until each stream was read up to its entry."""
@@ -23,10 +25,19 @@ class Goals:
             return
         goal = asyncio.get_running_loop().create_future()
         self._open[goal] = missing
+        self._asked.set()
         try:
             await goal
         finally:
             del self._open[goal]
+
+    async def lull(self, timeout_s: float) -> None:
+        """Wait for a moment, unless somebody waits for streams."""
+        if self._open:
+            return
+        self._asked.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._asked.wait(), timeout_s)
 
     async def news(self) -> None:
         """Wait until something was read."""

@@ -47,6 +47,7 @@ class Intake:
 
     def __init__(self, transport: Transport, exp_id: str) -> None:
         self.unreadable = 0
+        self.small = False  # the last read brought something, but little
         self._age_s = 0.0  # of the oldest entry of the last read
         self._read_at = 0.0
         self.away: str | None = None
@@ -63,6 +64,7 @@ class Intake:
         """Read the next entries."""
         items = await self._insist(partial(self._transport.read_log, read.cursors, read.limit, block_s))
         oldest = min((key(item.entry)[0] for item in items), default=None)
+        self.small = 0 < sum(map(size, items)) < _SMALL_BYTES
         self._read_at = time.time()
         self._age_s = 0.0 if oldest is None else max(0.0, self._read_at - oldest / 1000)
         return items

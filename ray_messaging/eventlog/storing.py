@@ -121,7 +121,11 @@ class Storing:
             "first_s": first_s,
             "last_s": last_s,
         }
-        return self._folder.stage(sealed.number, table, meta)
+        try:
+            return self._folder.stage(sealed.number, table, meta)
+        finally:
+            del table
+            pa.default_memory_pool().release_unused()  # else the allocator keeps what the last segments took
 
     async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try until it works; everything is kept meanwhile, and senders feel it once the streams are full."""

@@ -20,15 +20,16 @@ from ray_messaging.transports.base import Limits, Transport
 logger = logging.getLogger(__name__)
 
 # Two segments are in memory at most, the one that grows and the one that is being written, so these bound what the log
-# takes; and files of some ten MB are what whoever reads many Parquet files likes.
-SEGMENT_ROWS = 262_144
-SEGMENT_BYTES = 48 * 2**20
+# takes: some 90 MB with all that Parquet needs beside. Files of half the size would take 70, of double 140.
+SEGMENT_ROWS = 131_072
+SEGMENT_BYTES = 24 * 2**20
 # As old may be what only the streams hold: every so often a file is written that is not full yet.
 SEGMENT_AGE_S = 30.0
 # What was blocked waits in the log stream; as much of it as of messages in a mailbox by default.
 LOG_LIMITS = Limits(messages=1_000_000, nbytes=256 * 2**20, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
+_GATHER_S = 0.02  # lone messages gather for so long: as a batch of their own each would cost 0.3 ms
 _BUSY_S = 0.2  # a read waits so long while a file is being written whose successor is due already
 
 
@@ -173,6 +174,8 @@ class LogWriter:
                 self._streams.update(*await self._intake.look())
             if self._growing.age() >= self._old_s and not self._busy:
                 self._writing = self._spawn(partial(self._store, self._seal(), closed=False), "file")
+            if self._intake.small:
+                await self._goals.lull(_GATHER_S)
 
     def _patience(self) -> float:
         if not self._growing.waiting:

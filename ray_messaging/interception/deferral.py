@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable
 
 from ray_messaging.frames import Batch
-from ray_messaging.interception.judging import Course, Waiting
+from ray_messaging.interception.judging import Course, Waiting, failed
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.verdicts import Judgement
+from ray_messaging.interception.watchdog import Steps, Stuck, Watch
 from ray_messaging.message import Message
 
 logger = logging.getLogger(__name__)
@@ -21,13 +22,16 @@ _GATHER_S = 0.002  # verdicts that come so close together are told together
 class Deferrals:
     """Run what slow rules must judge; `finish` is told of each message's judgement once it is known."""
 
-    def __init__(self, exp_id: str, keep_s: float, finish: Callable[[Batch, Judgement], Awaitable[None]]) -> None:
+    def __init__(
+        self, exp_id: str, keep_s: float, finish: Callable[[Batch, Judgement], Awaitable[None]], watch: Watch
+    ) -> None:
         self._exp_id = exp_id
+        self._watch = watch
         self._keep_s = keep_s
         self._finish = finish
         self._known: OrderedDict[str, tuple[float, Judgement]] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._news: dict[str, asyncio.Event] = {}
+        self._news: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -36,19 +40,15 @@ class Deferrals:
         """Have a message judged, unless it is."""
         key = waiting.message.message_id(0)
         if key not in self._running and key not in self._known:
-            self._start(waiting.message, self._judge(waiting))
+            self._start(waiting.message, waiting)
 
     def settle(self, message: Batch, judgement: Judgement) -> None:
         """Finish a message whose judgement is known."""
+        self._start(message, judgement)
 
-        async def known() -> Judgement:
-            return judgement
-
-        self._start(message, known())
-
-    def _start(self, message: Batch, judging: Coroutine[None, None, Judgement]) -> None:
+    def _start(self, message: Batch, found: Waiting | Judgement) -> None:
         key = message.message_id(0)
-        self._running[key] = asyncio.create_task(self._run(message, judging), name=f"ray_messaging verdict on {key}")
+        self._running[key] = asyncio.create_task(self._run(message, found), name=f"ray_messaging verdict on {key}")
 
     def unknown(self, batch: Batch) -> list[int]:
         """Return the rows of messages that are neither judged nor on their way."""
@@ -68,22 +68,30 @@ class Deferrals:
 
     async def wait(self, batch: Batch) -> Judgement:
         """Return as soon as something is known of some of the messages, or after a while."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE_S
-        while len((found := self.known(batch)).deferred) == len(batch) and loop.time() < deadline:
-            news = self._news.setdefault(batch.sender, asyncio.Event())
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await news.wait()
-            except TimeoutError:
-                break
-            await asyncio.sleep(_GATHER_S)
-        return found
+        found = self.known(batch)
+        if len(found.deferred) < len(batch):
+            return found
+        news, keys = asyncio.Event(), [*map(batch.message_id, range(len(batch)))]
+        for key in keys:
+            self._news[key].add(news)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await news.wait()
+        except TimeoutError:
+            return found
+        finally:
+            for key in keys:
+                if key in self._news:
+                    self._news[key].discard(news)
+                    if not self._news[key]:
+                        del self._news[key]
+        await asyncio.sleep(_GATHER_S)
+        return self.known(batch)
 
-    async def _run(self, message: Batch, judging: Coroutine[None, None, Judgement]) -> None:
+    async def _run(self, message: Batch, found: Waiting | Judgement) -> None:
         key = message.message_id(0)
         try:
-            judgement = await judging
+            judgement = found if isinstance(found, Judgement) else await self._judge(found)
             await self._finish(message, judgement)
         except Exception:  # its state could not be kept, so it is not known: whoever waits asks again
             logger.exception("the verdict on message %s is lost", key)
@@ -91,22 +99,22 @@ class Deferrals:
             self.remember(message, judgement)
         finally:
             del self._running[key]
-            self._tell(message.sender)
+            self._tell(key)
 
     def remember(self, message: Batch, judgement: Judgement) -> None:
         """Keep what is known of a message, for whoever asks within a while."""
         now = time.monotonic()
-        self._known[message.message_id(0)] = (now, judgement)
-        self._tell(message.sender)
+        key = message.message_id(0)
+        self._known[key] = (now, judgement)
+        self._tell(key)
         while self._known:
             oldest, (known_at, _) = next(iter(self._known.items()))
             if known_at + self._keep_s > now:
                 break
             del self._known[oldest]
 
-    def _tell(self, sender: str) -> None:
-        news = self._news.pop(sender, None)
-        if news is not None:
+    def _tell(self, key: str) -> None:
+        for news in self._news.pop(key, ()):
             news.set()
 
     async def _judge(self, waiting: Waiting) -> Judgement:
@@ -114,7 +122,7 @@ class Deferrals:
         while True:
             found.add(waiting.so_far)
             verdict = await self._ask(waiting.rule, waiting.message)
-            course = Course(waiting.message, self._exp_id)
+            course = Course(waiting.message, self._exp_id, self._watch)
             course.run([_Said(waiting.rule, verdict), *waiting.then])
             found.add(course.judgement)
             found.deferred.clear()
@@ -127,19 +135,23 @@ class Deferrals:
 
     async def _ask(self, rule: SlowRule, message: Batch) -> Verdict:
         try:
-            async with asyncio.timeout(rule.time_limit_s):
-                return checked(await rule.judge(Message(self._exp_id, message, 0)))
-        except TimeoutError:
-            return rule.failed(TimeoutError(f"no verdict within {rule.time_limit_s:g} s"))
-        except Exception as error:
+            async with asyncio.timeout(rule.time_limit_s) as limit:
+                return checked(await Steps(self._watch, rule, lambda: rule.judge(Message(self._exp_id, message, 0))))
+        except (Exception, Stuck, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it is us who are stopped, not something that the rule awaits
+                raise
+            if isinstance(error, TimeoutError) and limit.expired():
+                return failed(rule, TimeoutError(f"no verdict within {rule.time_limit_s:g} s"))
             logger.exception("rule %r failed on a message", rule.name)
-            return rule.failed(error)
+            return failed(rule, error)
 
     async def close(self) -> None:
         """Stop all."""
         for task in list(self._running.values()):
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self._running.clear()  # those that were stopped before they began
 
 
 class _Said(Rule):

@@ -21,6 +21,7 @@ from ray_messaging.interception.rules.rule import Rule, failure
 from ray_messaging.interception.state import Table
 from ray_messaging.interception.store import Saver, StateStore
 from ray_messaging.interception.verdicts import FOREIGN, Judgement, Verdicts, decode_verdicts, encode_verdicts
+from ray_messaging.interception.watchdog import Watch
 from ray_messaging.lines import Lines, encode_payload
 
 logger = logging.getLogger(__name__)
@@ -56,9 +57,12 @@ class Interceptor:
         self._tables: dict[str, Table[Any]] = {}
         self._saver = None if store is None else Saver(store, self._tables)
         self._follow_rules()
+        self.watch = Watch()
         self._answers = Answers(keep_s)
         self._pending: dict[str, asyncio.Task[bytes]] = {}
-        self._deferrals = Deferrals(exp_id, keep_s, self._finish)
+        self._unsafe: dict[str, bytes] = {}  # answers of batches that were counted, and could not be kept
+        self._deferrals = Deferrals(exp_id, keep_s, self._finish, self.watch)
+        self._forwarded = 0
 
     @property
     def black_list(self) -> BlackList:
@@ -128,11 +132,13 @@ class Interceptor:
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
         """Tell whether one message may pass: the call of AgentSociety's interceptor."""
+        self._check()
         line = encode_payload(message if isinstance(message, dict) else {"content": message}, PAYLOAD_LIMIT)
+        self._forwarded += 1
         batch = Batch(
-            sender="forward",
+            sender=":forward",  # no messager's name holds a colon
             epoch=max(0, self.epoch),
-            first=self.judged + self.deferred,
+            first=self._forwarded,
             from_ids=Ids.of([None if from_id is None else check_id(from_id)]),
             to_ids=Ids.of([None if to_id is None else check_id(to_id)]),
             topics=(AGENT_CHAT,),
@@ -149,11 +155,11 @@ class Interceptor:
 
         Args: patient asks about deferred rows; its answer waits for news.
         """
-        if self._saver is not None and self._saver.error is not None:
-            raise self._saver.error.with_traceback(None)
+        self._check()
         batch = decode(request)
         if patient:
-            return self._wait(batch)
+            # A task, which ends well where nobody comes to await it.
+            return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
         if self.rules.wants_payload and batch.lines is None:
             return encode_verdicts(Verdicts(self.epoch, judged=False, wants_payload=True))
         known = self._answers.get(batch)
@@ -162,9 +168,16 @@ class Interceptor:
         pending = self._pending.get(key_of(batch))
         return self._judge(batch) if pending is None else asyncio.shield(pending)
 
+    def _check(self) -> None:
+        """Raise where a newer interceptor has taken over."""
+        if self.fenced is not None:
+            raise self.fenced.with_traceback(None)
+
     def _judge(self, batch: Batch) -> bytes | Awaitable[bytes]:
+        if self._unsafe and (unsafe := self._unsafe.get(key_of(batch))) is not None:
+            return self._keep_answer(batch, unsafe)
         version = self._version()
-        course = Course(batch, self.exp_id)
+        course = Course(batch, self.exp_id, self.watch)
         course.run(self.rules.now)
         self._count(batch, course.judgement)
         answer = self._encode(course.judgement, len(batch))
@@ -173,14 +186,19 @@ class Interceptor:
         if self._saver is None or version == self._version():
             self._answers.put(batch, answer)
             return answer
-        # Nobody is answered before what his batch has counted is safe.
+        return self._keep_answer(batch, answer)
+
+    def _keep_answer(self, batch: Batch, answer: bytes) -> Awaitable[bytes]:
+        """Answer a batch once what it has counted is safe, and not before."""
         key = key_of(batch)
         task = self._pending[key] = asyncio.create_task(self._keep(batch, key, answer), name="ray_messaging answer")
         return asyncio.shield(task)
 
     async def _keep(self, batch: Batch, key: str, answer: bytes) -> bytes:
+        self._unsafe[key] = answer
         try:
             await self._save({key: answer})
+            del self._unsafe[key]
             self._counted(key, answer)
             self._answers.put(batch, answer)
         finally:
@@ -235,7 +253,7 @@ class Interceptor:
             if answer is not None:
                 self._deferrals.remember(message, decode_verdicts(answer).judgement(1))
                 continue
-            course = Course(message, self.exp_id)
+            course = Course(message, self.exp_id, self.watch)
             course.run(self.rules.now)
             if course.waiting:
                 self._begin(course.waiting[0])
@@ -244,9 +262,8 @@ class Interceptor:
 
     async def _finish(self, message: Batch, judgement: Judgement) -> None:
         """Count a message that a slow rule has judged; its verdict is safe once this has returned."""
-        version = self._version()
         self._count(message, judgement)
-        if self._saver is not None and (version != self._version() or judgement.blocked):
+        if self._saver is not None and self._saver.behind:
             key, answer = message.message_id(0), self._encode(judgement, 1)
             await self._save({key: answer})
             self._counted(key, answer)

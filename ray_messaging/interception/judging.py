@@ -1,4 +1,4 @@
-"""One batch on its way through the rules: the first block wins, rewrites compose, later rules see what the earlier left."""
+"""One batch on its way through the rules: the first block wins, rewrites compose, later rules see what is left."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.errors import MessagingError
 from ray_messaging.frames import Batch
-from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.verdicts import Judgement
+from ray_messaging.interception.watchdog import Stuck, Watch
 from ray_messaging.lines import encode_payload
 from ray_messaging.message import Message
 
@@ -32,10 +32,11 @@ class Waiting(NamedTuple):
 class Course:
     """Take a batch through rules; `judgement` says what became of its rows, `waiting` which must wait, by row."""
 
-    def __init__(self, batch: Batch, exp_id: str) -> None:
+    def __init__(self, batch: Batch, exp_id: str, watch: Watch) -> None:
         self.judgement = Judgement()
         self.waiting: dict[int, Waiting] = {}
         self._exp_id = exp_id
+        self._watch = watch
         self._rest = batch
         self._rows: NDArray[np.intp] | None = None  # where the rest's rows stand in the batch; None: at their places
 
@@ -50,16 +51,20 @@ class Course:
                 self._take(rule, self._apply(rule))
 
     def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
-        batch = self._rest
+        batch, watch = self._rest, self._watch
         try:
-            found = rule.check_batch(batch, self._exp_id)
+            watch.enter(rule)
+            try:
+                found = rule.check_batch(batch, self._exp_id)
+            finally:
+                watch.leave()
             if found:
                 found = {_row(row, len(batch)): checked(verdict) for row, verdict in found.items()}
             elif not isinstance(found, Mapping):
                 raise TypeError(f"{found!r} is no mapping of rows to verdicts")  # noqa: TRY301 - one way out
-        except Exception as error:
+        except (Exception, Stuck) as error:
             logger.exception("rule %r failed on a batch of %d messages", rule.name, len(batch))
-            verdict = rule.failed(error)
+            verdict = failed(rule, error)
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
         return found
 
@@ -69,11 +74,15 @@ class Course:
         batch, slow = self._rest, []
         for row in range(len(batch)):
             try:
-                verdict = rule.at_once(Message(self._exp_id, batch, row))
+                self._watch.enter(rule)
+                try:
+                    verdict = rule.at_once(Message(self._exp_id, batch, row))
+                finally:
+                    self._watch.leave()
                 verdict = None if verdict is None else checked(verdict)
-            except Exception as error:
+            except (Exception, Stuck) as error:
                 logger.exception("rule %r failed on a message", rule.name)
-                verdict = rule.failed(error)
+                verdict = failed(rule, error)
             if verdict is None:
                 slow.append(row)
                 place = self._place(row)
@@ -107,19 +116,19 @@ class Course:
         changed: dict[int, bytes] = {}
         for row, verdict in verdicts.items():
             place = self._place(row)
+            try:
+                line = _sendable(verdict)
+            except Exception as error:  # noqa: BLE001 - what cannot be sent must not pass as it was
+                verdict, line = failed(rule, error), None  # noqa: PLW2901 - the verdict on what the rule answered
             for name in verdict.labels:
                 self.judgement.labels.setdefault(name, set()).add(place)
-            if verdict.payload is not None and not verdict.blocked:
-                try:
-                    changed[row] = encode_payload(verdict.payload, PAYLOAD_LIMIT)
-                except MessagingError as error:  # a payload that cannot be sent must not pass as it was
-                    verdict = rule.failed(error)  # noqa: PLW2901 - the verdict on what the rule answered
-                else:
-                    self.judgement.rewritten[place] = (rule.name, changed[row])
             if verdict.blocked:
                 blocked.append(row)
                 self.judgement.blocked[place] = (rule.name, verdict.reason)
                 self.judgement.rewritten.pop(place, None)
+            elif line is not None:
+                changed[row] = line
+                self.judgement.rewritten[place] = (rule.name, line)
         if changed:
             self._rest = self._rest.with_payloads(changed)
         if blocked:
@@ -131,6 +140,26 @@ class Course:
 
     def _place(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])
+
+
+def failed(rule: Rule, error: BaseException) -> Verdict:
+    """Return a rule's verdict on what it failed at."""
+    if isinstance(error, Stuck):
+        error = TimeoutError("it was at work for too long, and was interrupted")
+    try:
+        return checked(rule.failed(error))
+    except Exception:
+        logger.exception("rule %r cannot say what becomes of messages at which it fails: they are blocked", rule.name)
+        return block(f"the rule failed: {type(error).__name__}")
+
+
+def _sendable(verdict: Verdict) -> bytes | None:
+    """Return a rewritten payload as JSON, if there is one; raise where it, or a label, cannot be sent."""
+    for name in verdict.labels:
+        name.encode()
+    if verdict.payload is None or verdict.blocked:
+        return None
+    return encode_payload(verdict.payload, PAYLOAD_LIMIT)
 
 
 def _row(row: object, count: int) -> int:

@@ -45,7 +45,7 @@ class RuleSet:
         )
 
     def insert(self, rule: object, index: int | None = None) -> Rule:
-        """Put a rule before the one at `index` (None: at the end); raise RuleError where it is none, or its name is taken."""
+        """Put a rule before the one at `index` (None: at the end); raise RuleError where that cannot be."""
         return self._put(rule, [*self._rules], len(self) if index is None else _place(index))
 
     def replace(self, which: int | str, rule: object) -> Rule:

@@ -14,7 +14,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Table(MutableMapping[Key, V], Generic[V]):
-    """Map keys (ids, None, str, or tuples of these) to JSON values, and remember which were touched since last asked."""
+    """Map keys (ids, None, str, or tuples of these) to JSON values, and remember which were touched."""
 
     __slots__ = ("_cleared", "_touched", "_values", "version")
 
@@ -58,6 +58,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._touched = set(self._values)
         self._cleared = True
         self.version += 1
+
+    @property
+    def changed(self) -> bool:
+        """Tell whether there are changes."""
+        return self._cleared or bool(self._touched)
 
     def changes(self) -> "Changes | None":
         """Return what changed since this was last asked, as fields of a hash; None: nothing did."""

@@ -51,6 +51,12 @@ class Saver:
             self._task = asyncio.create_task(self._run(), name="ray_messaging rule state")
         return done
 
+    @property
+    def behind(self) -> bool:
+        """Tell whether the server does not have all that the tables hold."""
+        writing = self._task is not None and not self._task.done()
+        return writing or any(table.changed for table in self._tables.values())
+
     def drop(self, table: str) -> None:
         """Delete a table, with the next write."""
         self._tables.pop(table, None)
@@ -68,22 +74,26 @@ class Saver:
     async def _run(self) -> None:
         while self._waiting:
             waiting, self._waiting = self._waiting, []
-            kept = self._collect()
             try:
-                await self._write(kept)
+                await self._write(self._collect())
             except Exception as error:  # nobody is answered on a state that is not safe
                 if isinstance(error, Fenced):
                     self.error = error
                 else:
-                    logger.exception("the state of the rules could not be written")
-                for done in waiting + self._waiting:
-                    if not done.done():
-                        done.set_exception(error.with_traceback(None))
+                    logger.exception("the state of the rules could not be written: nobody is answered who changed it")
+                self._failed(error, waiting + self._waiting)
                 self._waiting.clear()
                 return
             for done in waiting:
                 if not done.done():
                     done.set_result(None)
+
+    def _failed(self, error: Exception, waiting: "list[asyncio.Future[None]]") -> None:
+        for table in self._tables.values():  # whatever was not written goes with the next write
+            table.rewrite()
+        for done in waiting:
+            if not done.done():
+                done.set_exception(error.with_traceback(None))
 
     def _collect(self) -> Kept:
         tables = {name: changes for name, table in self._tables.items() if (changes := table.changes()) is not None}

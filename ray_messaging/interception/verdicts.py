@@ -65,7 +65,8 @@ class Verdicts(msgspec.Struct, array_like=True, frozen=True):
 class Judgement:
     """Hold what becomes of a batch's rows; one that stands nowhere just passes.
 
-    `blocked` row -> (rule, reason); `rewritten` row -> (rule, payload as JSON); `labels` label -> rows; `deferred` rows.
+    `blocked` row -> (rule, reason); `rewritten` row -> (rule, payload as JSON); `labels` label -> rows; and the
+    `deferred` rows.
     """
 
     blocked: dict[int, tuple[str, str]] = field(default_factory=dict)

@@ -128,11 +128,11 @@ async def test_a_rule_that_fails_on_a_message_blocks_it_alone(messagers, verdict
 
 @pytest.mark.parametrize(
     "verdict",
-    [crash, lambda _: None, lambda _: True, lambda _: [], lambda _: [0], lambda _: {5: "x"}, lambda _: {-1: "x"},
-     lambda _: {"0": "x"}, lambda _: {0: None}, lambda _: {0.5: "x"}, lambda _: {None: "x"}, lambda _: "no",
-     lambda batch: batch.nothing],
-    ids=["crash", "None", "True", "list", "rows", "beyond", "negative", "text row", "no reason", "half", "no row",
-         "text", "attribute"],
+    [crash, lambda _: None, lambda _: True, lambda _: [], lambda _: [0], lambda _: {5: block("x")},
+     lambda _: {-1: block("x")}, lambda _: {"0": block("x")}, lambda _: {0: None}, lambda _: {0.5: block("x")},
+     lambda _: {None: block("x")}, lambda _: "no", lambda _: {0: "x"}, lambda batch: batch.nothing],
+    ids=["crash", "None", "True", "list", "rows", "beyond", "negative", "text row", "no verdict", "half", "no row",
+         "text", "reason", "attribute"],
 )  # fmt: skip
 async def test_a_rule_that_fails_on_a_batch_blocks_it(messagers, verdict):
     sender = await messagers(Interceptor("x", [Whole(verdict)]))
@@ -162,7 +162,7 @@ async def test_the_first_block_wins_and_later_rules_see_the_rest(messagers):
     early = Only(lambda message: block("early") if message.from_id == 2 else ALLOW, name="early")
     late = Only(lambda message: block("late") if message.from_id in {2, 4} else ALLOW, name="late")
     last = Only(allow, name="last")
-    sender = await messagers(Interceptor("x", [early, Whole(lambda _: {0: "first of all"}), late, last]))
+    sender = await messagers(Interceptor("x", [early, Whole(lambda _: {0: block("first of all")}), late, last]))
     await messagers(host=[9])
     receipts = await sender.send_columns([1, 2, 3, 4, 5], [9] * 5, {})
     assert [receipt.rule for receipt in receipts] == ["whole", "early", None, "late", None]
@@ -175,7 +175,7 @@ async def test_a_batch_asked_again_is_answered_the_same_once(messagers):
     interceptor = Interceptor("x", [rule])
     requests = []
     answer = interceptor.answer
-    interceptor.answer = lambda request: (requests.append(request), answer(request), answer(request))[-1]
+    interceptor.answer = lambda request, patient: (requests.append(request), answer(request), answer(request))[-1]
     sender = await messagers(interceptor)
     await sender.send_columns([1, 2], [1, 1], {})
     await sender.send_columns([3], [1], {})
@@ -262,14 +262,14 @@ class Unspeakable(Rule):
         self.name = "bad \ud800 name"
 
     def check_batch(self, batch, exp_id):
-        return dict.fromkeys(range(len(batch)), "why")
+        return dict.fromkeys(range(len(batch)), block("why"))
 
 
 class FloatRows(Rule):
     """Answer rows that look like rows, and are none."""
 
     def check_batch(self, batch, exp_id):
-        return {0.0: "why"} if len(batch) else {}
+        return {0.0: block("why")} if len(batch) else {}
 
 
 @pytest.mark.parametrize(("rule", "says"), [(Unspeakable, "interceptor"), (FloatRows, "float_rows")])

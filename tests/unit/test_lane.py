@@ -1,4 +1,4 @@
-"""The verdict lane: a real socket, a token, requests in order."""
+"""The verdict lane: a real socket, a token, numbered requests, answers as they are known."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from ray_messaging.errors import FrameError
+from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception import lane as lane_module
-from ray_messaging.interception.lane import LaneAddress, LaneClient, LaneServer
+from ray_messaging.interception.lane import JUDGE, WAIT, LaneAddress, LaneClient, LaneServer
 
 WAIT_S = 10
 
@@ -16,12 +16,16 @@ WAIT_S = 10
 class Lane:
     def __init__(self):
         self.requests = []
+        self.later = {}
         self.server = LaneServer(self.answer)
 
-    def answer(self, request):
+    def answer(self, request, *, patient):
         self.requests.append(request)
         if request == b"garbage":
             raise FrameError("this is no valid frame")
+        if patient:
+            self.later[request] = asyncio.get_running_loop().create_future()
+            return self.later[request]
         return b"answer to " + request
 
 
@@ -39,6 +43,15 @@ async def raw(lane):
 
 def frame(data):
     return len(data).to_bytes(4, "little") + data
+
+
+def asked(number, request, kind=JUDGE):
+    """Build a request as it travels: its number, its kind, then what is asked."""
+    return frame(number.to_bytes(4, "little") + bytes([kind]) + request)
+
+
+def answered(number, answer):
+    return frame(number.to_bytes(4, "little") + answer)
 
 
 async def ended(reader):
@@ -77,15 +90,15 @@ async def test_each_connection_has_its_answers_in_order(lane):
 
 async def test_requests_in_one_write_and_in_many(lane):
     reader, writer = await raw(lane)
-    stream = frame(lane.address.token.encode()) + b"".join(frame(b"%d" % n) for n in range(5))
+    stream = frame(lane.address.token.encode()) + b"".join(asked(7 * n, b"%d" % n) for n in range(5))
     writer.write(stream[:50])
     for at in range(50, len(stream)):
         writer.write(stream[at : at + 1])
         await writer.drain()
     assert await reader.readexactly(4) == frame(b"")
     for n in range(5):
-        answer = b"answer to %d" % n
-        assert await reader.readexactly(4 + len(answer)) == frame(answer)
+        answer = answered(7 * n, b"answer to %d" % n)
+        assert await reader.readexactly(len(answer)) == answer
     writer.close()
     await writer.wait_closed()
 
@@ -93,7 +106,7 @@ async def test_requests_in_one_write_and_in_many(lane):
 @pytest.mark.parametrize("token", [b"", b"wrong", b"x" * 128, "é".encode()], ids=["empty", "wrong", "long", "odd"])
 async def test_a_wrong_token_is_refused(lane, token):
     reader, writer = await raw(lane)
-    writer.write(frame(token) + frame(b"request"))
+    writer.write(frame(token) + asked(0, b"request"))
     assert await ended(reader) == b""
     assert lane.requests == []
     assert lane.server.refused == 1
@@ -158,7 +171,7 @@ async def test_too_many_connections(lane, monkeypatch):
 
 async def test_a_cut_raises(lane):
     client = await LaneClient.open(lane.address)
-    lane.server.answer = lambda _: lane_cut(lane)
+    lane.server.answer = lambda _, patient: lane_cut(lane)
     with pytest.raises(ConnectionError):
         await client.ask(b"1")
     with pytest.raises(ConnectionError):
@@ -200,22 +213,94 @@ async def server_that_says(surplus):
     await server.wait_closed()
 
 
-async def test_a_cancelled_question_ends_the_connection():
-    async with server_that_says(b"") as address:
-        client = await LaneClient.open(address)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
-                await client.ask(b"1")
+async def test_an_answer_that_takes_its_time_holds_no_other_up(lane):
+    client = await LaneClient.open(lane.address)
+    slow = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(3)]
+    for n in range(50):
+        assert await client.ask(b"%d" % n) == b"answer to %d" % n
+    assert not any(task.done() for task in slow)
+    for n in (2, 0, 1):
+        lane.later[b"slow %d" % n].set_result(b"late answer %d" % n)
+    async with asyncio.timeout(WAIT_S):
+        assert await asyncio.gather(*slow) == [b"late answer %d" % n for n in range(3)]
+    client.close()
+
+
+async def test_a_late_answer_that_fails_ends_the_connection(lane):
+    client, other = await LaneClient.open(lane.address), await LaneClient.open(lane.address)
+    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    assert await client.ask(b"1")
+    lane.later[b"slow"].set_exception(Fenced("somebody newer", name="interceptor", epoch=1))
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(slow, WAIT_S)
+    assert await other.ask(b"1") == b"answer to 1"
+    other.close()
+
+
+async def test_a_cancelled_question_hurts_no_other_and_its_late_answer_passes_by(lane):
+    client = await LaneClient.open(lane.address)
+    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    assert await client.ask(b"1") == b"answer to 1"
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    lane.later[b"slow"].set_result(b"too late")
+    assert await client.ask(b"2") == b"answer to 2"
+    assert await client.ask(b"3") == b"answer to 3"
+    client.close()
+
+
+async def test_a_caller_who_goes_lets_go_of_what_he_waits_for(lane):
+    client = await LaneClient.open(lane.address)
+    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    assert await client.ask(b"1")
+    client.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(slow, WAIT_S)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(lane.later[b"slow"], WAIT_S)
+
+
+async def test_too_many_requests_that_wait(lane, monkeypatch):
+    monkeypatch.setattr(lane_module, "WAITING", 2)
+    client = await LaneClient.open(lane.address)
+    slow = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(3)]
+    for task in slow:
         with pytest.raises(ConnectionError):
-            await client.ask(b"2")
+            await asyncio.wait_for(task, WAIT_S)
+    assert (len(lane.requests), lane.server.refused) == (2, 1)
 
 
-async def test_an_answer_nobody_asked_for_ends_the_connection():
-    async with server_that_says(frame(b"surplus")) as address:
+@pytest.mark.parametrize("request_", [b"", b"\0", b"\0\0\0\0"], ids=["empty", "short", "no kind"])
+async def test_a_request_without_a_number_ends_the_connection(lane, request_):
+    reader, writer = await raw(lane)
+    writer.write(frame(lane.address.token.encode()) + frame(request_))
+    assert await ended(reader) in (frame(b""), b"")
+    assert (lane.requests, lane.server.refused) == ([], 1)
+    writer.transport.abort()
+
+
+async def test_the_kind_of_a_request_travels(lane):
+    reader, writer = await raw(lane)
+    writer.write(frame(lane.address.token.encode()) + asked(2**32 - 1, b"slow", WAIT) + asked(5, b"1"))
+    first = frame(b"") + answered(5, b"answer to 1")
+    assert await reader.readexactly(len(first)) == first
+    lane.later[b"slow"].set_result(b"late")
+    last = answered(2**32 - 1, b"late")
+    assert await reader.readexactly(len(last)) == last
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "surplus", [frame(b"surplus"), answered(77, b"surplus"), frame(b"abc")], ids=["text", "number", "short"]
+)
+async def test_an_answer_nobody_asked_for_ends_the_connection(surplus):
+    async with server_that_says(surplus) as address:
         client = await LaneClient.open(address)
         with pytest.raises(ConnectionError):
             async with asyncio.timeout(WAIT_S):
                 await client.ask(b"1")
+        with pytest.raises(ConnectionError):
+            await client.ask(b"2")
 
 
 async def test_a_port_where_nobody_listens():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import Closed, MailboxFull
+from ray_messaging.interception.verdicts import Judgement
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.sending.bulk import Entry
 from ray_messaging.sending.parcel import Draft, Many
@@ -29,8 +30,15 @@ class Made:
             draft.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)
             draft.manies.append(Many(singles, singles + bulk, self.many))
         self.finished = []
-        self.posting = Posting(draft, draft.seal("s", 1, 0), self.finished.append)
+        self.closed = []
+        self.posting = Posting(draft, draft.seal("s", 1, 0), self.finished.append, self.closed.append)
         loop.close()
+
+    def block(self, chosen):
+        """Block rows as a rule does, without a log: they are settled at once."""
+        self.posting.apply(Judgement(blocked=dict.fromkeys(chosen, ("black_list", "no"))))
+        stopped = [row for row in self.posting.open_rows.tolist() if row in self.posting.stopped]
+        self.posting.stop(rows(*stopped))
 
     def fate(self, row):
         """Return what whoever waits for a row was told: a fate, the name of an error, or None."""
@@ -51,7 +59,7 @@ def full():
 def test_a_row_that_failed_can_neither_be_blocked_nor_settled_and_hurts_no_neighbour():
     made = Made(2)
     made.posting.fail(rows(0), full())
-    made.posting.block({0: ("black_list", "no"), 1: ("black_list", "no")})
+    made.block([0, 1])
     assert [made.fate(row) for row in range(2)] == ["MailboxFull", "blocked"]
     assert made.posting.outcome.fates.tolist() == [UNKNOWN, BLOCKED]
     assert set(made.posting.outcome.blocks) == {1}
@@ -61,7 +69,7 @@ def test_a_row_that_failed_can_neither_be_blocked_nor_settled_and_hurts_no_neigh
 def test_a_neighbour_stays_open_when_a_row_that_failed_is_blocked_by_the_next_interceptor():
     made = Made(2)
     made.posting.fail(rows(0), full())
-    made.posting.block({0: ("black_list", "no")})
+    made.block([0])
     assert made.posting.open
     assert made.posting.open_rows.tolist() == [1]
     assert not made.finished
@@ -75,7 +83,7 @@ def test_a_row_that_somebody_has_can_no_longer_be_blocked():
     posting = made.posting
     posting.copies = np.array([2, 2])
     posting.deliver(rows(0), "a", DELIVERED)
-    posting.block({0: ("black_list", "no"), 1: ("black_list", "no")})
+    made.block([0, 1])
     assert [made.fate(row) for row in range(2)] == [None, "blocked"]
     posting.deliver(rows(0), "b", DELIVERED)
     assert made.fate(0) == "delivered"
@@ -129,7 +137,7 @@ def test_who_was_cancelled_is_passed_by(way):
     elif way == "fail":
         made.posting.fail(None, full())
     else:
-        made.posting.block(dict.fromkeys(range(2), ("rule", "why")))
+        made.block(range(2))
     assert made.fate(1) is not None
     assert len(made.finished) == 1
 
@@ -161,7 +169,7 @@ def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles)
             posting.fail(None if step.endswith("all") else rows(*chosen), full())
             expected |= dict.fromkeys(mine, UNKNOWN)
         elif step == "block":
-            posting.block(dict.fromkeys(chosen, ("rule", "why")))
+            made.block(chosen)
             expected |= {row: BLOCKED for row in mine if row not in posting.placed}
         elif mine:
             posting.deliver(rows(*mine), str(next(mailboxes)), DELIVERED)
@@ -173,8 +181,51 @@ def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles)
         if singles < ROWS:
             assert made.many.done() == all(row in expected for row in range(singles, ROWS))
         assert len(made.finished) == (not posting.open)
+        assert sum(made.closed) == len(expected)
+        assert set(posting.outcome.blocks) >= {row for row, fate in expected.items() if fate == BLOCKED}
+        assert not any(expected.get(row) not in {None, BLOCKED} for row in posting.outcome.blocks)
     if made.many.done():
         made.many.exception()
     for future in made.singles:
         if future.done():
             future.exception()
+
+
+def judged(blocked=(), rewritten=None, labels=None):
+    return Judgement(
+        dict.fromkeys(blocked, ("rule", "why")),
+        {row: ("editor", line) for row, line in (rewritten or {}).items()},
+        {name: set(found) for name, found in (labels or {}).items()},
+    )
+
+
+def outgoing(posting):
+    return [(posting.outgoing.lines.row(row), posting.outgoing.labels_of(row)) for row in range(len(posting.batch))]
+
+
+def test_what_leaves_has_labels_and_what_rules_made_of_it():
+    posting = Made(3).posting
+    posting.apply(judged(rewritten={1: b'{"n":1}'}, labels={"rude": [0, 1]}))
+    assert outgoing(posting) == [(b"{}", ("rude",)), (b'{"n":1}', ("rude",)), (b"{}", ())]
+    assert [posting.batch.lines.row(row) for row in range(3)] == [b"{}"] * 3
+    assert posting.batch.labels == {}
+
+
+def test_a_later_verdict_takes_the_place_of_an_earlier_one_but_for_rows_that_somebody_has():
+    made = Made(4)
+    posting = made.posting
+    posting.copies = np.array([2, 1, 1, 1])
+    posting.apply(judged([2], {0: b"[0]", 1: b"[1]"}, {"old": [0, 1]}))
+    posting.deliver(rows(0), "a", DELIVERED)
+    posting.apply(judged([3], {0: b"[7]"}, {"new": [0, 1, 2]}))
+    assert outgoing(posting) == [(b"[0]", ("old",)), (b"{}", ("new",)), (b"{}", ("new",)), (b"{}", ())]
+    assert set(posting.stopped) == {3}
+    assert posting.rewritten == {0: ("editor", b"[0]")}
+
+
+def test_verdicts_on_some_rows_leave_the_others_as_they_are():
+    posting = Made(3).posting
+    posting.apply(judged([0], {1: b"[1]"}, {"old": [1, 2]}))
+    posting.apply(judged([2], {0: b"[0]", 1: b"[9]"}, {"new": [0, 1]}), rows(2))
+    assert set(posting.stopped) == {0, 2}
+    assert outgoing(posting) == [(b"{}", ()), (b"[1]", ("old",)), (b"{}", ())]

@@ -51,6 +51,18 @@ def _time(seconds):
     return datetime.fromtimestamp(seconds, UTC)
 
 
+ROWS = [
+    row(0, 1, 2, step=1, labels=["kind"]),
+    row(1, 1, 2, sent_at=T0),
+    row(2, "ann", 1, text='a "quoted", text'),
+    row(3, 2, 1, fate="blocked", rule="black_list", reason="this pair is on the black list"),
+    row(4, 2, 2, fate="undeliverable"),
+    row(5, None, 2),
+    row(6, 2, None),
+    row(7, 1, 2, fate="published", payload_before='{"content":"before"}', rule="polite"),
+]
+
+
 def table_of(rows):
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 

@@ -1,38 +1,22 @@
-"""The log as its user sees it: edges, figures, the balance, the live tail, exports, and the folder for other tools."""
+"""The log as its user sees it: edges, figures, the live tail, and the folder for other tools."""
 
 import json
 import pickle
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
-import msgspec
 import networkx as nx
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
-from query_support import T0, ViewSource, log_of, row, table_of, write_folder
+from query_support import ROWS, T0, ViewSource, log_of, row, write_folder
 
-from ray_messaging.errors import InvalidQuery, LogError, MessagingError, Unbalanced
-from ray_messaging.eventlog.balance import balance
+from ray_messaging.errors import InvalidQuery, LogError, MessagingError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.event_rows import rows_as_seed, rows_of
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.scan import View
-
-ROWS = [
-    row(0, 1, 2, step=1, labels=["kind"]),
-    row(1, 1, 2, sent_at=T0),
-    row(2, "ann", 1, text='a "quoted", text'),
-    row(3, 2, 1, fate="blocked", rule="black_list", reason="this pair is on the black list"),
-    row(4, 2, 2, fate="undeliverable"),
-    row(5, None, 2),
-    row(6, 2, None),
-    row(7, 1, 2, fate="published", payload_before='{"content":"before"}', rule="polite"),
-]
 
 
 @pytest.fixture
@@ -45,7 +29,7 @@ def log(folder):
     return EventLog.open(folder.where)
 
 
-# -- the folder -------------------------------------------------------------------------------------------------------
+# -- the folder --------------------------------------------------------------------------------------------------------
 
 
 def test_duckdb_reads_the_folder_as_it_is(folder):
@@ -85,7 +69,7 @@ def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, log, da
     assert log.query()["position"].to_pylist() == [0, 1, 2]
 
 
-# -- edges ------------------------------------------------------------------------------------------------------------
+# -- edges -------------------------------------------------------------------------------------------------------------
 
 
 def test_edges_are_those_between_agents_by_time(log):
@@ -95,14 +79,6 @@ def test_edges_are_those_between_agents_by_time(log):
     assert edges["from_id"].to_pylist() == ["1", "1", "ann"]
     assert log.edges(fate=["published", "blocked"])["position"].to_pylist() == [3, 7]
     assert log.edges(from_id=99).column_names == edges.column_names
-
-
-def test_a_log_that_does_not_balance_at_all(folder):
-    twice = [row(number, entry=f"{number}-9") for number in range(3000)]
-    once = [row(number) for number in range(3000)]
-    with pytest.raises(Unbalanced, match="at least 1,000 of 3,000 sends") as caught:
-        log_of(Folder(folder.where + "-none"), [once, twice]).balance()
-    assert len(caught.value.offenders) == 100
 
 
 def test_a_message_in_two_mailboxes_is_one_edge(tmp_path):
@@ -129,7 +105,7 @@ def test_without_networkx(log, monkeypatch):
         log.to_networkx()
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
+# -- figures -----------------------------------------------------------------------------------------------------------
 
 
 def test_stats(log):
@@ -163,35 +139,7 @@ def test_the_matrix_of_many_messagers_names_the_busiest(tmp_path):
     assert [counts[0] for counts in groups["delivered"]] == [3] * 15 + [15]
 
 
-# -- the balance ------------------------------------------------------------------------------------------------------
-
-
-def test_a_log_that_balances(log):
-    found = log.balance()
-    assert (found.sends, found.rows, found.duplicates) == (8, 8, 0)
-    assert found.fates == {"delivered": 5, "published": 1, "undeliverable": 1, "blocked": 1}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words", "offenders"),
-    [
-        ([row(2, fate="blocked", entry="99-0")], "s-1-2 is blocked and delivered", ["s-1-2"]),
-        ([row(2, entry="99-0")], "s-1-2 is 2 times in the log for mailbox m", ["s-1-2"]),
-        ([row(4, fate="undeliverable", entry="99-0")], "s-1-4 is 2 times in the log", ["s-1-4"]),
-        ([row(9, entry="2-0")], "stands where another message stands, too", ["s-1-2", "s-1-9"]),
-        ([row(9, fate="lost")], "has the fate 'lost'", ["s-1-9"]),
-        ([row(0), row(1), row(2)], "3 of 8 sends", ["s-1-0", "s-1-1", "s-1-2"]),
-    ],
-)
-@pytest.mark.parametrize("partition_rows", [1, 3, 1000])
-def test_a_log_that_does_not_balance(folder, wrong, words, offenders, partition_rows):
-    with pytest.raises(Unbalanced, match=words) as caught:
-        balance(View(folder, folder.segments(), [table_of(wrong)]), partition_rows=partition_rows)
-    assert sorted(caught.value.offenders) == offenders
-    assert pickle.loads(pickle.dumps(caught.value)).offenders == caught.value.offenders
-
-
-# -- the tail ---------------------------------------------------------------------------------------------------------
+# -- the tail ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_tail_begins_now_and_takes_what_comes(folder):
@@ -235,7 +183,7 @@ def test_a_tail_refuses_at_once(log):
         log.tail(limit=-1)
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def test_rows_as_objects(log):
@@ -265,50 +213,6 @@ def test_rows_in_the_seeds_form(log):
         "message_id": "s-1-0",
     }
     assert (blocked["sent"], blocked["consumption"], blocked["rule"]) == (False, None, "black_list")
-
-
-# -- exports ----------------------------------------------------------------------------------------------------------
-
-
-def test_export_to_parquet(log, tmp_path):
-    assert log.export(tmp_path / "all.parquet") == 8
-    assert pq.read_table(tmp_path / "all.parquet").equals(log.query())
-    assert log.export(tmp_path / "ints.parquet", from_id=[1, 2], limit=3, after=0) == 3
-    assert pq.read_table(tmp_path / "ints.parquet").equals(log.query(from_id=[1, 2], limit=3, after=0))
-
-
-def test_export_to_csv(log, tmp_path):
-    log.export(tmp_path / "all.csv")
-    found = pyarrow.csv.read_csv(tmp_path / "all.csv").to_pylist()
-    assert [one["message_id"] for one in found] == [one["message_id"] for one in ROWS]
-    assert json.loads(found[2]["payload"]) == {"content": 'a "quoted", text'}
-    assert (found[0]["labels"], found[0]["sent_at"]) == ("kind", datetime.fromtimestamp(T0, UTC))
-
-
-def test_export_to_json_lines(log, tmp_path):
-    seen = []
-    log.export(str(tmp_path / "all.jsonl"), on_progress=seen.append)
-    found = [msgspec.json.decode(line) for line in (tmp_path / "all.jsonl").read_bytes().splitlines()]
-    assert [one["from_id"] for one in found] == [1, 1, "ann", 2, 2, None, 2, 1]
-    assert found[2]["payload"] == {"content": 'a "quoted", text'}
-    assert (found[0]["sent_at"], found[0]["labels"], found[1]["labels"]) == (T0, ["kind"], [])
-    assert seen[-1] == 8
-
-
-@pytest.mark.parametrize("name", ["none.parquet", "none.csv", "none.jsonl"])
-def test_export_of_nothing(log, tmp_path, name):
-    assert log.export(tmp_path / name, from_id=99) == 0
-    assert (tmp_path / name).exists()
-
-
-def test_what_cannot_be_exported(log, tmp_path):
-    with pytest.raises(InvalidQuery, match=r"ends in .parquet, .csv, .jsonl"):
-        log.export(tmp_path / "all.xlsx")
-    with pytest.raises(InvalidQuery, match="no field 'fat'"):
-        log.export(tmp_path / "all.csv", fat=1)
-    with pytest.raises(LogError, match="export to another file"):
-        log.export(tmp_path / "nowhere" / "all.csv")
-    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_an_unknown_question(folder):

@@ -193,6 +193,26 @@ async def test_who_waits_for_rows_is_woken_by_them(society, writers):
     assert not await writer.wait_beyond(2, 0.01)
 
 
+async def test_who_asks_does_not_wait_for_messages_to_gather(society, writers, monkeypatch):
+    monkeypatch.setattr("ray_messaging.eventlog.writer._GATHER_S", 100 * WAIT_S)
+    await society.mailbox("a")
+    writer = await writers()
+    for _ in range(3):
+        await society.send("a", 1)
+        await within(writer.caught_up())
+    assert seen(writer) == society.written
+
+
+async def test_lone_messages_gather(society, writers, monkeypatch):
+    monkeypatch.setattr("ray_messaging.eventlog.writer._GATHER_S", 100 * WAIT_S)
+    await society.mailbox("a")
+    writer = await writers()
+    for count in range(1, 4):
+        await society.send("a", 1)
+        assert await writer.wait_beyond(0, WAIT_S)
+        assert (count, writer.rows) == (count, 1)
+
+
 async def test_caught_up_waits_for_what_was_there(society, writers):
     await society.mailbox("a")
     writer = await writers()

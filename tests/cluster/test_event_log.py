@@ -1,0 +1,285 @@
+"""The event log of a running experiment, from its start to its folder."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+import redis
+from cluster_support import PATIENCE_S, control, drain, fates, numbered, numbers, wait_for
+
+from ray_messaging import Messager, Messaging, MessagingConfig, rules
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError, UnknownName
+from ray_messaging.eventlog.event_log import EventLog
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def new_id():
+    return f"log-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def logged(ray_cluster, tmp_path_factory):
+    """Give an experiment with a log, and two groups of ten."""
+    with Messaging.start(new_id(), log_dir=tmp_path_factory.mktemp("log") / "events") as messaging:
+        yield messaging, messaging.create_group("west", range(10)), messaging.create_group("east", range(10, 20))
+
+
+@pytest.fixture
+def client(redis_config):
+    with redis.Redis(redis_config.server, redis_config.port, password=redis_config.password) as client:
+        yield client
+
+
+def rows(log, **fields):
+    return log.query(**fields).to_pylist()
+
+
+# -- what is in it ------------------------------------------------------------------------------------------------
+
+
+async def test_every_fate_of_one_run(ray_cluster, tmp_path):
+    """What the receipts say is in the log: at once, and in the folder after the end."""
+
+    class Soften(rules.Rule):
+        needs_payload = True
+
+        def check(self, message):
+            text = message.payload.get("text", "")
+            if text == "odd":
+                return rules.label("odd", "strange")
+            return rules.rewrite({"text": text.lower()}, "softened") if text.isupper() else rules.ALLOW
+
+    messaging = Messaging.start(new_id(), rules=[rules.BlackList([(1, 11)]), Soften()], log_dir=tmp_path / "a" / "log")
+    with messaging:
+        west, east = messaging.create_group("west", range(10)), messaging.create_group("east", [*range(10, 20), "ann"])
+        west.step = 7
+        receipts = [
+            *west.send_columns([1, 2, 3, 4], [11, 11, 12, 13], [{"text": t} for t in ("a", "b", "LOUD", "odd")])
+        ]
+        receipts += [west.send(5, "ann", {"text": "é"}), west.send(5, 99, {"text": "nobody"})]
+        receipts += [east.send(None, 3, {"text": "user"}, "user-chat")]
+        receipts += await with_messagers(messaging)
+        expected = {receipt.message_id: receipt.fate for receipt in receipts}
+        log = messaging.log
+        found = rows(log)
+        check_fates(found, expected)
+        live = log.query().to_pylist()
+        assert log.balance().sends == len(expected)
+        assert {row["count"] for row in log.count(by=["fate", "rule"], fate="blocked").to_pylist()} == {1}
+        assert [row["to_id"] for row in log.edges(from_id=2).to_pylist()] == ["11"]
+        assert len(found) == messaging.stats()["log"]["rows"]
+    done = EventLog.open(tmp_path / "a" / "log")
+    assert done.query().to_pylist() == live
+    assert done.balance().fates == dict(Counter(expected.values()))
+    table = ray.data.read_parquet(str(tmp_path / "a" / "log")).to_pandas()
+    assert sorted(table["message_id"]) == sorted(row["message_id"] for row in live)
+    assert {"from_id", "to_id", "payload", "fate", "rule", "sent_at", "mailbox", "labels"} <= set(table.columns)
+
+
+async def with_messagers(messaging):
+    """Send to two listeners of one channel, to a foreign one, and to one without a name that has gone."""
+    config, exp_id = messaging.redis, messaging.exp_id
+    async with (
+        Messager(config, exp_id, messaging.interceptor, name="desk") as desk,
+        Messager(config, exp_id, messaging.interceptor, name="archive") as archive,
+    ):
+        payback = desk.get_user_payback_channel()
+        await desk.subscribe_and_start_listening([payback])
+        await archive.subscribe_and_start_listening([payback])
+        receipts = [await desk.send_message(payback, {"text": "twice"}, from_id=6)]
+        async with Messager(config, exp_id, messaging.interceptor) as fleeting:
+            await fleeting.subscribe_and_start_listening([f"exps:{exp_id}:news"])
+            receipts.append(await archive.send_message(f"exps:{exp_id}:news", {"text": "fleeting"}))
+        with redis.Redis(config.server, config.port, password=config.password) as foreign:
+            listener = foreign.pubsub()
+            await asyncio.to_thread(listener.subscribe, "the wide world")
+            await asyncio.to_thread(wait_for, lambda: listener.get_message(timeout=1))
+            receipts.append(await desk.send_message("the wide world", {"text": "hear"}, from_id=6))
+            await asyncio.to_thread(listener.close)
+    return receipts
+
+
+def check_fates(found, expected):
+    assert {row["message_id"]: row["fate"] for row in found} == expected
+    assert Counter(expected.values()) == {"delivered": 7, "blocked": 1, "undeliverable": 1, "published": 1}
+    by_text = {}
+    for row in found:
+        by_text.setdefault(json.loads(row["payload"])["text"], []).append(row)
+    assert {text: len(rows) for text, rows in by_text.items() if len(rows) != 1} == {"twice": 2}
+    assert {row["mailbox"] for row in by_text["twice"]} == {"desk", "archive"}
+    blocked, loud, odd, ann = by_text["a"][0], by_text["loud"][0], by_text["odd"][0], by_text["é"][0]
+    assert (blocked["rule"], blocked["reason"]) == ("black_list", "agent 1 may not write to agent 11")
+    assert (blocked["mailbox"], blocked["delivered_at"]) == (None, None)
+    assert (json.loads(loud["payload_before"]), loud["labels"], loud["rule"]) == (
+        {"text": "LOUD"}, ["softened"], "soften",
+    )  # fmt: skip
+    assert (set(odd["labels"]), odd["payload_before"]) == ({"odd", "strange"}, None)
+    assert (ann["from_id"], ann["to_id"], ann["step"], ann["sender"], ann["mailbox"]) == ("5", "ann", 7, "west", "east")
+    user = by_text["user"][0]
+    assert (user["from_id"], user["to_id"], user["subtopic"], user["step"]) == (None, "3", "user-chat", None)
+    assert by_text["hear"][0]["channel"] == "the wide world"
+    assert all(row["delivered_at"] >= row["sent_at"] for row in found if row["mailbox"])
+
+
+def test_a_group_that_is_made_again_under_its_name(logged):
+    messaging, west, _ = logged
+    for run in range(2):
+        group = messaging.create_group("again", [50])
+        west.send_columns([1] * 3, [50] * 3, numbered(3, 10 * run))
+        assert numbers(group.fetch(limit=2, timeout=10)) == [10 * run, 10 * run + 1]
+        messaging.remove_group("again")
+    found = messaging.log.query(to_id=50)
+    assert sorted(json.loads(payload)["n"] for payload in found["payload"].to_pylist()) == [0, 1, 2, 10, 11, 12]
+    assert set(found["mailbox"].to_pylist()) == {"again"}
+    assert messaging.log.balance()
+
+
+def test_a_task_asks(logged):
+    messaging, west, _ = logged
+    west.send_columns([2] * 5, [12] * 5, {"text": "a task asks"})
+
+    @ray.remote(num_cpus=0)
+    def ask(exp_id, passed):
+        found = Messaging.connect(exp_id).log.query(contains="a task asks")
+        return found.num_rows, passed.log.count(by="fate", contains="a task asks").to_pylist()
+
+    assert ray.get(ask.remote(messaging.exp_id, messaging), timeout=PATIENCE_S) == (
+        5, [{"fate": "delivered", "count": 5}],
+    )  # fmt: skip
+
+
+def test_the_list_in_the_form_of_agentsociety(logged):
+    messaging, west, _ = logged
+    control(messaging, "clear_log_list")
+    assert control(messaging, "get_log_list") == []
+    receipts = [west.send(3, 13, {"text": "said"}), west.send(3, 99, {"text": "unheard"})]
+    listed = sorted(control(messaging, "get_log_list"), key=lambda row: row["start_time"])
+    assert [(row["payload"]["text"], row["sent"], row["fate"], row["message_id"]) for row in listed] == [
+        ("said", True, "delivered", receipts[0].message_id),
+        ("unheard", False, "undeliverable", receipts[1].message_id),
+    ]
+    first = listed[0]
+    assert (first["from_id"], first["to_id"]) == (3, 13)
+    assert first["channel"] == f"exps:{messaging.exp_id}:agents:13:agent-chat"
+    assert 0 <= first["consumption"] < PATIENCE_S
+    assert abs(first["start_time"] - time.time()) < PATIENCE_S
+    control(messaging, "clear_log_list")
+    assert control(messaging, "get_log_list") == []
+
+
+def test_the_tail_shows_each_message_at_once(logged, record_property):
+    messaging, west, _ = logged
+    tail, took = messaging.log.tail(timeout_s=PATIENCE_S, from_id=4), []
+    for n in range(200):
+        receipt = west.send(4, 14, {"n": n})
+        received = time.perf_counter()
+        row = next(tail)
+        took.append(time.perf_counter() - received)
+        assert (row.message_id, row.payload, row.fate) == (receipt.message_id, {"n": n}, "delivered")
+    took.sort()
+    record_property("tail_ms_median_p99", (took[100] * 1e3, took[197] * 1e3))
+    assert took[100] < 2
+
+
+# -- what was there before ----------------------------------------------------------------------------------------
+
+
+def run_once(exp_id, redis_config, log_dir, n, **options):
+    with Messaging.start(exp_id, redis=redis_config, log_dir=log_dir, **options) as messaging:
+        group = messaging.create_group("all", [1, 2])
+        assert group.send(1, 2, {"n": n})
+        drain(group, 1)
+        messaging.remove_group("all")
+        return messaging.log.query().num_rows
+
+
+def test_a_log_that_is_there_already(ray_cluster, redis_config, client, tmp_path):
+    exp_id, log_dir = new_id(), tmp_path / "log"
+    assert run_once(exp_id, redis_config, log_dir, 0) == 1
+    with pytest.raises(AlreadyExists, match="has data on the server"):
+        run_once(exp_id, redis_config, log_dir, 1)
+    assert run_once(exp_id, redis_config, log_dir, 1, on_existing="resume") == 2
+    found = EventLog.open(log_dir).query()["payload"].to_pylist()
+    assert [json.loads(payload)["n"] for payload in found] == [0, 1]
+    assert run_once(exp_id, redis_config, log_dir, 2, on_existing="reset") == 1
+    assert EventLog.open(log_dir).query().num_rows == 1
+    # The server has forgotten the experiment, the folder has not.
+    client.delete(*client.scan_iter(f"*{exp_id}*"))
+    with pytest.raises(AlreadyExists, match="holds the log of an earlier run") as caught:
+        run_once(exp_id, redis_config, log_dir, 3)
+    assert caught.value.kind == "log"
+    assert str(log_dir) in str(caught.value)
+    assert EventLog.open(log_dir).query().num_rows == 1
+    assert list(client.scan_iter(f"*{exp_id}*")) == []  # so that another log_dir will do
+    with pytest.raises(LogError, match=f"holds the log of experiment '{exp_id}'"):
+        run_once(new_id(), redis_config, log_dir, 3, on_existing="reset")
+    assert run_once(exp_id, redis_config, log_dir, 3, on_existing="resume") == 2
+
+
+@pytest.mark.parametrize("how", ["a file in the way", "read-only", "no such scheme"])
+def test_a_folder_that_cannot_be_written_stops_the_start(ray_cluster, redis_config, client, tmp_path, how):
+    exp_id = new_id()
+    (tmp_path / "file").write_text("mine")
+    log_dir = {"a file in the way": tmp_path / "file" / "log", "read-only": "/proc/log", "no such scheme": "x3://log"}
+    with pytest.raises(LogError, match=r"log_dir|write a path") as caught:
+        Messaging.start(exp_id, redis=redis_config, log_dir=log_dir[how])
+    assert caught.value.path == str(log_dir[how])
+    with pytest.raises(UnknownName):
+        Messaging.connect(exp_id)
+    assert list(client.scan_iter(f"*{exp_id}*")) == []
+    if how == "read-only":  # nothing is in the way of a second attempt
+        assert run_once(exp_id, redis_config, tmp_path / "log", 0) == 1
+
+
+@pytest.mark.parametrize("on_existing", ["resume", "reset"])
+def test_a_run_without_a_log_does_not_wait_for_that_of_a_dead_one(ray_cluster, redis_config, tmp_path, on_existing):
+    exp_id, settings = new_id(), MessagingConfig(mailbox_messages=50, send_timeout_s=5)
+
+    @ray.remote(num_cpus=0, max_retries=0)
+    def die(redis_config, log_dir):
+        messaging = Messaging.start(exp_id, redis=redis_config, log_dir=log_dir, settings=settings)
+        group = messaging.create_group("all", [1, 2])
+        group.send_columns([1] * 40, [2] * 40, {})
+        (Path(log_dir) / "_ready").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(die.remote(redis_config, str(tmp_path)), timeout=PATIENCE_S)
+    assert (tmp_path / "_ready").exists()
+    wait_for(lambda: gone(exp_id), "the end of the first run's actors")
+    with Messaging.start(exp_id, redis=redis_config, on_existing=on_existing, settings=settings) as messaging:
+        with pytest.raises(ConfigError, match="log_dir"):
+            messaging.log  # noqa: B018 - it raises
+        group = messaging.create_group("other", [3, 4])
+        for low in range(0, 200, 40):
+            assert fates(group.send_columns([3] * 40, [4] * 40, numbered(40, low))) == ["delivered"] * 40
+            assert numbers(group.fetch(timeout=10)) == list(range(low, low + 40))
+
+
+def gone(exp_id):
+    for name in ("interceptor", "log", "group/all"):
+        try:
+            ray.get_actor(f"{exp_id}/{name}", namespace="ray_messaging")
+        except ValueError:
+            continue
+        return False
+    return True
+
+
+def test_a_small_mailbox_does_not_fill_by_what_the_log_has_not_written(ray_cluster, tmp_path):
+    settings = MessagingConfig(mailbox_messages=100, send_timeout_s=5)
+    with Messaging.start(new_id(), log_dir=tmp_path / "log", settings=settings) as messaging:
+        group = messaging.create_group("all", [1, 2])
+        for low in range(0, 1_000, 50):
+            assert group.send_columns([1] * 50, [2] * 50, numbered(50, low)).counts()["delivered"] == 50
+            assert len(group.fetch(timeout=10)) == 50
+        assert messaging.log.query().num_rows == 1_000
+    assert EventLog.open(tmp_path / "log").query().num_rows == 1_000

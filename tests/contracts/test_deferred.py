@@ -1,0 +1,411 @@
+"""Messages that wait for a slow rule: they hold nobody up but later ones of their own pair."""
+
+import asyncio
+import random
+from collections import defaultdict
+
+import pytest
+from contract_support import WAIT_S, fetch_all, take_in, until
+from interceptor_support import Held
+
+from ray_messaging import Closed, MailboxFull, Outgoing
+from ray_messaging.frames import decode
+from ray_messaging.interception import deferral
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite
+from ray_messaging.notes import decode_note
+from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
+from ray_messaging.transports.base import LOG_STREAM, Limits
+
+
+def known(message):
+    """Let what is not slow pass at once."""
+    return None if message.payload.get("slow") else ALLOW
+
+
+@pytest.fixture
+async def interceptor_of(messagers):
+    """Make interceptors; what waits for them is let go at the end."""
+    made = []
+
+    def make(*rules, **options):
+        made.append(Interceptor("x", rules, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for rule in each.rules:
+            if isinstance(rule, Held):
+                rule.release()
+        await each.close()
+
+
+def messages(pairs, **payload):
+    return [Outgoing.to_agent(to, payload | {"n": n}, from_id=by) for n, (by, to) in enumerate(pairs)]
+
+
+async def test_500_that_wait_hold_nobody_else_up(messagers, interceptor_of):
+    slow = Held("slow", label("seen"), at_once=known)
+    sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1, 2])
+    waiting = asyncio.create_task(sender.send_messages(messages([(1000 + n, 1) for n in range(500)], slow=True)))
+    await slow.called(500)
+    channel = sender.get_agent_chat_channel(1)
+    for n in range(100):
+        assert (await sender.send_message(channel, {"n": n}, from_id=n)).fate == "delivered"
+    assert (await sender.send_messages(messages([(n, 2) for n in range(400)]))).counts()["delivered"] == 400
+    assert len(await fetch_all(receiver, 500)) == 500
+    assert not waiting.done()
+    assert sender.stats()["deferred"] == sender.stats()["outbox"] == 500
+    slow.release()
+    assert (await asyncio.wait_for(waiting, WAIT_S)).counts()["delivered"] == 500
+    found = await fetch_all(receiver, 500)
+    assert {message.labels for message in found} == {("seen",)}
+    assert sorted(message.payload["n"] for message in found) == list(range(500))
+    assert sender.stats()["deferred"] == sender.stats()["outbox"] == 0
+
+
+class Script(Held):
+    """Do what a message's payload says, and wait for each message apart where it says so."""
+
+    def __init__(self):
+        super().__init__("script")
+        self.gates = {}
+
+    def at_once(self, message):
+        return None if message.payload["kind"].startswith("slow") else said(message)
+
+    async def judge(self, message):
+        gate = self.gates[message.payload["n"]] = asyncio.Event()
+        self.seen.append(message.payload)
+        self._news.set()
+        if not self._open.is_set():
+            await gate.wait()
+        return said(message)
+
+    def release(self):
+        super().release()
+        for gate in self.gates.values():
+            gate.set()
+
+
+def said(message):
+    kind, payload = message.payload["kind"].removeprefix("slow "), message.payload
+    if kind == "block":
+        return block("as it says")
+    if kind == "rewrite":
+        return rewrite({"n": payload["n"], "kind": "rewritten"}, "changed")
+    return label("tag") if kind == "label" else ALLOW
+
+
+KINDS = ["allow", "allow", "block", "rewrite", "label", "slow allow", "slow block", "slow rewrite", "slow label"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_each_pair_keeps_its_order_whatever_waits(messagers, interceptor_of, seed):
+    dice = random.Random(seed)
+    rule = Script()
+    sender = await messagers(interceptor_of(rule), mailbox_messages=1_000_000)
+    boxes = {agents: await messagers(host=agents) for agents in ((1, 2), (3, "bob"))}
+    sends, sent = [], []
+    for _ in range(40):
+        entries = []
+        for _ in range(dice.choice([1, 1, 2, 5, 20])):
+            sent.append((dice.choice([5, "ann", None]), dice.choice([1, 2, 3, "bob"]), dice.choice(KINDS)))
+            by, to, kind = sent[-1]
+            entries.append(Outgoing.to_agent(to, {"n": len(sent) - 1, "kind": kind}, from_id=by))
+        sends.append(asyncio.create_task(sender.send_messages(entries)))
+        for _ in range(dice.choice([0, 1, 5, 30])):
+            await asyncio.sleep(0)
+        for gate in dice.sample(sorted(rule.gates), len(rule.gates) // 3):
+            rule.gates[gate].set()
+    await take_in(boxes[1, 2], 0)
+    rule.release()
+    async with asyncio.timeout(WAIT_S):
+        receipts = [receipt for part in await asyncio.gather(*sends) for receipt in part]
+    expected, got = defaultdict(list), defaultdict(list)
+    for n, (by, to, kind) in enumerate(sent):
+        is_blocked = kind.endswith("block")
+        assert (receipts[n].fate, receipts[n].rule) == (("blocked", "script") if is_blocked else ("delivered", None))
+        if not is_blocked:
+            word = kind.removeprefix("slow ")
+            tags = {"rewrite": ("changed",), "label": ("tag",)}.get(word, ())
+            expected[by, to].append((n, "rewritten" if word == "rewrite" else kind, tags, receipts[n].message_id))
+    for agents, box in boxes.items():
+        for message in await fetch_all(box, sum(len(each) for (_, to), each in expected.items() if to in agents)):
+            tag = message.payload["n"], message.payload["kind"], message.labels, message.id
+            got[message.from_id, message.to_id].append(tag)
+    assert got == expected
+    assert sender.stats()["outbox"] == 0
+
+
+async def test_receipts_of_a_bulk_send_of_all_fates(messagers, interceptor_of, store):
+    rule = Script()
+    sender, receiver = await messagers(interceptor_of(rule)), await messagers(host=[1])
+    get = await store.subscribe("news")
+    kinds = ["allow", "slow block", "slow allow", "block", "slow rewrite", "slow allow", "slow block", "allow"]
+    to = [1, 1, 1, 1, 1, 77, 77, 77]
+    bulk = [Outgoing.to_agent(agent, {"n": n, "kind": kind}, from_id=n) for n, (agent, kind) in
+            enumerate(zip(to, kinds, strict=True))]  # fmt: skip
+    bulk += [Outgoing("news", {"n": 8, "kind": "slow rewrite"}, from_id=8)]
+    sending = asyncio.create_task(sender.send_messages(bulk))
+    await rule.called(6)
+    assert not sending.done()
+    rule.release()
+    receipts = await asyncio.wait_for(sending, WAIT_S)
+    assert receipts.fates.tolist() == [
+        "delivered", "blocked", "delivered", "blocked", "delivered", "undeliverable", "blocked", "undeliverable",
+        "published",
+    ]  # fmt: skip
+    assert receipts.blocked_by() == {"script": 3}
+    assert await get() == ("news", b'{"n":8,"kind":"rewritten"}')
+    assert sorted(message.payload["n"] for message in await fetch_all(receiver, 3)) == [0, 2, 4]
+
+
+async def test_a_pair_goes_on_behind_one_that_was_blocked(messagers, interceptor_of):
+    rule = Script()
+    sender, receiver = await messagers(interceptor_of(rule)), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    kinds = ["slow block", "allow", "slow allow", "block", "allow"]
+    sends = [
+        asyncio.create_task(sender.send_message(channel, {"n": n, "kind": kind}, from_id=5))
+        for n, kind in enumerate(kinds)
+    ]
+    await rule.called(2)
+    assert (await asyncio.wait_for(sends[3], WAIT_S)).fate == "blocked"
+    other = await sender.send_message(channel, {"n": 9, "kind": "allow"}, from_id=6)
+    assert other.fate == "delivered"
+    rule.gates[2].set()
+    rule.gates[0].set()
+    assert [(await asyncio.wait_for(send, WAIT_S)).fate[0] for send in sends] == ["b", "d", "d", "b", "d"]
+    assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [9, 1, 2, 4]
+
+
+async def test_flush_and_close_wait_for_those_that_wait(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
+    sending = asyncio.create_task(sender.send_messages(messages([(5, 1)] * 3, slow=True)))
+    await slow.called(3)
+    flushing, closing = asyncio.create_task(sender.flush()), asyncio.create_task(sender.close())
+    assert (await asyncio.wait({flushing, closing}, timeout=0))[0] == set()
+    slow.release()
+    await asyncio.wait_for(asyncio.gather(flushing, closing), WAIT_S)
+    assert sending.done()
+    assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
+
+
+async def test_a_cancelled_close_tells_those_that_wait(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
+    mixed = [*messages([(5, 1)], slow=True), *messages([(6, 1), (5, 1)])]
+    sending = asyncio.create_task(sender.send_messages(mixed))
+    await slow.called(1)
+    assert len(await fetch_all(receiver, 1)) == 1
+    closing = asyncio.create_task(sender.close())
+    assert (await asyncio.wait({closing}, timeout=0))[0] == set()
+    closing.cancel()
+    with pytest.raises(Closed) as caught:
+        await asyncio.wait_for(sending, WAIT_S)
+    assert [receipt and receipt.fate for receipt in caught.value.receipts] == [None, "delivered", None]
+    await asyncio.gather(closing, return_exceptions=True)
+    await receiver.ack()
+    assert len(await receiver.fetch_messages()) == 0
+
+
+async def test_who_is_cancelled_lets_his_message_go_on(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
+    sending = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"slow": 1}, from_id=5))
+    await slow.called(1)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    slow.release()
+    await asyncio.wait_for(sender.flush(), WAIT_S)
+    assert len(await fetch_all(receiver, 1)) == 1
+
+
+async def test_a_full_mailbox_and_those_that_wait(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    sender = await messagers(interceptor_of(slow))
+    receiver = await messagers(host=[1], mailbox_messages=4, inbox_messages=1)
+    channel = sender.get_agent_chat_channel(1)
+    sends = [
+        asyncio.create_task(sender.send_message(channel, {"n": n} | ({"slow": 1} if n in {2, 7} else {}), from_id=5))
+        for n in range(10)
+    ]
+    await slow.called(2)
+    slow.release()
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < 10:
+            found += await receiver.fetch_messages(timeout=WAIT_S, limit=2)
+    assert [message.payload["n"] for message in found] == list(range(10))
+    assert {(await send).fate for send in sends} == {"delivered"}
+
+
+async def test_one_that_waited_and_finds_no_room(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    sender = await messagers(interceptor_of(slow), send_timeout_s=0.1)
+    await messagers(host=[1], mailbox_messages=4)
+    await messagers(host=[2])
+    assert (await sender.send_messages(messages([(6, 1)] * 4))).counts()["delivered"] == 4
+    sending = asyncio.create_task(sender.send_messages(messages([(5, 1), (5, 2)], slow=True)))
+    await slow.called(2)
+    slow.release()
+    with pytest.raises(MailboxFull) as caught:
+        await asyncio.wait_for(sending, WAIT_S)
+    assert [receipt and receipt.fate for receipt in caught.value.receipts] == [None, "delivered"]
+    assert sender.stats()["outbox"] == 0
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(deferral, "PATIENCE_S", 0.02)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("stale", [False, True])
+async def test_another_interceptor_while_some_wait(messagers, interceptor_of, store, stale):
+    old, new = Held("slow", at_once=known), Held("slow", block("new"), at_once=known)
+    sender, receiver = await messagers(interceptor_of(old, epoch=1)), await messagers(host=[1])
+    await store.set_interceptor(1)
+    sending = asyncio.create_task(sender.send_messages([*messages([(5, 1)], slow=True), *messages([(5, 1)] * 2)]))
+    await old.called(1)
+    sender.set_message_interceptor(interceptor_of(new, epoch=2))
+    await store.set_interceptor(2)
+    if stale:
+        old.release()  # its verdict comes, and counts no more
+    await new.called(1)
+    new.release()
+    receipts = await asyncio.wait_for(sending, WAIT_S)
+    assert receipts.fates.tolist() == ["blocked", "delivered", "delivered"]
+    assert receipts[0].reason == "new"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_without_an_interceptor_those_that_wait_pass(messagers, interceptor_of):
+    slow = Held("slow", block("no"), at_once=known)
+    sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
+    sending = asyncio.create_task(sender.send_messages(messages([(5, 1)] * 2, slow=True)))
+    await slow.called(2)
+    sender.set_message_interceptor(None)
+    assert (await asyncio.wait_for(sending, WAIT_S)).counts()["delivered"] == 2
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
+
+
+async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, interceptor_of, store):
+    sender = await messagers(interceptor_of(epoch=1))
+    await store.set_interceptor(1)
+    receiver = await messagers(host=[1], mailbox_messages=4)
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_messages(messages([(6, 1)] * 4))
+    sends = [asyncio.create_task(sender.send_message(channel, {"n": n, "slow": n < 6}, from_id=5)) for n in (4, 5)]
+
+    async def held():
+        lanes = sender._shipper._lanes
+        return receiver.name in lanes and sum(crate.count for crate in lanes[receiver.name].crates) == 2
+
+    await until(held)
+    slow = Held("slow", at_once=known)
+    sender.set_message_interceptor(interceptor_of(slow, epoch=2))
+    await store.set_interceptor(2)
+    assert len(await fetch_all(receiver, 4)) == 4
+    await receiver.ack()
+    await slow.called(2)
+    sends += [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in (6, 7)]
+    assert (await sender.send_message(channel, {"n": 9}, from_id=7)).fate == "delivered"
+    assert not any(send.done() for send in sends)
+    slow.release()
+    found = [message.payload["n"] for message in await fetch_all(receiver, 1, limit=1)]
+    found += [message.payload["n"] for message in await fetch_all(receiver, 4)]
+    assert found == [9, 4, 5, 6, 7]
+    assert {(await asyncio.wait_for(send, WAIT_S)).fate for send in sends} == {"delivered"}
+
+
+async def test_several_listeners_of_one_channel(messagers, interceptor_of):
+    rule = Script()
+    sender = await messagers(interceptor_of(rule))
+    boxes = [await messagers(listen=["news"]) for _ in range(3)]
+    kinds = ["slow rewrite", "allow", "slow block", "slow allow", "rewrite"]
+    sending = asyncio.create_task(
+        sender.send_messages([Outgoing("news", {"n": n, "kind": kind}, from_id=5) for n, kind in enumerate(kinds)])
+    )
+    await rule.called(3)
+    rule.gates[3].set()
+    rule.gates[2].set()
+    rule.gates[0].set()
+    assert (await asyncio.wait_for(sending, WAIT_S)).fates.tolist() == ["delivered"] * 2 + ["blocked"] + [
+        "delivered"
+    ] * 2
+    for box in boxes:
+        found = [(message.payload["n"], message.payload["kind"]) for message in await fetch_all(box, 4)]
+        assert found == [(0, "rewritten"), (1, "allow"), (3, "slow allow"), (4, "rewritten")]
+
+
+class Censor(Rule):
+    """Take a word out, and block another one."""
+
+    needs_payload = True
+
+    def check(self, message):
+        text = message.payload["text"]
+        if "worse" in text:
+            return block("worse")
+        return rewrite({"text": text.replace("bad", "***")}, "censored") if "bad" in text else ALLOW
+
+
+TEXTS = ["fine", "a bad word", "worse", "bad again"]
+
+
+async def test_the_receiver_sees_what_rules_made_of_it(messagers, interceptor_of, store):
+    sender, receiver = await messagers(interceptor_of(Censor())), await messagers(host=[1])
+    await sender.send_messages([Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS])
+    await sender.send_messages([Outgoing.to_agents([1, 1], {"text": "bad twice"}, from_id=5)])
+    entries = b"".join(await store.entries(receiver.name))
+    found = await fetch_all(receiver, 5)
+    assert [(message.payload["text"], message.labels) for message in found] == [
+        ("fine", ()), ("a *** word", ("censored",)), ("*** again", ("censored",)),
+        *[("*** twice", ("censored",))] * 2,
+    ]  # fmt: skip
+    assert b"***" in entries
+    assert b"bad" not in entries
+    assert b"worse" not in entries
+
+
+async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store):
+    slow = Held("slow", is_open=True, at_once=lambda message: None if message.from_id == 8 else ALLOW)
+    sender = await messagers(interceptor_of(Censor(), slow))
+    receiver = await messagers(host=[1])
+    transport = receiver._transport
+    epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
+    assert await sender.send_message(sender.get_agent_chat_channel(1), {"text": "fine"})  # it learns of the log
+    bulk = [Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS]
+    bulk += [Outgoing.to_agent(1, {"text": "bad and slow"}, from_id=8), Outgoing("news", {"text": "bad news"})]
+    receipts = await sender.send_messages(bulk)
+    assert [fate[0] for fate in receipts.fates] == ["d", "d", "b", "d", "d", "u"]
+    streams = (await transport.log_streams()).live
+    items = await transport.read_log(dict.fromkeys(streams, "0-0"), 100, 0.1)
+    notes, marked, whole = defaultdict(list), [], []
+    for item in items:
+        if item.stream != LOG_STREAM:
+            batch = decode(item.frame)
+            whole += [batch.message_id(row) for row in range(len(batch))]
+            marked += [] if batch.noted is None else [batch.message_id(row) for row in batch.noted.tolist()]
+        elif item.note is not None:
+            batch = decode(item.frame)
+            note = decode_note(item.note, len(batch))
+            before = dict(note.before)
+            for row in range(len(batch)):
+                told = note.mailbox, batch.message_id(row), batch.lines.row(row), before.get(row), batch.labels_of(row)
+                notes[note.fate].append(told)
+    ids = receipts.message_ids
+    assert sorted(whole[1:]) == sorted(ids[row] for row in (0, 1, 3, 4))
+    assert sorted(marked) == sorted(ids[row] for row in (1, 3, 4))
+    assert notes[BLOCKED] == [("", ids[2], b'{"text":"worse"}', None, ())]
+    assert sorted(notes[DELIVERED]) == [
+        (receiver.name, ids[1], b'{"text":"a *** word"}', b'{"text":"a bad word"}', ("censored",)),
+        (receiver.name, ids[3], b'{"text":"*** again"}', b'{"text":"bad again"}', ("censored",)),
+        (receiver.name, ids[4], b'{"text":"*** and slow"}', b'{"text":"bad and slow"}', ("censored",)),
+    ]
+    assert notes[PUBLISHED] == [("", ids[5], b'{"text":"*** news"}', b'{"text":"bad news"}', ("censored",))]
+    await transport.close_log(epoch)

@@ -1,0 +1,185 @@
+"""What tests of the interceptor need: batches, rules that are held, and a store."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+
+from ray_messaging.errors import Fenced
+from ray_messaging.frames import Batch, encode
+from ray_messaging.ids import Ids
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
+from ray_messaging.interception.verdicts import Judgement, decode_verdicts
+from ray_messaging.lines import Lines
+
+WAIT_S = 10
+
+
+def batch(payloads, *, pairs=None, first=0, sender="s"):
+    """Build a batch of one message for each payload."""
+    pairs = pairs or [(1, 2)] * len(payloads)
+    return Batch(
+        sender=sender,
+        epoch=1,
+        first=first,
+        from_ids=Ids.of([pair[0] for pair in pairs]),
+        to_ids=Ids.of([pair[1] for pair in pairs]),
+        topics=("agent-chat",),
+        lines=Lines.of([msgspec.json.encode(payload) for payload in payloads]),
+    )
+
+
+async def answered(interceptor, asked, rows=None):
+    """Ask as a messager does: about a batch, or patiently about some rows of it."""
+    asked = asked if rows is None else asked.take(np.array(rows, np.intp))
+    answer = interceptor.answer(encode(asked), patient=rows is not None)
+    answer = answer if isinstance(answer, bytes) else await answer
+    verdicts = decode_verdicts(answer)
+    assert verdicts.judged
+    return verdicts.judgement(len(asked))
+
+
+async def waited(interceptor, asked, rows=None):
+    """Ask until the verdict on every row is there."""
+    found = await answered(interceptor, asked, rows)
+    places = rows or list(range(len(asked)))
+    while found.deferred:
+        left = sorted(found.deferred)
+        found.deferred.clear()
+        found.add((await answered(interceptor, asked, [places[at] for at in left])).moved(left))
+    return found
+
+
+async def judged(rules, rows):
+    """Judge a few messages by rules."""
+    found = await answered(Interceptor("x", rules), batch([{"text": str(n)} for n in range(rows)]))
+    assert isinstance(found, Judgement)
+    return found
+
+
+class Whole(Rule):
+    needs_payload = True
+
+    def check_batch(self, batch, exp_id):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+def whole(name, answer, on_error="block"):
+    """Make a rule that gives one answer on any batch, or raises it."""
+    rule = Whole()
+    rule.name, rule.answer, rule.on_error = name, answer, on_error
+    return rule
+
+
+class Rewriting(Rule):
+    """Add something to every text."""
+
+    needs_payload = True
+
+    def __init__(self, name, more):
+        self.name = name
+        self.more = more
+        self.seen = []
+
+    def check(self, message):
+        self.seen.append(message.payload)
+        return rewrite({"text": message.payload["text"] + self.more})
+
+
+class Held(SlowRule):
+    """Give one answer on any message, or raise it, once it is released; `answers` by who sent it come first."""
+
+    def __init__(self, name, answer=ALLOW, *, is_open=False, on_error="block", at_once=None, only=None):
+        self.name = name
+        self.answer = answer
+        self.answers = {}
+        self.on_error = on_error
+        self.seen = []
+        self.only = only or (lambda message: True)
+        self._at_once = at_once
+        self._open = asyncio.Event()
+        self._news = asyncio.Event()
+        if is_open:
+            self._open.set()
+
+    @property
+    def calls(self):
+        return len(self.seen)
+
+    def release(self):
+        self._open.set()
+
+    async def called(self, count):
+        """Wait until it was asked so many times."""
+        async with asyncio.timeout(WAIT_S):
+            while self.calls < count:
+                self._news.clear()
+                await self._news.wait()
+
+    def at_once(self, message):
+        return None if self._at_once is None else self._at_once(message)
+
+    async def judge(self, message):
+        self.seen.append(message.payload)
+        self._news.set()
+        if self.only(message):
+            await self._open.wait()
+        answer = self.answers.get(message.from_id, self.answer)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+class Store:
+    """Keep state as the server does: under the epoch of the newest interceptor."""
+
+    def __init__(self):
+        self.epoch = 1
+        self.tables = {}
+        self.answers = {}
+        self.saves = []
+        self.errors = []
+        self._open = asyncio.Event()
+        self._open.set()
+        self._news = asyncio.Event()
+        self._calls = 0
+
+    def pause(self):
+        self._open.clear()
+
+    def go_on(self):
+        self._open.set()
+
+    async def called(self, count):
+        async with asyncio.timeout(WAIT_S):
+            while self._calls < count:
+                self._news.clear()
+                await self._news.wait()
+
+    async def save(self, epoch, kept):
+        self._calls += 1
+        self._news.set()
+        await self._open.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        if epoch != self.epoch:
+            raise Fenced("another interceptor judges", name="interceptor", epoch=epoch)
+        self.saves.append(kept)
+        for name, changes in kept.tables.items():
+            table = {} if changes.cleared else self.tables.get(name, {})
+            self.tables[name] = table | changes.put
+            for gone in changes.gone:
+                self.tables[name].pop(gone, None)
+        self.answers |= kept.answers
+        for name in kept.forget:
+            self.answers.pop(name, None)
+
+    def successor(self, rules):
+        """Make the next interceptor: it takes over, and loads what is kept."""
+        self.epoch += 1
+        made = Interceptor("x", rules, epoch=self.epoch, store=self)
+        made.load(self.tables, self.answers, merge=False)
+        return made

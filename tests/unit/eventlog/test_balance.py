@@ -1,0 +1,55 @@
+"""The balance: what holds, and every way in which a log can fail to."""
+
+import pickle
+
+import pytest
+from query_support import ROWS, log_of, row, table_of, write_folder
+
+from ray_messaging.errors import Unbalanced
+from ray_messaging.eventlog.balance import balance
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.scan import View
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
+
+
+@pytest.fixture
+def log(folder):
+    return EventLog.open(folder.where)
+
+
+def test_a_log_that_balances(log):
+    found = log.balance()
+    assert (found.sends, found.rows, found.duplicates) == (8, 8, 0)
+    assert found.fates == {"delivered": 5, "published": 1, "undeliverable": 1, "blocked": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words", "offenders"),
+    [
+        ([row(2, fate="blocked", entry="99-0")], "s-1-2 is blocked and delivered", ["s-1-2"]),
+        ([row(2, entry="99-0")], "s-1-2 is 2 times in the log for mailbox m", ["s-1-2"]),
+        ([row(4, fate="undeliverable", entry="99-0")], "s-1-4 is 2 times in the log", ["s-1-4"]),
+        ([row(9, entry="2-0")], "stands where another message stands, too", ["s-1-2", "s-1-9"]),
+        ([row(9, fate="lost")], "has the fate 'lost'", ["s-1-9"]),
+        ([row(0), row(1), row(2)], "3 of 8 sends", ["s-1-0", "s-1-1", "s-1-2"]),
+    ],
+)
+@pytest.mark.parametrize("partition_rows", [1, 3, 1000])
+def test_a_log_that_does_not_balance(folder, wrong, words, offenders, partition_rows):
+    with pytest.raises(Unbalanced, match=words) as caught:
+        balance(View(folder, folder.segments(), [table_of(wrong)]), partition_rows=partition_rows)
+    assert sorted(caught.value.offenders) == offenders
+    assert pickle.loads(pickle.dumps(caught.value)).offenders == caught.value.offenders
+
+
+def test_a_log_that_does_not_balance_at_all(folder):
+    twice = [row(number, entry=f"{number}-9") for number in range(3000)]
+    once = [row(number) for number in range(3000)]
+    with pytest.raises(Unbalanced, match="at least 1,000 of 3,000 sends") as caught:
+        log_of(Folder(folder.where + "-none"), [once, twice]).balance()
+    assert len(caught.value.offenders) == 100

@@ -1,0 +1,64 @@
+"""Exports: the rows of the log as files."""
+
+import json
+from datetime import UTC, datetime
+
+import msgspec
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from query_support import ROWS, T0, write_folder
+
+from ray_messaging.errors import InvalidQuery, LogError
+from ray_messaging.eventlog.event_log import EventLog
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
+
+
+@pytest.fixture
+def log(folder):
+    return EventLog.open(folder.where)
+
+
+def test_export_to_parquet(log, tmp_path):
+    assert log.export(tmp_path / "all.parquet") == 8
+    assert pq.read_table(tmp_path / "all.parquet").equals(log.query())
+    assert log.export(tmp_path / "ints.parquet", from_id=[1, 2], limit=3, after=0) == 3
+    assert pq.read_table(tmp_path / "ints.parquet").equals(log.query(from_id=[1, 2], limit=3, after=0))
+
+
+def test_export_to_csv(log, tmp_path):
+    log.export(tmp_path / "all.csv")
+    found = pyarrow.csv.read_csv(tmp_path / "all.csv").to_pylist()
+    assert [one["message_id"] for one in found] == [one["message_id"] for one in ROWS]
+    assert json.loads(found[2]["payload"]) == {"content": 'a "quoted", text'}
+    assert (found[0]["labels"], found[0]["sent_at"]) == ("kind", datetime.fromtimestamp(T0, UTC))
+
+
+def test_export_to_json_lines(log, tmp_path):
+    seen = []
+    log.export(str(tmp_path / "all.jsonl"), on_progress=seen.append)
+    found = [msgspec.json.decode(line) for line in (tmp_path / "all.jsonl").read_bytes().splitlines()]
+    assert [one["from_id"] for one in found] == [1, 1, "ann", 2, 2, None, 2, 1]
+    assert found[2]["payload"] == {"content": 'a "quoted", text'}
+    assert (found[0]["sent_at"], found[0]["labels"], found[1]["labels"]) == (T0, ["kind"], [])
+    assert seen[-1] == 8
+
+
+@pytest.mark.parametrize("name", ["none.parquet", "none.csv", "none.jsonl"])
+def test_export_of_nothing(log, tmp_path, name):
+    assert log.export(tmp_path / name, from_id=99) == 0
+    assert (tmp_path / name).exists()
+
+
+def test_what_cannot_be_exported(log, tmp_path):
+    with pytest.raises(InvalidQuery, match=r"ends in .parquet, .csv, .jsonl"):
+        log.export(tmp_path / "all.xlsx")
+    with pytest.raises(InvalidQuery, match="no field 'fat'"):
+        log.export(tmp_path / "all.csv", fat=1)
+    with pytest.raises(LogError, match="export to another file"):
+        log.export(tmp_path / "nowhere" / "all.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
