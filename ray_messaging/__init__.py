@@ -42,14 +42,14 @@ from ray_messaging.receipt import Receipt, Receipts
 if TYPE_CHECKING:
     from ray_messaging.cluster.blocked import BlockedListener, BlockedMessage
     from ray_messaging.eventlog.event_log import EventLog
-    from ray_messaging.eventlog.event_rows import LogRow
+    from ray_messaging.eventlog.reading.event_rows import LogRow
 
 # They bring pyarrow along, which takes 80 MB: a group's process does without.
 _ON_FIRST_USE = {
     "BlockedListener": "ray_messaging.cluster.blocked",
     "BlockedMessage": "ray_messaging.cluster.blocked",
     "EventLog": "ray_messaging.eventlog.event_log",
-    "LogRow": "ray_messaging.eventlog.event_rows",
+    "LogRow": "ray_messaging.eventlog.reading.event_rows",
 }
 
 __all__ = [

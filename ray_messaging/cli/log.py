@@ -14,9 +14,9 @@ from ray_messaging.cli.log_show import line_of, show_rows, show_stats
 from ray_messaging.cli.log_target import Target, open_log
 from ray_messaging.cli.session import output
 from ray_messaging.errors import ConfigError
-from ray_messaging.eventlog.event_rows import rows_of
-from ray_messaging.eventlog.export import json_line, json_lines
-from ray_messaging.eventlog.picture import check_picture, plot
+from ray_messaging.eventlog.reading.event_rows import rows_of
+from ray_messaging.eventlog.reading.export import json_line, json_lines
+from ray_messaging.eventlog.reading.picture import check_picture, plot
 
 SHOWN = 50  # rows of a table, where no --limit is given
 

@@ -9,8 +9,8 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from ray_messaging.cli.show import MEANINGS, heat_map, plain_table
-from ray_messaging.eventlog.event_rows import LogRow
-from ray_messaging.eventlog.picture import span_in_words
+from ray_messaging.eventlog.reading.event_rows import LogRow
+from ray_messaging.eventlog.reading.picture import span_in_words
 
 BAR = 24  # columns
 _LINE = 60  # columns of traffic, at most

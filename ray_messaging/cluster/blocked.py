@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray_messaging.cluster.calls import result, translated
 from ray_messaging.cluster.log_host import Seen
 from ray_messaging.errors import Closed, MessagingError
-from ray_messaging.eventlog.event_rows import LogRow, rows_of
+from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
-        self._start = log.count_blocked.remote() if after is None else None
-        self._cursor = after or 0
+        self._cursor: int = result(log.count_blocked.remote(), what=_WHAT) if after is None else after
         self._seen: Seen | None = None
         self._found: Iterator[BlockedMessage] = iter(())
 
@@ -45,8 +44,6 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
     async def __anext__(self) -> BlockedMessage:
         try:
-            if self._start is not None:
-                self._cursor, self._start = await self._start, None
             while (event := next(self._found, None)) is None:
                 page, self._seen = await self._log.blocked.remote(self._cursor, self._seen, _WAIT_S)
                 self._found = _events(page, self._cursor)

@@ -27,8 +27,10 @@ class LogActor:
         self._on_existing = on_existing
         self._failure: MessagingError | None = None
         self._trying: asyncio.Task[None] | None = None
-        while not await self._begin() and restarted():
+        began = await self._begin()
+        while not began and restarted():
             await asyncio.sleep(_PAUSE_S)
+            began = await self._begin()
         if restarted() and isinstance(self._failure, LogError):
             # Messages wait until somebody has set this right, and whoever asks is told meanwhile.
             logger.error("the event log cannot go on, trying on: %s", self._failure)
@@ -59,7 +61,7 @@ class LogActor:
             raise self._failure
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer one of `eventlog.query.QUESTIONS`."""
+        """Answer one of `eventlog.reading.query.QUESTIONS`."""
         await self.ready()
         return await self._host.ask(what, arguments)
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists
-from ray_messaging.eventlog.event_rows import rows_as_seed
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.query import REACHED, answer
-from ray_messaging.eventlog.scan import View
-from ray_messaging.eventlog.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
+from ray_messaging.eventlog.reading.event_rows import rows_as_seed
+from ray_messaging.eventlog.reading.query import REACHED, answer
+from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.eventlog.writing.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 

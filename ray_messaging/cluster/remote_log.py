@@ -6,7 +6,7 @@ from ray_messaging.cluster.calls import result
 
 
 class RemoteSource:
-    """Ask the actor that keeps the log: see `eventlog.tail.Source`."""
+    """Ask the actor that keeps the log: see `eventlog.reading.tail.Source`."""
 
     live = True
 

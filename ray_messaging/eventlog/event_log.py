@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.balance import Balance
-from ray_messaging.eventlog.export import PAGE, OnProgress, export, pages
-from ray_messaging.eventlog.fields import Fields
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.query import answer
-from ray_messaging.eventlog.scan import View
-from ray_messaging.eventlog.shaping import as_id
-from ray_messaging.eventlog.tail import Source, Tail
+from ray_messaging.eventlog.reading.balance import Balance
+from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
+from ray_messaging.eventlog.reading.fields import Fields
+from ray_messaging.eventlog.reading.query import answer
+from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.eventlog.reading.shaping import as_id
+from ray_messaging.eventlog.reading.tail import Source, Tail
 
 
 class FolderSource:

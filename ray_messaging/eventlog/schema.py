@@ -5,8 +5,8 @@ import pyarrow as pa
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
 # An id that is an int stands in from_id/to_id, one that is a str in from_name/to_name; the user, and whoever a plain
-# channel reaches, has neither. `entry` and `row` say where in which stream the row came from: they order the rows of one
-# mailbox, and with `mailbox` no two rows have the same. Rows of the log stream (blocked, published, undeliverable,
+# channel reaches, has neither. `entry` and `row` say where in which stream the row came from: they order the rows of
+# one mailbox, and with `mailbox` no two rows have the same. Rows of the log stream (blocked, published, undeliverable,
 # rewritten) have `noted`.
 SCHEMA = pa.schema(
     [

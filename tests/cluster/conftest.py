@@ -9,7 +9,7 @@ import pytest
 import ray
 from cluster_support import new_handle
 
-from ray_messaging import Messaging
+from ray_messaging import Messaging, rules
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +28,15 @@ def messaging(ray_cluster):
     """Give the experiment that most tests share, on the embedded server."""
     with Messaging.start(f"shared-{uuid.uuid4().hex[:8]}") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def logged(ray_cluster, tmp_path_factory):
+    """Give an experiment with a log and groups of ten, west (agent 0 may write to nobody) and east."""
+    silenced = [rules.BlackList([(0, None)])]
+    log_dir = tmp_path_factory.mktemp("log") / "events"
+    with Messaging.start(f"logged-{uuid.uuid4().hex[:8]}", rules=silenced, log_dir=log_dir) as started:
+        yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
 
 
 _numbers = itertools.count()

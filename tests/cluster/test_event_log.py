@@ -25,13 +25,6 @@ def new_id():
     return f"log-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture(scope="module")
-def logged(ray_cluster, tmp_path_factory):
-    """Give an experiment with a log, and two groups of ten."""
-    with Messaging.start(new_id(), log_dir=tmp_path_factory.mktemp("log") / "events") as messaging:
-        yield messaging, messaging.create_group("west", range(10)), messaging.create_group("east", range(10, 20))
-
-
 @pytest.fixture
 def client(redis_config):
     with redis.Redis(redis_config.server, redis_config.port, password=redis_config.password) as client:
@@ -74,7 +67,7 @@ async def test_every_fate_of_one_run(ray_cluster, tmp_path):
         live = log.query().to_pylist()
         assert log.balance().sends == len(expected)
         assert {row["count"] for row in log.count(by=["fate", "rule"], fate="blocked").to_pylist()} == {1}
-        assert [row["to_id"] for row in log.edges(from_id=2).to_pylist()] == ["11"]
+        assert [row["to_id"] for row in log.edges(from_id=2).to_pylist()] == [11]
         assert len(found) == messaging.stats()["log"]["rows"]
     done = EventLog.open(tmp_path / "a" / "log")
     assert done.query().to_pylist() == live

@@ -47,7 +47,15 @@ def batches(draw):
         step=draw(st.sampled_from([None, 7, -(2**63), np.array(column(INT64), np.int64)])),
         sent_at=draw(st.sampled_from([0.0, 1.5e9, np.array(column(st.floats(0, 1e10)), np.float64)])),
         lines=None if kind == "none" else Lines.of(lines, index, raw=raw),
+        labels=draw(st.dictionaries(TEXT, chosen(rows, least=1), max_size=3)) if rows else None,
+        noted=draw(st.none() | chosen(rows, least=1)) if rows else None,
     )
+
+
+def chosen(rows, *, least):
+    """Choose some rows, in order."""
+    found = st.sets(st.integers(0, rows - 1), min_size=least)
+    return found.map(lambda places: np.array(sorted(places), np.uint32))
 
 
 def same(one, two):
@@ -61,6 +69,10 @@ def assert_same(one, two):
         assert same(getattr(one, name), getattr(two, name)), name
     assert one.from_ids.tolist() == two.from_ids.tolist()
     assert one.to_ids.tolist() == two.to_ids.tolist()
+    assert {name: rows.tolist() for name, rows in one.labels.items()} == {
+        name: rows.tolist() for name, rows in two.labels.items()
+    }
+    assert same(one.noted, two.noted)
     assert (one.lines is None) == (two.lines is None)
     for row in range(len(one)):
         assert one.message_id(row) == two.message_id(row)
@@ -94,6 +106,11 @@ def test_some_rows(batch, data):
         assert copy.from_ids.tolist() == [batch.from_ids.tolist()[row] for row in rows]
         assert [copy.message_id(n) for n in range(len(rows))] == [batch.message_id(row) for row in rows]
         assert [copy.topic_of(n) for n in range(len(rows))] == [batch.topic_of(row) for row in rows]
+        assert [copy.labels_of(n) for n in range(len(rows))] == [batch.labels_of(row) for row in rows]
+        noted = set() if batch.noted is None else set(batch.noted.tolist())
+        assert [n in (() if copy.noted is None else copy.noted) for n in range(len(rows))] == [
+            row in noted for row in rows
+        ]
         if batch.lines is not None:
             assert [copy.lines.row(n) for n in range(len(rows))] == [batch.lines.row(row) for row in rows]
 
@@ -161,7 +178,10 @@ def test_a_forged_frame_with_a_right_checksum(batch, data):
         found.topic_of(row)
         if found.lines is not None:
             found.lines.row(row)
+        found.labels_of(row)
     found.take(np.arange(len(found)))
+    assert all(row < len(found) for rows in [*found.labels.values(), () if found.noted is None else found.noted]
+               for row in rows)  # fmt: skip
 
 
 @settings(max_examples=300)
@@ -211,6 +231,44 @@ def test_other_versions_and_sizes():
         decode(Huge(frame))
     with pytest.raises(FrameError, match="RM"):
         decode(b"XX" + frame[2:])
+
+
+def of_three(**more):
+    ids = Ids.of([1, 2, 3])
+    return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), **more)
+
+
+@pytest.mark.parametrize("rows", [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7], ids=repr)
+@pytest.mark.parametrize("where", [11, 12])
+def test_labels_and_notes_of_rows_that_are_not_there(rows, where):
+    frame = encode(of_three(labels={"tag": np.array([1], np.uint32)}, noted=np.array([2], np.uint32)))
+    length = int.from_bytes(frame[8:12], "little")
+    fields = msgspec.msgpack.decode(frame[12 : 12 + length])
+    fields[where] = [["tag", rows]] if where == 11 else rows
+    header = msgspec.msgpack.encode(fields)
+    with pytest.raises(FrameError):
+        decode(sealed(header + frame[12 + length :], len(header)))
+
+
+def test_a_frame_without_labels_is_as_it_was():
+    frame = encode(of_three())
+    length = int.from_bytes(frame[8:12], "little")
+    fields = msgspec.msgpack.decode(frame[12 : 12 + length])[:11]  # written before there were labels
+    header = msgspec.msgpack.encode(fields)
+    found = decode(sealed(header + frame[12 + length :], len(header)))
+    assert (found.labels, found.noted) == ({}, None)
+    assert found.labels_of(0) == ()
+
+
+def test_replaced_payloads_leave_the_others_and_the_original_alone():
+    shared = Lines.of([b"{}", b"[]"], np.array([0, 1, 0], np.uint32))
+    for lines in (shared, Lines.of([b"{}", b"[]", b"{}"])):
+        batch = decode(encode(of_three(lines=lines)))
+        made = batch.with_payloads({2: b"[7]"})
+        for each in (made, decode(encode(made))):
+            assert [each.lines.row(row) for row in range(3)] == [b"{}", b"[]", b"[7]"]
+        assert [batch.lines.row(row) for row in range(3)] == [b"{}", b"[]", b"{}"]
+    assert of_three().with_payloads({0: b"{}"}).lines is None
 
 
 def test_a_header_may_grow_at_its_end():

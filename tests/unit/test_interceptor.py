@@ -205,7 +205,16 @@ async def test_two_slow_rules_in_a_row():
 
 @pytest.mark.parametrize(
     "answer",
-    [ValueError("boom"), asyncio.CancelledError(), None, True, "no", Verdict(payload=3), label("\ud800"), Unspeakable()],
+    [
+        ValueError("boom"),
+        asyncio.CancelledError(),
+        None,
+        True,
+        "no",
+        Verdict(payload=3),
+        label("\ud800"),
+        Unspeakable(),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("on_error", ["block", "allow"])

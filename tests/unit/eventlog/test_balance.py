@@ -6,10 +6,10 @@ import pytest
 from query_support import ROWS, log_of, row, table_of, write_folder
 
 from ray_messaging.errors import Unbalanced
-from ray_messaging.eventlog.balance import balance
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.scan import View
+from ray_messaging.eventlog.reading.balance import balance
+from ray_messaging.eventlog.reading.scan import View
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from query_support import ROWS, T0, ViewSource, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery, LogError, MessagingError
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.event_rows import rows_as_seed, rows_of
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.reading.event_rows import rows_as_seed, rows_of
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from writing_support import WAIT_S, Society, logged, seen
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, LogError, MessagingError
-from ray_messaging.eventlog import storing
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writer import LogWriter
+from ray_messaging.eventlog.writing import storing
+from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.lines import Lines
 from ray_messaging.transports import open_transport
 from ray_messaging.transports.base import Cursor
@@ -194,7 +194,7 @@ async def test_who_waits_for_rows_is_woken_by_them(society, writers):
 
 
 async def test_who_asks_does_not_wait_for_messages_to_gather(society, writers, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.writer._GATHER_S", 100 * WAIT_S)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.writer._GATHER_S", 100 * WAIT_S)
     await society.mailbox("a")
     writer = await writers()
     for _ in range(3):
@@ -204,7 +204,7 @@ async def test_who_asks_does_not_wait_for_messages_to_gather(society, writers, m
 
 
 async def test_lone_messages_gather(society, writers, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.writer._GATHER_S", 100 * WAIT_S)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.writer._GATHER_S", 100 * WAIT_S)
     await society.mailbox("a")
     writer = await writers()
     for count in range(1, 4):
@@ -283,7 +283,7 @@ async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_p
 
 
 async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(society, writers, tmp_path, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.intake.PIECE_BYTES", 1_000)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.intake.PIECE_BYTES", 1_000)
     await society.mailbox("a")
     shared = Lines.of([b'"' + b"x" * 98 + b'"'], np.zeros(100, np.uint32))
     crash = Crash("written", after=2)
@@ -567,7 +567,7 @@ class Cut(MemoryTransport):
 
 
 async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("ray_messaging.eventlog.intake._AWAY_S", 0.001)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.intake._AWAY_S", 0.001)
     monkeypatch.setattr(storing, "_PAUSE_S", 0.001)
     await society.mailbox("a")
     transport = Cut(society.server, "exp")
@@ -598,7 +598,7 @@ async def test_what_nobody_foresaw_stops_it_aloud(society, writers, caplog):
 
 
 async def test_very_many_streams_are_read_some_at_a_time(society, writers, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.streams.READ_BYTES", 2_000)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.streams.READ_BYTES", 2_000)
     asked = []
 
     class Counting(MemoryTransport):

@@ -14,10 +14,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import InvalidQuery, LogError
-from ray_messaging.eventlog.event_rows import LogRow, dicts_of
-from ray_messaging.eventlog.filters import Filters
-from ray_messaging.eventlog.query import REACHED
-from ray_messaging.eventlog.tail import Source
+from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.query import REACHED
+from ray_messaging.eventlog.reading.tail import Source
 
 PAGE = 65_536
 OnProgress = Callable[[int], None]

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.channels import AgentId
-from ray_messaging.eventlog.balance import balance
-from ray_messaging.eventlog.counting import count
-from ray_messaging.eventlog.fields import check_agent, invalid, refuse_name
-from ray_messaging.eventlog.filters import Filters
-from ray_messaging.eventlog.hashing import hashes
-from ray_messaging.eventlog.scan import View, scan
+from ray_messaging.eventlog.reading.balance import balance
+from ray_messaging.eventlog.reading.counting import count
+from ray_messaging.eventlog.reading.fields import check_agent, invalid, refuse_name
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.hashing import hashes
+from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.shaping import COLUMNS, joined, plain, stored, with_ids
+from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.shaping import COLUMNS, joined, plain, stored, with_ids
-from ray_messaging.eventlog.statistics import stats
 
 REACHED = b"reached"  # in a page's metadata: up to which position the log was looked through for it
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")

@@ -16,10 +16,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
-from ray_messaging.eventlog.filters import Filters
-from ray_messaging.eventlog.hashing import hashes
-from ray_messaging.eventlog.scan import View, scan
-from ray_messaging.eventlog.shaping import plain
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.hashing import hashes
+from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.shaping import plain
 from ray_messaging.receipt import FATES
 
 PARTITION_ROWS = 1_000_000  # 40 MB of records, and what sorting them takes

@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.eventlog.counting import counts
-from ray_messaging.eventlog.fields import MICROSECONDS
-from ray_messaging.eventlog.filters import Filters
-from ray_messaging.eventlog.scan import View, scan
-from ray_messaging.eventlog.shaping import as_id
+from ray_messaging.eventlog.reading.counting import counts
+from ray_messaging.eventlog.reading.fields import MICROSECONDS
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.shaping import as_id
 from ray_messaging.receipt import FATES
 
 BUSIEST = 10

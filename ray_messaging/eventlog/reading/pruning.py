@@ -4,8 +4,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from ray_messaging.eventlog.fields import MICROSECONDS
-from ray_messaging.eventlog.filters import Filters
+from ray_messaging.eventlog.reading.fields import MICROSECONDS
+from ray_messaging.eventlog.reading.filters import Filters
 
 
 def may_match(file: pq.ParquetFile, group: int, filters: Filters) -> bool:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.eventlog.payloads import payload_column, sparse_column
 from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.writing.payloads import payload_column, sparse_column
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, NONE, STR, Ids
 from ray_messaging.lines import Lines

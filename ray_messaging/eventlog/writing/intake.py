@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
-from ray_messaging.eventlog.columns import Part, record_batch
-from ray_messaging.eventlog.pieces import payload_bytes, pieces
-from ray_messaging.eventlog.records import NOTHING, take
-from ray_messaging.eventlog.streams import Read, key, size
+from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
+from ray_messaging.eventlog.writing.records import NOTHING, take
+from ray_messaging.eventlog.writing.streams import Read, key, size
 from ray_messaging.transports.base import LogItem, LogStreams, Transport
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ray_messaging.errors import ConnectionFailed, LogError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
-from ray_messaging.eventlog.growing import Sealed
+from ray_messaging.eventlog.writing.growing import Sealed
 from ray_messaging.transports.base import LogMark, Transport
 
 logger = logging.getLogger(__name__)

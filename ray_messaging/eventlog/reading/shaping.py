@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.channels import AgentId, check_id
-from ray_messaging.eventlog.scan import POSITION
+from ray_messaging.eventlog.reading.scan import POSITION
 from ray_messaging.eventlog.schema import SCHEMA
 
 INTERNAL = ("noted", "entry", "row")

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.eventlog.fields import check_columns
-from ray_messaging.eventlog.filters import Filters
-from ray_messaging.eventlog.scan import View, scan
+from ray_messaging.eventlog.reading.fields import check_columns
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.shaping import COLUMNS, plain, stored, with_ids
 from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.shaping import COLUMNS, plain, stored, with_ids
 
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)

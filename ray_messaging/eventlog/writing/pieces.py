@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.eventlog.columns import Part
+from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.notes import Note, Why
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Protocol
 
-from ray_messaging.eventlog.event_rows import LogRow, rows_of
-from ray_messaging.eventlog.filters import Filters
-from ray_messaging.eventlog.query import REACHED
+from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.query import REACHED
 
 PAGE = 4096  # rows that are asked for at a time
 WAIT_S = 10.0  # for news, in one call

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from ray_messaging.errors import Closed, Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.goals import Goals
-from ray_messaging.eventlog.growing import Growing, Sealed
-from ray_messaging.eventlog.intake import Chunk, Intake
-from ray_messaging.eventlog.storing import Storing
-from ray_messaging.eventlog.streams import Streams
+from ray_messaging.eventlog.writing.goals import Goals
+from ray_messaging.eventlog.writing.growing import Growing, Sealed
+from ray_messaging.eventlog.writing.intake import Chunk, Intake
+from ray_messaging.eventlog.writing.storing import Storing
+from ray_messaging.eventlog.writing.streams import Streams
 from ray_messaging.transports.base import Limits, Transport
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.channels import INT64_MAX, INT64_MIN
-from ray_messaging.eventlog.fields import (
+from ray_messaging.eventlog.reading.fields import (
     CHECKS,
     NAMES,
     NEVER_NULL,

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.fields import MICROSECONDS
-from ray_messaging.eventlog.filters import Filters
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.pruning import may_match
+from ray_messaging.eventlog.reading.fields import MICROSECONDS
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.pruning import may_match
 
 POSITION = pa.field("position", pa.int64(), nullable=False)
 THREADS = min(8, os.cpu_count() or 1)

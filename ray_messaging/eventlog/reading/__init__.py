@@ -1,0 +1,1 @@
+"""The log's reading side: questions, and what is made of their answers."""

@@ -1,0 +1,1 @@
+"""The log's writing side: from the streams into segments, each row once."""

@@ -1,0 +1,186 @@
+"""The event log's process dies, its folder is damaged or cannot be written: each message is in it once all the same."""
+
+import threading
+import uuid
+from collections import Counter
+
+import pytest
+import ray
+from cluster_support import (
+    PATIENCE_S,
+    control,
+    fates,
+    kill,
+    new_handle,
+    numbered,
+    numbers,
+    wait_for,
+)
+
+from ray_messaging import Messaging, MessagingConfig, rules
+from ray_messaging.errors import LogError, MailboxFull, UnknownName
+from ray_messaging.eventlog.event_log import EventLog
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def start(ray_cluster, tmp_path):
+    """Return a function that starts an experiment with a log and one group of ten; agent 0 may write to nobody."""
+    started = []
+
+    def start(**options):
+        made = Messaging.start(
+            f"faulty-{uuid.uuid4().hex[:8]}",
+            rules=[rules.BlackList([(0, None)])],
+            log_dir=tmp_path / "log",
+            settings=MessagingConfig(**options),
+        )
+        started.append(made)
+        return made, made.create_group("all", range(10))
+
+    yield start
+    for messaging in started:
+        messaging.shutdown()
+
+
+class Traffic(threading.Thread):
+    """Send, fetch what arrives, and note each message's receipt."""
+
+    def __init__(self, group):
+        super().__init__()
+        self.group = group
+        self.receipts, self.arrived, self.errors = {}, [], []
+        self.enough = threading.Event()
+
+    def run(self):
+        handle = new_handle(self.group)
+        try:
+            while not self.enough.is_set():
+                n = len(self.receipts)
+                payloads = numbered(40, n)
+                receipts = handle.send_columns([0, 1, 2, 3] * 10, [4, 5] * 20, payloads)
+                self.receipts |= {receipt.message_id: receipt.fate for receipt in receipts}
+                self.arrived += numbers(handle.fetch())
+            self.arrived += numbers(handle.fetch())
+            handle.ack()
+        except Exception as error:  # noqa: BLE001 - the test tells
+            self.errors.append(error)
+
+    def stop(self):
+        self.enough.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        assert not self.errors
+        return self
+
+
+def logged_fates(log):
+    table = log.query()
+    found = dict(zip(table["message_id"].to_pylist(), table["fate"].to_pylist(), strict=True))
+    assert len(found) == table.num_rows, "a row is there twice"
+    return found
+
+
+def test_the_log_has_each_message_once_however_often_its_process_dies(start, tmp_path):
+    messaging, group = start(mailbox_messages=1_000)  # a file for each 500 rows
+    traffic = Traffic(group)
+    traffic.start()
+    try:
+        for _ in range(5):
+            seen = len(traffic.receipts)
+            wait_for(lambda seen=seen: len(traffic.receipts) > seen + 1_000, "traffic")
+            kill(messaging.log_actor)
+    finally:
+        traffic.enough.set()
+    traffic.stop()
+    assert Counter(traffic.receipts.values()).keys() == {"delivered", "blocked"}
+    assert logged_fates(messaging.log) == traffic.receipts
+    assert messaging.log.balance().sends == len(traffic.receipts)
+    assert messaging.stats()["log"]["segments"] > 5
+    assert traffic.arrived == [n for n in range(len(traffic.receipts)) if n % 4]
+    messaging.shutdown()
+    log = EventLog.open(tmp_path / "log")
+    assert logged_fates(log) == traffic.receipts
+    assert log.balance().rows == len(traffic.receipts)
+
+
+def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
+    messaging, group = start(mailbox_messages=200, send_timeout_s=1)
+    expected, refused = {}, []
+
+    def send(count):
+        receipts = group.send_columns([0] + [1] * (count - 1), [2] * count, numbered(count))
+        expected.update({receipt.message_id: receipt.fate for receipt in receipts})
+        assert len(group.fetch(timeout=10)) == count - 1
+
+    for _ in range(5):
+        send(50)
+    # As a disk does that is full, or has gone.
+    (tmp_path / "log").rename(tmp_path / "away")
+    (tmp_path / "log").write_text("in the way")
+    with pytest.raises(MailboxFull, match=r"event log did not keep up.*stats") as caught:
+        for _ in range(20):
+            send(50)
+    refused = set(caught.value.message_ids)
+    assert refused
+    assert refused.isdisjoint(expected)
+    for receipt in caught.value.receipts:
+        if receipt is not None:
+            expected[receipt.message_id] = receipt.fate
+    assert "log" in messaging.stats()["log"]["error"]
+    with pytest.raises(LogError, match="stands still"):
+        messaging.log.query()
+    kill(messaging.log_actor)
+    with pytest.raises(LogError, match="cannot be written"):
+        messaging.log.query()
+    assert messaging.stats()["log"]["error"]
+    with pytest.raises(MailboxFull):
+        send(50)
+    # Somebody sets it right.
+    (tmp_path / "log").unlink()
+    (tmp_path / "away").rename(tmp_path / "log")
+    wait_for(lambda: messaging.stats()["log"]["error"] is None, "the log's recovery")
+    group.fetch()
+    for _ in range(5):
+        send(50)
+    assert logged_fates(messaging.log) == expected
+    assert messaging.log.balance().sends == len(expected)
+
+
+def test_a_damaged_segment_is_named_and_left_alone(start, tmp_path):
+    messaging, group = start()
+    log_dir, exp_id = tmp_path / "log", messaging.exp_id
+    group.send_columns([1] * 3, [2] * 3, numbered(3))
+    messaging.shutdown()
+    [segment] = log_dir.glob("events-*.parquet")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[:-20])
+    with pytest.raises(LogError, match="damaged") as caught:
+        Messaging.start(exp_id, log_dir=log_dir, on_existing="resume")
+    assert caught.value.path == str(segment)
+    assert str(segment) in str(caught.value)
+    assert "move it away" in str(caught.value)
+    assert segment.read_bytes() == whole[:-20]
+    with pytest.raises(UnknownName):
+        Messaging.connect(exp_id)
+    segment.write_bytes(whole)
+    with Messaging.start(exp_id, log_dir=log_dir, on_existing="resume") as messaging:
+        messaging.create_group("all", [1, 2]).send(1, 2, {"n": 3})
+        # Damaged while it runs: what is asked of the rest is answered when the process is another one.
+        payloads = messaging.log.query()["payload"].to_pylist()
+        assert payloads == [f'{{"n":{n}}}' for n in range(4)]
+
+
+def test_the_embedded_server_goes_with_the_experiment_but_its_log_is_whole(start, tmp_path):
+    """Who shuts down in the middle of everything has all of it in the folder."""
+    messaging, group = start()
+    receipts = group.send_columns([1] * 5_000, [2] * 5_000, {"text": "late"})
+    control(messaging, "add_to_black_set", (1, 2))
+    receipts = [*receipts, group.send(1, 2, {"text": "blocked"})]
+    messaging.shutdown()
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(messaging.interceptor.ready.remote())
+    assert logged_fates(EventLog.open(tmp_path / "log")) == {
+        receipt.message_id: fate for receipt, fate in zip(receipts, fates(receipts), strict=True)
+    }

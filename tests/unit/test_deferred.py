@@ -1,0 +1,166 @@
+"""Rows that wait for their verdicts, with a judge that answers when it is told to."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from ray_messaging.errors import Closed, InterceptorUnavailable
+from ray_messaging.interception.verdicts import FOREIGN, Judgement, decode_verdicts
+from ray_messaging.transports.memory import MemoryServer
+
+WAIT_S = 10
+
+
+class Judge:
+    """Answer each question when the test says so, and what it says."""
+
+    way = "held"
+
+    def __init__(self):
+        self.questions = asyncio.Queue()
+        self.waits = asyncio.Queue()
+
+    async def judge(self, batch):
+        return await self._answer(self.questions, batch)
+
+    async def wait(self, batch):
+        return await self._answer(self.waits, batch)
+
+    async def _answer(self, queue, batch):
+        future = asyncio.get_running_loop().create_future()
+        queue.put_nowait((batch, future))
+        return decode_verdicts((await future).encode(FOREIGN, wants_payload=True))
+
+    async def close(self):
+        pass
+
+
+async def next_of(queue):
+    return await asyncio.wait_for(queue.get(), WAIT_S)
+
+
+@pytest.fixture
+async def pair(opener):
+    server = MemoryServer()
+    receiver = await opener(server, host=[1, 2])
+    sender = await opener(server)
+    sender._outbox.judge = Judge()
+    return sender, receiver
+
+
+def send(sender, n, agent=1):
+    return asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(agent), {"n": n}, from_id=5))
+
+
+async def fetched(receiver, count):
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += [message.payload["n"] for message in await receiver.fetch_messages(timeout=WAIT_S)]
+    return found
+
+
+async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(pair):
+    sender, receiver = pair
+    judge = sender._outbox.judge
+    first = send(sender, 0)
+    _, answer = await next_of(judge.questions)
+    answer.set_result(Judgement(deferred={0}))
+    _, late = await next_of(judge.waits)
+    second = send(sender, 1)
+    _, answer = await next_of(judge.questions)
+    late.set_result(Judgement())  # now the first one may go, and the second one is still with the judge
+    for _ in range(5):
+        await asyncio.sleep(0)
+    answer.set_result(Judgement())
+    assert await fetched(receiver, 2) == [0, 1]
+    assert {(await task).fate for task in (first, second)} == {"delivered"}
+
+
+async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(pair):
+    sender, receiver = pair
+    judge = sender._outbox.judge
+    sending = asyncio.create_task(sender.send_columns([5, 6, 7], [1, 1, 1], [{"n": n} for n in range(3)]))
+    _, answer = await next_of(judge.questions)
+    answer.set_result(Judgement(deferred={0, 1, 2}))
+    for left, known, more in [([0, 1, 2], 1, {0, 2}), ([0, 2], 1, {0}), ([0], 0, set())]:
+        batch, late = await next_of(judge.waits)
+        assert [batch.message_id(row) for row in range(len(batch))] == [f"{sender.name}-1-{row}" for row in left]
+        late.set_result(Judgement(deferred=more))
+        assert await fetched(receiver, 1) == [left[known]]
+    assert (await sending).counts()["delivered"] == 3
+
+
+async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_go(pair):
+    sender, receiver = pair
+    judge = sender._outbox.judge
+    first, second = send(sender, 0), send(sender, 1)
+    _, answer = await next_of(judge.questions)
+    answer.set_result(Judgement(deferred={0}))
+    _, late = await next_of(judge.waits)
+    late.set_exception(InterceptorUnavailable("gone"))
+    with pytest.raises(InterceptorUnavailable) as caught:
+        await asyncio.wait_for(first, WAIT_S)
+    assert caught.value.message_ids == [f"{sender.name}-1-0"]
+    assert (await asyncio.wait_for(second, WAIT_S)).fate == "delivered"
+    assert await fetched(receiver, 1) == [1]
+    assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0
+
+
+async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
+    sender, receiver = pair
+    judge = sender._outbox.judge
+    first = send(sender, 0)
+    _, answer = await next_of(judge.questions)
+    answer.set_result(Judgement(deferred={0}))
+    _, late = await next_of(judge.waits)
+    late.set_exception(ZeroDivisionError())
+    with pytest.raises(Exception, match="please report"):
+        await asyncio.wait_for(first, WAIT_S)
+    assert "deferred verdicts could not be awaited" in caplog.text
+
+
+async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
+    sender, _ = pair
+    judge = sender._outbox.judge
+    first = send(sender, 0)
+    _, answer = await next_of(judge.questions)
+    answer.set_result(Judgement(deferred={0}))
+    _, late = await next_of(judge.waits)
+    second = send(sender, 1, agent=2)
+    _, answer = await next_of(judge.questions)
+    answer.set_exception(ZeroDivisionError())
+    for task in (first, second):
+        with pytest.raises(Exception, match="please report"):
+            await asyncio.wait_for(task, WAIT_S)
+    assert late.cancelled()
+    assert sender.stats()["deferred"] == 0
+
+
+async def test_a_stopped_outbox_asks_no_more(pair):
+    sender, _ = pair
+    judge = sender._outbox.judge
+    first = send(sender, 0)
+    _, answer = await next_of(judge.questions)
+    answer.set_result(Judgement(deferred={0}))
+    _, late = await next_of(judge.waits)
+    await sender._outbox.stop(Closed("stopped"))
+    with pytest.raises(Closed):
+        await first
+    assert late.cancelled()
+
+
+async def test_rows_of_other_kinds_of_ids_wait_too(pair):
+    sender, _ = pair
+    judge = sender._outbox.judge
+    sending = asyncio.create_task(sender.send_columns(["ann", 5, "ann", 5], ["bob", 1, "bob", 1], {"n": 0}))
+    batch, answer = await next_of(judge.questions)
+    answer.set_result(Judgement(deferred={0, 1}))
+    _, late = await next_of(judge.waits)
+    assert sender.stats()["deferred"] == 4  # the later two behind the first of their pairs
+    assert len(batch) == 4
+    late.set_result(Judgement(blocked={0: ("r", "why")}))
+    receipts = await asyncio.wait_for(sending, WAIT_S)
+    assert receipts.fates.tolist() == ["blocked", "delivered", "undeliverable", "delivered"]
+    assert np.array_equal(receipts.codes == 3, [True, False, False, False])
