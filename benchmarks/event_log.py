@@ -57,7 +57,7 @@ def lone(peer: Ours, before: list[int]) -> dict[str, float]:
 def caught_up(peer: Ours) -> float:
     """Wait until the log has everything; return how long that took, in seconds."""
     began = time.perf_counter()
-    len(peer.messaging.log)
+    peer.messaging.log.end
     return time.perf_counter() - began
 
 
@@ -91,7 +91,7 @@ def memory(agents: int, seconds: float, log_dir: Path) -> dict[str, Any]:
         caught_up(peer)
         processes = {name: process_of(name) for name in ("InterceptorActor", "LogActor")}
         first = {name: resident_mib(process) for name, process in processes.items()}
-        most, rows = dict(first), len(peer.messaging.log)
+        most, rows = dict(first), peer.messaging.log.end
         worst_lag = 0.0
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -102,7 +102,7 @@ def memory(agents: int, seconds: float, log_dir: Path) -> dict[str, Any]:
         behind_s = caught_up(peer)
         balance = peer.messaging.log.balance()
         return {
-            "messages": len(peer.messaging.log) - rows,
+            "messages": peer.messaging.log.end - rows,
             "balance": str(balance),
             "sent": sum(before),
             "behind_s": behind_s,

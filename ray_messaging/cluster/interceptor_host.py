@@ -15,6 +15,7 @@ from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import BlackList, Rule
+from ray_messaging.interception.watchdog import RULE_TIMEOUT_S, Watchdog
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ERASE_CHUNK = 1000
+_EXIT_S = 15.0  # a rule that holds the process for so long, and cannot be interrupted, ends it
 _COUNTERS = ("directory", "interceptor", "born", "log_epoch")
 
 
@@ -39,6 +41,7 @@ class InterceptorHost:
         self._lane = LaneServer(self._answer)
         self._directory = Directory(spec.exp_id)
         self._changing = asyncio.Lock()
+        self._watchdog: Watchdog | None = None
 
     def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
         return self.interceptor.answer(request, patient=patient)
@@ -57,7 +60,15 @@ class InterceptorHost:
         await self._take_rules(epoch, given, restarted=restarted)
         if self._spec.log_dir is None:
             await self._retire_log()
+        self.watch_rules(RULE_TIMEOUT_S, _EXIT_S)
         self.lane_address = await self._lane.start(host)
+
+    def watch_rules(self, rule_timeout_s: float, exit_after_s: float) -> None:
+        """Interrupt a rule that hangs, and end this process where that does not help; by the thread that judges."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        self._watchdog = Watchdog(self.interceptor.watch, rule_timeout_s=rule_timeout_s, exit_after_s=exit_after_s)
+        self._watchdog.start()
 
     async def _take_rules(self, epoch: int, given: list[Rule], *, restarted: bool) -> None:
         kept = await self._store.load_rules() if restarted else None
@@ -229,6 +240,8 @@ class InterceptorHost:
         await self.transport.close()
 
     async def _fall_silent(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
         await self._lane.close()
         await self.interceptor.close()
 

@@ -92,9 +92,8 @@ class Course:
             elif verdict is not ALLOW:
                 found[row] = verdict
         if slow:
-            keep = np.setdiff1d(np.arange(len(batch)), np.array(slow, np.intp))
-            places = {old: new for new, old in enumerate(keep.tolist())}
-            self._keep(keep)
+            kept = self._drop(slow)
+            places = {old: new for new, old in enumerate(kept.tolist())} if found else {}
             found = {places[row]: verdict for row, verdict in found.items()}
         return found
 
@@ -132,11 +131,16 @@ class Course:
         if changed:
             self._rest = self._rest.with_payloads(changed)
         if blocked:
-            self._keep(np.setdiff1d(np.arange(len(self._rest)), np.array(blocked, np.intp)))
+            self._drop(blocked)
 
-    def _keep(self, rows: NDArray[np.intp]) -> None:
-        self._rest = self._rest.take(rows)
-        self._rows = rows if self._rows is None else self._rows[rows]
+    def _drop(self, rows: list[int]) -> NDArray[np.intp]:
+        """Let rows leave the rest; return those that stay."""
+        stay = np.ones(len(self._rest), np.bool_)
+        stay[rows] = False
+        kept = np.flatnonzero(stay)
+        self._rest = self._rest.take(kept)
+        self._rows = kept if self._rows is None else self._rows[kept]
+        return kept
 
     def _place(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])

@@ -57,8 +57,9 @@ class Cutter:
         crates: list[Crate] = []
         if posting.stopped:
             rows = posting.open_rows if rows is None else posting.still_open(rows)
-            blocked = np.array([row for row in rows.tolist() if row in posting.stopped], np.intp)
-            rows = np.setdiff1d(rows, blocked)
+            stopped = np.zeros(len(posting.batch), np.bool_)
+            stopped[np.fromiter(posting.stopped, np.intp)] = True
+            blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
             if self.directory.logged and len(blocked):
                 noted = noting.blocked(posting, blocked)
                 crates.append(Crate(posting, LOG, blocked, len(blocked), b"", [], noted, verdicts, deadline))

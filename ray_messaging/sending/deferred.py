@@ -79,7 +79,10 @@ class Deferred:
             task.add_done_callback(self._tasks.discard)
         if not held:
             return rows
-        return np.setdiff1d(posting.open_rows if rows is None else rows, np.array(held, np.intp))
+        free = np.zeros(len(batch), np.bool_)
+        free[posting.open_rows if rows is None else rows] = True
+        free[held] = False
+        return np.flatnonzero(free)
 
     def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
         """Return the rows, in order, that may belong to a pair that waits."""

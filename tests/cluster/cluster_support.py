@@ -190,3 +190,22 @@ def stopped(pid):
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+class Hangs(rules.Rule):
+    """Hang on what says so: for ever in Python, or, once, in a call that nothing interrupts."""
+
+    needs_payload = True
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def check(self, message):
+        how = message.payload.get("hang")
+        if how == "python":
+            while True:
+                pass
+        if how == "sleep" and not os.path.exists(self.marker):
+            os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
+            time.sleep(3600)
+        return rules.ALLOW

@@ -14,6 +14,7 @@ from cluster_support import (
     AskGate,
     Careful,
     Gate,
+    Hangs,
     Shouting,
     control,
     drain,
@@ -282,6 +283,34 @@ def test_nothing_passes_while_the_interceptor_stands_still(start):
     with pytest.raises(InterceptorUnavailable):
         west.send(2, 11, {"n": 5})
     assert len(east.fetch()) == 0
+
+
+def test_a_rule_that_hangs_holds_nobody_up_for_ever(start, tmp_path):
+    messaging, west, east = start(Hangs(tmp_path / "hung"))
+    before = pid_of(messaging.interceptor)
+    ray.get(messaging.interceptor.__ray_call__.remote(lambda self: self._host.watch_rules(0.2, 1.0)))
+    receipt = west.send(1, 11, {"hang": "python"})
+    assert (receipt.fate, receipt.rule) == ("blocked", "hangs")
+    assert "interrupted" in receipt.reason
+    assert west.send(2, 11, {"n": 1})
+    assert pid_of(messaging.interceptor) == before
+    # What cannot be interrupted ends the process, and is judged by the next one.
+    others = Chatter(east, (12, 3))
+    others.start()
+    try:
+        assert west.send(1, 11, {"hang": "sleep", "n": 2})
+        assert (tmp_path / "hung").exists()
+        seen = len(others.fates)
+        wait_for(lambda: len(others.fates) > seen, "a message of somebody else")
+    finally:
+        others.enough.set()
+        others.join(PATIENCE_S)
+    assert not others.errors
+    assert set(others.fates) == {"delivered"}
+    assert pid_of(messaging.interceptor) != before
+    assert control(messaging, "violation_counts") == {1: 1}
+    assert numbers(drain(east, 2)) == [1, 2]
+    assert numbers(drain(west, len(others.fates))) == list(range(len(others.fates)))
 
 
 # -- slow rules ---------------------------------------------------------------------------------------------------

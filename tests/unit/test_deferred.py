@@ -109,7 +109,7 @@ async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_
 
 
 async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
-    sender, receiver = pair
+    sender, _ = pair
     judge = sender._outbox.judge
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import inspect
 import logging
 
 import pytest
+from interceptor_support import Held
 
 from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
 from ray_messaging.frames import Batch
@@ -12,7 +14,7 @@ from ray_messaging.ids import Ids
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.judges import ForeignJudge, LocalJudge, PassAll, RemoteJudge, judge_for
 from ray_messaging.interception.lane import LaneAddress, LaneServer
-from ray_messaging.interception.rules import BlackList, MaxLength
+from ray_messaging.interception.rules import BlackList, MaxLength, block
 from ray_messaging.interception.verdicts import FOREIGN, Verdicts, decode_verdicts, encode_verdicts
 from ray_messaging.lines import Lines
 from ray_messaging.notes import Why
@@ -28,7 +30,7 @@ class Method:
     async def remote(self, *args):
         self.calls.append(args)
         found = self.call(*args)
-        return await found if asyncio.iscoroutine(found) else found
+        return await found if inspect.isawaitable(found) else found
 
 
 class Actor:
@@ -260,6 +262,88 @@ def test_verdicts_outside_the_batch(rows):
     answer = decode_verdicts(encode_verdicts(Verdicts(1, blocked=(Why("r", "why", rows),))))
     with pytest.raises(FrameError):
         answer.judgement(5)
+
+
+# -- slow rules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["lane", "ray"])
+async def slowly(request, actor, remote, unused_tcp_port):
+    """Have messages wait for a slow rule, asked over the lane or by Ray call."""
+    slow = Held("slow", block("slow"))
+    actor.interceptor.rules.insert(slow)
+    if request.param == "ray":
+        actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
+    asked = batch([(2, 1), (3, 1)])
+    assert (await remote.judge(asked)).judgement(2).deferred == {0, 1}
+    assert remote.way == request.param
+    yield slow, asked
+    slow.release()
+    await actor.interceptor.close()
+
+
+async def test_who_waits_holds_no_other_up(actor, remote, slowly):
+    slow, asked = slowly
+    waiting = asyncio.create_task(remote.wait(asked))
+    await slow.called(2)
+    assert set(await blocked(remote, [(1, 2)], first=2)) == {0}
+    assert not waiting.done()
+    slow.release()
+    assert (await waiting).judgement(2).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
+
+
+async def test_who_waits_asks_without_payloads(actor, remote, slowly):
+    slow, asked = slowly
+    requests, answer = [], actor.interceptor.answer
+    actor.interceptor.answer = lambda request, *, patient: (requests.append(request), answer(request, patient=patient))[
+        1
+    ]
+    slow.release()
+    await remote.wait(asked)
+    assert len(requests) == 1
+    assert b'{"n":1}' not in requests[0]
+
+
+async def test_a_successor_that_knows_nothing_is_told_the_payloads(actor, remote, slowly):
+    _, asked = slowly
+    await actor.interceptor.close()
+    actor.interceptor = Interceptor("x", [Held("slow", block("new"), is_open=True)], epoch=4)
+    async with asyncio.timeout(10):
+        while (verdicts := await remote.wait(asked)).deferred:
+            pass
+    assert verdicts.judgement(2).blocked == {0: ("slow", "new"), 1: ("slow", "new")}
+    assert verdicts.epoch == 4
+
+
+async def test_a_lane_that_is_cut_while_some_wait(actor, remote):
+    slow = Held("slow", block("slow"))
+    actor.interceptor.rules.insert(slow)
+    asked = batch([(2, 1)])
+    await remote.judge(asked)
+    waiting = asyncio.create_task(remote.wait(asked))
+    await slow.called(1)
+    assert await blocked(remote, [(1, 2)], first=5)  # the question before it has come
+    for caller in list(actor.server.connections):
+        caller.refuse("closing")
+    slow.release()
+    assert set((await asyncio.wait_for(waiting, 10)).judgement(1).blocked) == {0}
+    await actor.interceptor.close()
+
+
+async def test_patience_is_no_failure(actor):
+    slow = Held("slow")
+    actor.interceptor.rules.insert(slow)
+    judge = RemoteJudge(actor, 0.05)  # less than who waits is kept without an answer
+    asked = batch([(2, 1)])
+    await judge.judge(asked)
+    waiting = asyncio.create_task(judge.wait(asked))
+    await slow.called(1)
+    done, _ = await asyncio.wait({waiting}, timeout=0.2)
+    assert not done
+    slow.release()
+    assert (await waiting).judgement(1).deferred == set()
+    await judge.close()
+    await actor.interceptor.close()
 
 
 # -- anybody's --------------------------------------------------------------------------------------------------------
