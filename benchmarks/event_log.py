@@ -26,16 +26,10 @@ PINGS = 1000
 MIB = 2**20
 
 
-def process_of(actor_class: str) -> Path:
-    """Find the process of an actor of ours on this machine, by the title that Ray gives it."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (process / "cmdline").read_bytes()
-        except OSError:  # it has just ended
-            continue
-        if title.startswith(f"ray::{actor_class}".encode()):
-            return process
-    raise LookupError(f"no process of {actor_class} on this machine")
+def process_of(actor: Any) -> Path:
+    """Return the /proc folder of an actor's process, which is on this machine."""
+    pid: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    return Path("/proc") / str(pid)
 
 
 def resident_mib(process: Path) -> float:
@@ -57,7 +51,7 @@ def lone(peer: Ours, before: list[int]) -> dict[str, float]:
 def caught_up(peer: Ours) -> float:
     """Wait until the log has everything; return how long that took, in seconds."""
     began = time.perf_counter()
-    peer.messaging.log.end
+    peer.messaging.log.count()  # it answers when all that was sent is there
     return time.perf_counter() - began
 
 
@@ -89,7 +83,8 @@ def memory(agents: int, seconds: float, log_dir: Path) -> dict[str, Any]:
         ray.get([half.ready.remote() for half in peer.halves])
         rate(peer.halves, "bulk", 3.0, before)
         caught_up(peer)
-        processes = {name: process_of(name) for name in ("InterceptorActor", "LogActor")}
+        actors = {"interceptor": peer.messaging.interceptor, "log": peer.messaging.log_actor}
+        processes = {name: process_of(actor) for name, actor in actors.items()}
         first = {name: resident_mib(process) for name, process in processes.items()}
         most, rows = dict(first), peer.messaging.log.end
         worst_lag = 0.0

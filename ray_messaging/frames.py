@@ -161,23 +161,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         if column is not None:
             flags |= flag
             columns.append(column)
-    header = msgspec.msgpack.encode(
-        Header(
-            batch.sender,
-            batch.epoch,
-            batch.first,
-            len(batch),
-            flags,
-            -1 if lines is None else lines.count,
-            batch.topics,
-            batch.from_ids.strings,
-            batch.to_ids.strings,
-            None if isinstance(batch.step, np.ndarray) else batch.step,
-            0.0 if isinstance(batch.sent_at, np.ndarray) else batch.sent_at,
-            tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()),
-            b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
-        )
-    )
+    header = _encode_header(_header(batch, flags, lines))
     parts: list[bytes | memoryview] = [header, *(np.ascontiguousarray(column).data for column in columns)]
     if lines is not None:
         parts.append(lines.blob)
@@ -185,6 +169,27 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     for part in parts:
         checksum = crc32(part, checksum)
     return b"".join((_PREFIX.pack(MAGIC, VERSION, checksum, len(header)), *parts))
+
+
+_encode_header = msgspec.msgpack.Encoder().encode
+
+
+def _header(batch: Batch, flags: int, lines: Lines | None) -> Header:
+    return Header(
+        batch.sender,
+        batch.epoch,
+        batch.first,
+        len(batch),
+        flags,
+        -1 if lines is None else lines.count,
+        batch.topics,
+        batch.from_ids.strings,
+        batch.to_ids.strings,
+        None if isinstance(batch.step, np.ndarray) else batch.step,
+        0.0 if isinstance(batch.sent_at, np.ndarray) else batch.sent_at,
+        tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()),
+        b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
+    )
 
 
 _read_header = msgspec.msgpack.Decoder(Header).decode

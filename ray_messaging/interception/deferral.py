@@ -3,20 +3,22 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable
 
 from ray_messaging.frames import Batch
-from ray_messaging.interception.judging import Course, Waiting, failed
+from ray_messaging.interception.judging import FAILURES, Course, Waiting, failed
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.verdicts import Judgement
-from ray_messaging.interception.watchdog import Steps, Stuck, Watch
+from ray_messaging.interception.watchdog import Steps, Watch
 from ray_messaging.message import Message
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0  # whoever waits is told after so long that he goes on waiting
 _GATHER_S = 0.002  # verdicts that come so close together are told together
+_PASSED = Judgement()
+_SLICE = 64
 
 
 class Deferrals:
@@ -30,7 +32,8 @@ class Deferrals:
         self._keep_s = keep_s
         self._finish = finish
         self._known: OrderedDict[str, tuple[float, Judgement]] = OrderedDict()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[None] | None] = {}  # None: not begun yet
+        self._due: deque[tuple[Batch, Waiting | Judgement]] = deque()
         self._news: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     def __len__(self) -> int:
@@ -47,8 +50,19 @@ class Deferrals:
         self._start(message, judgement)
 
     def _start(self, message: Batch, found: Waiting | Judgement) -> None:
-        key = message.message_id(0)
-        self._running[key] = asyncio.create_task(self._run(message, found), name=f"ray_messaging verdict on {key}")
+        self._running[message.message_id(0)] = None
+        self._due.append((message, found))
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._start_some)
+
+    def _start_some(self) -> None:
+        """Begin with a few, then let others have their turn: a batch of which all must wait is thousands of tasks."""
+        for _ in range(min(_SLICE, len(self._due))):
+            message, found = self._due.popleft()
+            key = message.message_id(0)
+            self._running[key] = asyncio.create_task(self._run(message, found), name=f"ray_messaging verdict on {key}")
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._start_some)
 
     def unknown(self, batch: Batch) -> list[int]:
         """Return the rows of messages that are neither judged nor on their way."""
@@ -105,7 +119,8 @@ class Deferrals:
         """Keep what is known of a message, for whoever asks within a while."""
         now = time.monotonic()
         key = message.message_id(0)
-        self._known[key] = (now, judgement)
+        passed = not (judgement.blocked or judgement.rewritten or judgement.labels)
+        self._known[key] = (now, _PASSED if passed else judgement)  # most of them: one object for all
         self._tell(key)
         while self._known:
             oldest, (known_at, _) = next(iter(self._known.items()))
@@ -137,7 +152,7 @@ class Deferrals:
         try:
             async with asyncio.timeout(rule.time_limit_s) as limit:
                 return checked(await Steps(self._watch, rule, lambda: rule.judge(Message(self._exp_id, message, 0))))
-        except (Exception, Stuck, asyncio.CancelledError) as error:
+        except FAILURES as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # it is us who are stopped, not something that the rule awaits
                 raise
@@ -148,9 +163,11 @@ class Deferrals:
 
     async def close(self) -> None:
         """Stop all."""
-        for task in list(self._running.values()):
+        self._due.clear()
+        tasks = [task for task in self._running.values() if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._running.clear()  # those that were stopped before they began
 
 

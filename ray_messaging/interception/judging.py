@@ -1,5 +1,6 @@
 """One batch on its way through the rules: the first block wins, rewrites compose, later rules see what is left."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -17,6 +18,8 @@ from ray_messaging.message import Message
 
 logger = logging.getLogger(__name__)
 
+# What a rule may raise without harm to anybody else: it must end neither the loop nor the task it is called in.
+FAILURES = (Exception, Stuck, SystemExit, asyncio.CancelledError)
 PAYLOAD_LIMIT = 64 * 2**20  # the largest that MessagingConfig.payload_bytes can allow
 
 
@@ -61,8 +64,8 @@ class Course:
             if found:
                 found = {_row(row, len(batch)): checked(verdict) for row, verdict in found.items()}
             elif not isinstance(found, Mapping):
-                raise TypeError(f"{found!r} is no mapping of rows to verdicts")  # noqa: TRY301 - one way out
-        except (Exception, Stuck) as error:
+                raise TypeError(f"{found!r} is no mapping of rows to verdicts")
+        except FAILURES as error:
             logger.exception("rule %r failed on a batch of %d messages", rule.name, len(batch))
             verdict = failed(rule, error)
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
@@ -80,7 +83,7 @@ class Course:
                 finally:
                     self._watch.leave()
                 verdict = None if verdict is None else checked(verdict)
-            except (Exception, Stuck) as error:
+            except FAILURES as error:
                 logger.exception("rule %r failed on a message", rule.name)
                 verdict = failed(rule, error)
             if verdict is None:

@@ -5,7 +5,6 @@ import faulthandler
 import logging
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Generator
 from functools import partial
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RULE_TIMEOUT_S = 10.0
+# So often it is looked at a rule before its time is over: looks are counted, not seconds, as a process that was stopped
+# for a while is no rule that hangs.
+_LOOKS = 4
 
 _interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
@@ -131,18 +133,16 @@ class Watchdog:
             self._thread.join()
 
     def _run(self) -> None:
-        watch, known, since, struck = self._watch, -1, 0.0, -1
+        watch, known, looks = self._watch, -1, 0
         while True:
-            now, calls = time.monotonic(), watch.calls
-            if watch.rule is None or calls != known:
-                known, since = calls, now
-            overdue = watch.rule is not None and now - since >= self._timeout_s
-            if overdue and calls != struck:
-                struck = calls
+            calls = watch.calls
+            looks = looks + 1 if watch.rule is not None and calls == known else 0
+            known = calls
+            if looks == _LOOKS:
                 self._strike(calls)
-            elif not overdue and self._exit_after_s is not None:
+            elif looks < _LOOKS and self._exit_after_s is not None:
                 faulthandler.dump_traceback_later(self._exit_after_s, exit=True)
-            if self._stopping.wait(self._timeout_s / 4):
+            if self._stopping.wait(self._timeout_s / _LOOKS):
                 break
         if self._exit_after_s is not None:
             faulthandler.cancel_dump_traceback_later()

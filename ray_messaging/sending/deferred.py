@@ -9,10 +9,10 @@ from itertools import groupby
 
 import numpy as np
 
-from ray_messaging.errors import MessagingError, OutcomeUnknown
+from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT
-from ray_messaging.interception.verdicts import Judge
+from ray_messaging.interception.verdicts import Judge, Verdicts
 from ray_messaging.sending.posting import Posting, Rows
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Deferred:
         """Ask until every row has its verdict."""
         try:
             while rows:
-                verdicts = await self._judge().wait(posting.batch.take(np.array(rows, np.intp)))
+                verdicts = await self._ask(posting.batch.take(np.array(rows, np.intp)))
                 judgement = verdicts.judgement(len(rows))
                 known = [row for at, row in enumerate(rows) if at not in judgement.deferred]
                 if known:
@@ -131,6 +131,16 @@ class Deferred:
         except Exception as error:
             logger.exception("deferred verdicts could not be awaited")
             self._fail(posting, rows, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
+
+    async def _ask(self, batch: Batch) -> Verdicts:
+        """Ask whoever judges now, and his successor where he is gone."""
+        while True:
+            judge = self._judge()
+            try:
+                return await judge.wait(batch)
+            except InterceptorUnavailable:
+                if self._judge() is judge:
+                    raise
 
     def _resolve(self, posting: Posting, rows: list[int], epoch: int) -> None:
         for row in rows:

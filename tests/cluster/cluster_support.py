@@ -177,6 +177,16 @@ def control(messaging, method, *args):
     return ray.get(getattr(messaging.interceptor, method).remote(*args), timeout=PATIENCE_S)
 
 
+def watch_closely(messaging):
+    """Have the interceptor's process, until it ends, wait for a rule for a moment only."""
+
+    def tell(actor):
+        loop = actor._host._lane._server.get_loop()
+        loop.call_soon_threadsafe(actor._host.watch_rules, 0.2, 1.0)
+
+    ray.get(messaging.interceptor.__ray_call__.remote(tell))
+
+
 def fates(receipts):
     return [receipt.fate for receipt in receipts]
 
@@ -205,7 +215,7 @@ class Hangs(rules.Rule):
         if how == "python":
             while True:
                 pass
-        if how == "sleep" and not os.path.exists(self.marker):
+        if how == "sleep" and not Path(self.marker).exists():
             os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
             time.sleep(3600)
         return rules.ALLOW

@@ -27,6 +27,7 @@ from cluster_support import (
     pid_of,
     stopped,
     wait_for,
+    watch_closely,
 )
 
 from ray_messaging import Messaging, MessagingConfig, rules
@@ -288,7 +289,7 @@ def test_nothing_passes_while_the_interceptor_stands_still(start):
 def test_a_rule_that_hangs_holds_nobody_up_for_ever(start, tmp_path):
     messaging, west, east = start(Hangs(tmp_path / "hung"))
     before = pid_of(messaging.interceptor)
-    ray.get(messaging.interceptor.__ray_call__.remote(lambda self: self._host.watch_rules(0.2, 1.0)))
+    watch_closely(messaging)
     receipt = west.send(1, 11, {"hang": "python"})
     assert (receipt.fate, receipt.rule) == ("blocked", "hangs")
     assert "interrupted" in receipt.reason

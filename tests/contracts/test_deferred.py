@@ -322,6 +322,38 @@ async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, i
     assert {(await asyncio.wait_for(send, WAIT_S)).fate for send in sends} == {"delivered"}
 
 
+async def test_a_directory_that_changes_turns_no_pair_round(messagers, interceptor_of):
+    """Rows of one batch wait at two full mailboxes, some since earlier than others, and are cut anew."""
+    rule = Script()
+    sender = await messagers(interceptor_of(rule))
+    boxes = [await messagers(host=[agent], mailbox_messages=4) for agent in (1, 2)]
+    fill = [Outgoing.to_agent(agent, {"n": -1, "kind": "allow"}, from_id=6) for agent in (1, 2) for _ in range(4)]
+    assert (await sender.send_messages(fill)).counts()["delivered"] == 8
+    bulk = [(2, "allow"), (1, "slow allow"), (2, "slow allow"), (2, "allow")]
+    sending = asyncio.create_task(
+        sender.send_messages(
+            [Outgoing.to_agent(to, {"n": n, "kind": kind}, from_id=5) for n, (to, kind) in enumerate(bulk)]
+        )
+    )
+
+    def held():
+        lanes = sender._shipper._lanes
+        return [sum(crate.count for crate in lanes[box.name].crates) if box.name in lanes else 0 for box in boxes]
+
+    async def both():
+        return held() == [1, 3]
+
+    await rule.called(2)
+    rule.release()
+    await until(both)
+    await messagers(host=[3])  # the directory changes
+    for box in boxes:
+        assert len(await fetch_all(box, 4)) == 4
+        await box.ack()
+    assert [message.payload["n"] for message in await fetch_all(boxes[1], 3)] == [0, 2, 3]
+    assert (await asyncio.wait_for(sending, WAIT_S)).counts()["delivered"] == 4
+
+
 async def test_several_listeners_of_one_channel(messagers, interceptor_of):
     rule = Script()
     sender = await messagers(interceptor_of(rule))

@@ -87,7 +87,11 @@ class Unspeakable(Exception):
         raise ValueError("no words")
 
 
-@pytest.mark.parametrize("error", [Unspeakable(), ValueError("odd \ud800"), RecursionError(), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [Unspeakable(), ValueError("odd \ud800"), RecursionError(), MemoryError(), SystemExit(3), asyncio.CancelledError()],
+    ids=repr,
+)
 async def test_an_error_that_cannot_be_told_blocks_too(error):
     found = await judged([whole("odd", error)], 2)
     assert {rule for rule, _ in found.blocked.values()} == {"odd"}
@@ -207,6 +211,7 @@ async def test_two_slow_rules_in_a_row():
     "answer",
     [
         ValueError("boom"),
+        SystemExit(3),
         asyncio.CancelledError(),
         None,
         True,

@@ -108,6 +108,21 @@ async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_
     assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0
 
 
+async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair):
+    sender, receiver = pair
+    old = sender._outbox.judge
+    first = send(sender, 0)
+    _, answer = await next_of(old.questions)
+    answer.set_result(Judgement(deferred={0}))
+    _, late = await next_of(old.waits)
+    new = sender._outbox.judge = Judge()
+    late.set_exception(InterceptorUnavailable("gone"))
+    _, answer = await next_of(new.waits)
+    answer.set_result(Judgement())
+    assert (await asyncio.wait_for(first, WAIT_S)).fate == "delivered"
+    assert await fetched(receiver, 1) == [0]
+
+
 async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
     sender, _ = pair
     judge = sender._outbox.judge

@@ -1,0 +1,140 @@
+"""A real trace under rules, with the log on, while the interceptor is killed ten times: the account to the last row."""
+
+import threading
+import uuid
+from collections import Counter
+
+import numpy as np
+import pytest
+from cluster_support import PATIENCE_S, control, kill, new_handle, wait_for
+
+from ray_messaging import Messaging, rules
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.receipt import FATES
+from ray_messaging.replay.trace import read_trace
+
+pytestmark = pytest.mark.timeout(150)
+
+GROUPS, CHUNK, KILLS = 4, 500, 10
+BANNED, PER_ROUND = 20, 100
+
+
+class Share(threading.Thread):
+    """Send a group's part of the trace, chunk by chunk; note each row's fate and message id."""
+
+    def __init__(self, group, rows, senders, receivers, told):
+        super().__init__()
+        self.group, self.rows = new_handle(group), rows
+        self.senders, self.receivers, self.told = senders, receivers, told
+        self.done, self.error = 0, None
+
+    def run(self):
+        try:
+            for low in range(0, len(self.rows), CHUNK):
+                rows = self.rows[low : low + CHUNK]
+                payloads = [{"n": n} for n in rows.tolist()]
+                receipts = self.group.send_columns(self.senders[rows], self.receivers[rows], payloads)
+                for row, message_id, code in zip(rows.tolist(), receipts.message_ids, receipts.codes, strict=True):
+                    self.told[row] = message_id, FATES[code]
+                self.done += len(rows)
+        except Exception as error:  # noqa: BLE001 - the test tells
+            self.error = error
+
+
+class Ear(threading.Thread):
+    """Fetch whatever arrives, until told that nothing more comes."""
+
+    def __init__(self, group):
+        super().__init__()
+        self.group, self.found, self.enough = new_handle(group), [], threading.Event()
+
+    def run(self):
+        while True:
+            last = self.enough.is_set()
+            messages = self.group.fetch(timeout=0.2)
+            self.found += [(m.from_id, m.to_id, m.payload["n"]) for m in messages]
+            if last and not len(messages):
+                return self.group.ack()
+
+
+def rules_say(senders):
+    """Return each row's fate: the most active senders are banned, the others have a limit."""
+    banned = {sender for sender, _ in Counter(senders.tolist()).most_common(BANNED)}
+    count, fates = Counter(), []
+    for sender in senders.tolist():
+        count[sender] += 1
+        fates.append("blocked" if sender in banned or count[sender] > PER_ROUND else "delivered")
+    return banned, fates
+
+
+def kill_while_they_send(messaging, shares, total):
+    for number in range(1, KILLS + 1):
+        wait_for(
+            lambda number=number: (
+                any(s.error for s in shares) or sum(share.done for share in shares) >= number * total / (KILLS + 2)
+            ),
+            "progress",
+        )
+        assert any(share.is_alive() for share in shares)
+        kill(messaging.interceptor)
+
+
+def check_log(log, told, expected, senders, receivers):
+    """Hold the log against the receipts, and its edges against the file."""
+    table = log.query()
+    assert dict(zip(table["message_id"].to_pylist(), table["fate"].to_pylist(), strict=True)) == dict(told.values())
+    assert table.num_rows == len(told) == log.balance().sends
+    row_of = {message_id: row for row, (message_id, _) in told.items()}
+    edges = log.edges()
+    rows = np.array([row_of[message_id] for message_id in edges["message_id"].to_pylist()])
+    order = np.argsort(rows)
+    delivered = np.flatnonzero(np.array(expected) == "delivered")
+    assert np.array_equal(rows[order], delivered)
+    assert np.array_equal(edges["from_id"].to_numpy()[order], senders[delivered])
+    assert np.array_equal(edges["to_id"].to_numpy()[order], receivers[delivered])
+
+
+def test_the_interceptor_dies_ten_times_during_a_replay(ray_cluster, data, tmp_path):
+    trace = read_trace(data("collegemsg/CollegeMsg.txt.gz"))
+    senders, receivers = np.array(trace.senders), np.array(trace.receivers)
+    banned, expected = rules_say(senders)
+    assert Counter(expected) == {"delivered": 37_529, "blocked": 22_306}
+    messaging = Messaging.start(
+        f"college-{uuid.uuid4().hex[:8]}",
+        rules=[rules.BlackList([(agent, None) for agent in banned]), rules.RateLimit(per_round=PER_ROUND)],
+        log_dir=tmp_path / "log",
+    )
+    with messaging:
+        place = {agent: number % GROUPS for number, agent in enumerate(trace.agents)}
+        groups = [messaging.create_group(f"college-{n}", trace.agents[n::GROUPS]) for n in range(GROUPS)]
+        home, told = np.array([place[sender] for sender in trace.senders]), {}
+        shares = [Share(g, np.flatnonzero(home == n), senders, receivers, told) for n, g in enumerate(groups)]
+        ears = [Ear(group) for group in groups]
+        for thread in (*shares, *ears):
+            thread.start()
+        try:
+            kill_while_they_send(messaging, shares, len(trace))
+        finally:
+            for share in shares:
+                share.join(PATIENCE_S)
+            for ear in ears:
+                ear.enough.set()
+                ear.join(PATIENCE_S)
+        assert not [share.error for share in shares if share.error]
+        assert [told[row][1] for row in range(len(trace))] == expected
+        arrived = [row for ear in ears for row in ear.found]
+        assert Counter(arrived).most_common(1)[0][1] == 1
+        assert not {sender for sender, _, _ in arrived} & banned
+        file = zip(trace.senders, trace.receivers, range(len(trace)), strict=True)
+        same = sorted(arrived, key=lambda row: row[2]) == [row for row in file if expected[row[2]] == "delivered"]
+        assert same  # outside of the assert: pytest would print the rows
+        last = {}
+        for sender, receiver, n in arrived:
+            assert n > last.get((sender, receiver), -1)
+            last[sender, receiver] = n
+        assert control(messaging, "black_set") == {(agent, None) for agent in banned}
+        blocked = Counter(s for s, fate in zip(trace.senders, expected, strict=True) if fate == "blocked")
+        assert control(messaging, "violation_counts") == blocked
+        assert messaging.stats()["epoch"] == 1 + KILLS
+        check_log(messaging.log, told, expected, senders, receivers)
+    check_log(EventLog.open(tmp_path / "log"), told, expected, senders, receivers)
