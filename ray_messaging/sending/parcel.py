@@ -175,4 +175,5 @@ class Relayed(Parcel):
         """Put our name and numbers on the batch."""
         batch = self._batch
         batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
+        batch.labels, batch.noted = {}, None  # these are for rules to give, and for us
         return batch

@@ -89,6 +89,8 @@ class RedisIngress:
             connection = self._connection = self._link.dedicated()
             try:
                 await connection.connect()
+                # It bounds a command; who listens waits for as long as nobody says anything.
+                connection.socket_timeout = None
                 self._ours = False
                 self._unconfirmed = {self._brackets, *self._channels, *self._globs}
                 self._commands.clear()

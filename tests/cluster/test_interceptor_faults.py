@@ -55,12 +55,38 @@ def start(ray_cluster):
         messaging.shutdown()
 
 
+@pytest.fixture(scope="module")
+def experiment(ray_cluster):
+    with Messaging.start(f"faults-{uuid.uuid4().hex[:8]}") as started:
+        yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
+
+
+@pytest.fixture
+def town(experiment):
+    """Return a function that gives the experiment these rules; afterwards it has none, nor counts, nor messages."""
+    messaging, west, east = experiment
+
+    def give(*listed):
+        for rule in listed:
+            control(messaging, "insert_rule", rule)
+        return messaging, new_handle(west), new_handle(east)
+
+    yield give
+    while control(messaging, "rules"):
+        control(messaging, "pop_rule")
+    control(messaging, "reset_violation_counts")
+    for group in (new_handle(west), new_handle(east)):
+        while group.fetch():
+            pass
+        group.ack()
+
+
 # -- what is there after kill -9 ----------------------------------------------------------------------------------
 
 
-def test_everything_that_was_counted_and_changed_is_there_again(start):
+def test_everything_that_was_counted_and_changed_is_there_again(town):
     bad = rules.Pattern(words=["bad"], name="words")
-    messaging, west, east = start(
+    messaging, west, east = town(
         rules.BlackList([(9, 19)]),
         rules.SenderBan(bad, after=2),
         rules.EdgeBan(rules.MaxLength(60, name="long"), after=2),
@@ -111,8 +137,8 @@ def test_everything_that_was_counted_and_changed_is_there_again(start):
     assert {message.labels for message in found} == {("whispered",)}
 
 
-def test_what_was_emptied_stays_empty(start):
-    messaging, west, _ = start(rules.BlackList([(1, 11)]))
+def test_what_was_emptied_stays_empty(town):
+    messaging, west, _ = town(rules.BlackList([(1, 11)]))
     control(messaging, "remove_from_black_set", (1, 11))
     kill(messaging.interceptor)
     assert control(messaging, "black_set") == set()
@@ -122,8 +148,8 @@ def test_what_was_emptied_stays_empty(start):
     assert fates(west.send_columns([1, 2], [11, 12], {})) == ["delivered", "blocked"]
 
 
-def test_a_change_that_ray_repeats_happens_once(start, tmp_path):
-    messaging, _, _ = start(rules.MaxLength(50), Careful(tmp_path / "popped"), Careful(tmp_path / "replaced", "second"))
+def test_a_change_that_ray_repeats_happens_once(town, tmp_path):
+    messaging, _, _ = town(rules.MaxLength(50), Careful(tmp_path / "popped"), Careful(tmp_path / "replaced", "second"))
     before = pid_of(messaging.interceptor)
     # Taken out, the rule ends the process before anybody is answered.
     assert control(messaging, "pop_rule", 1)["name"] == "careful"
@@ -199,8 +225,8 @@ class Chatter(threading.Thread):
             self.errors.append(error)
 
 
-def test_each_batch_counts_once_however_often_the_interceptor_dies(start):
-    messaging, west, east = start(rules.RateLimit(per_round=10**9), Shouting())
+def test_each_batch_counts_once_however_often_the_interceptor_dies(town):
+    messaging, west, east = town(rules.RateLimit(per_round=10**9), Shouting())
     chatters = [Chatter(west, (n, 10 + n)) for n in range(3)]
     for chatter in chatters:
         chatter.start()
@@ -286,8 +312,8 @@ def test_nothing_passes_while_the_interceptor_stands_still(start):
     assert len(east.fetch()) == 0
 
 
-def test_a_rule_that_hangs_holds_nobody_up_for_ever(start, tmp_path):
-    messaging, west, east = start(Hangs(tmp_path / "hung"))
+def test_a_rule_that_hangs_holds_nobody_up_for_ever(town, tmp_path):
+    messaging, west, east = town(Hangs(tmp_path / "hung"))
     before = pid_of(messaging.interceptor)
     watch_closely(messaging)
     receipt = west.send(1, 11, {"hang": "python"})
@@ -325,9 +351,9 @@ def gate(ray_cluster):
     ray.kill(made)
 
 
-def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(start, gate):
+def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(town, gate):
     name, gate = gate
-    messaging, west, east = start(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
+    messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
     slow = [payload | {"slow": 1} for payload in numbered(100)]
     waiting = threading.Thread(target=lambda: found.append(west.send_columns([1] * 100, [11] * 100, slow)))
     found = []
@@ -347,9 +373,9 @@ def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(start, gate)
     assert Counter(ray.get(gate.questions.remote())) == dict.fromkeys(range(100), 2)
 
 
-def test_five_hundred_that_wait_hold_up_nobody_else(start, gate, record_property):
+def test_five_hundred_that_wait_hold_up_nobody_else(town, gate, record_property):
     name, gate = gate
-    messaging, west, east = start(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
+    messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
     lone = new_handle(west)
     lone.send(2, 12, {"n": -1})
     slow = [payload | {"slow": 1} for payload in numbered(500)]

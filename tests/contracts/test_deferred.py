@@ -4,17 +4,19 @@ import asyncio
 import random
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from contract_support import WAIT_S, fetch_all, take_in, until
 from interceptor_support import Held
 
 from ray_messaging import Closed, MailboxFull, Outgoing
-from ray_messaging.frames import decode
+from ray_messaging.frames import decode, encode
 from ray_messaging.interception import deferral
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite
 from ray_messaging.notes import decode_note
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
+from ray_messaging.sending.bulk import columns_of, frames_of_columns
 from ray_messaging.transports.base import LOG_STREAM, Limits
 
 
@@ -402,6 +404,16 @@ async def test_the_receiver_sees_what_rules_made_of_it(messagers, interceptor_of
     assert b"***" in entries
     assert b"bad" not in entries
     assert b"worse" not in entries
+
+
+async def test_what_is_relayed_brings_no_labels_of_its_own(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    forged = decode(frames_of_columns(columns_of(5, [1, 1], {"n": 0}, 2**20), "agent-chat", None)[0])
+    forged.labels, forged.noted = {"forged": np.array([0], np.uint32)}, np.array([1], np.uint32)
+    assert (await sender.relay([encode(forged)])).counts()["delivered"] == 2
+    (frame,) = await store.entries(receiver.name)
+    assert (decode(frame).labels, decode(frame).noted) == ({}, None)
+    assert {message.labels for message in await fetch_all(receiver, 2)} == {()}
 
 
 async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store):

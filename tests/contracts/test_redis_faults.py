@@ -573,3 +573,14 @@ async def test_very_many_channels_are_confirmed_as_they_are_asked_for(redis_proc
     assert await client.publish(receiver.get_user_survey_channel(69_999), b"{}") == 1
     await client.aclose()
     assert len(await fetch_all(receiver, 1)) == 1
+
+
+async def test_a_subscription_that_hears_nothing_for_long_is_not_cut(server, exp_id, caplog):
+    """`timeout` bounds a command; a foreign client may be silent for longer."""
+    config = server.model_copy(update={"timeout": 0.3})
+    async with Messager(config, exp_id) as receiver, client_of(server) as foreign:
+        await receiver.subscribe_and_start_listening(["news"])
+        assert len(await receiver.fetch_messages(timeout=1.0)) == 0
+        assert await foreign.publish("news", b"{}") == 1
+        assert len(await fetch_all(receiver, 1)) == 1
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
