@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.end_to_end import rate
-from benchmarks.ours import Ours
+from benchmarks.ours import LaneProbe, Ours
 
 PINGS = 1000
+PACED_ROWS, PACED_GAP_S = 500, 0.01  # 100,000 messages/s in all
 MIB = 2**20
 
 
@@ -48,6 +49,18 @@ def lone(peer: Ours, before: list[int]) -> dict[str, float]:
     return {f"p{p}": 1000 * found[len(found) * p // 100] for p in (50, 99)}
 
 
+def lane(peer: Ours, seconds: float, before: list[int]) -> dict[str, float]:
+    """Ask the interceptor while both halves send at a steady pace; return what its verdicts took, in ms."""
+    probe = LaneProbe.remote()
+    ray.get(probe.measure.remote(peer.messaging.interceptor, 0.2))
+    sending = [half.paced.remote(seconds + 1.0, PACED_ROWS, PACED_GAP_S) for half in peer.halves]
+    found = sorted(ray.get(probe.measure.remote(peer.messaging.interceptor, seconds)))
+    for place, count in enumerate(reversed(ray.get(sending))):
+        before[place] += count
+    ray.kill(probe)
+    return {f"p{p}": found[len(found) * p // 100] for p in (50, 99)}
+
+
 def caught_up(peer: Ours) -> float:
     """Wait until the log has everything; return how long that took, in seconds."""
     began = time.perf_counter()
@@ -71,6 +84,7 @@ def cost(agents: int, seconds: float, log_dir: Path | None, before: list[int]) -
         if log_dir is not None:
             caught_up(peer)
         found["lone_ms"] = lone(peer, before)
+        found["lane_ms"] = lane(peer, seconds, before)
         return found
     finally:
         peer.close()
@@ -153,6 +167,8 @@ def main() -> None:
         ("one awaited call each, messages/s", ("awaited",), "{:,.0f}"),
         ("lone message p50, ms", ("lone_ms", "p50"), "{:.2f}"),
         ("lone message p99, ms", ("lone_ms", "p99"), "{:.2f}"),
+        ("verdict over the lane at 100,000 messages/s, p50, ms", ("lane_ms", "p50"), "{:.2f}"),
+        ("verdict over the lane at 100,000 messages/s, p99, ms", ("lane_ms", "p99"), "{:.2f}"),
     ):
         off, on = middle(results["off"], *path), middle(results["on"], *path)
         table.add_row(name, form.format(off), form.format(on), f"{on / off:.2f}")

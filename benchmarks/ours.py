@@ -11,8 +11,12 @@ import ray
 from benchmarks.work import SUBTOPICS, Half, payload
 from ray_messaging import Messaging
 from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.frames import Batch
+from ray_messaging.ids import Ids
+from ray_messaging.interception.judges import RemoteJudge
 
 CALL_ROWS = 32_768
+PROBE_GAP_S = 0.001
 
 
 @ray.remote(num_cpus=0)
@@ -47,6 +51,36 @@ class OurHalf(Half):
             receipts = await self.messager.send_columns(self.senders, self.receivers, self.payloads)
             delivered += int(receipts.sent.sum())
         return delivered
+
+    async def paced(self, seconds: float, rows: int, gap_s: float) -> int:
+        """Send so many rows every so often; return how many were delivered."""
+        delivered, end = 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            part = slice(0, rows)
+            receipts = await self.messager.send_columns(self.senders[part], self.receivers[part], self.payloads[part])
+            delivered += int(receipts.sent.sum())
+            await asyncio.sleep(gap_s)
+        return delivered
+
+
+@ray.remote(num_cpus=0)
+class LaneProbe:
+    """Ask the interceptor about small batches, and time its answers."""
+
+    async def measure(self, interceptor: Any, seconds: float) -> list[float]:
+        """Return how long each answer took, in ms."""
+        judge, found = RemoteJudge(interceptor, 30.0), []
+        ids = Ids(np.arange(100))
+        end, number = time.perf_counter() + seconds, 0
+        while time.perf_counter() < end:
+            batch = Batch(sender="probe", epoch=1, first=number, from_ids=ids, to_ids=ids, topics=("agent-chat",))
+            began = time.perf_counter()
+            await judge.judge(batch)
+            found.append(1000 * (time.perf_counter() - began))
+            number += len(batch)
+            await asyncio.sleep(PROBE_GAP_S)
+        await judge.close()
+        return found
 
 
 class Ours:

@@ -86,6 +86,8 @@ class Deferred:
 
     def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
         """Return the rows, in order, that may belong to a pair that waits."""
+        if len(batch) <= len(self._pairs):  # it is cheaper to look up each
+            return list(range(len(batch))) if rows is None else rows.tolist()
         ids = batch.to_ids
         receivers = {to_id for _, to_id in self._pairs} | {ids[row] for row in deferred}
         numbers = [to_id for to_id in receivers if isinstance(to_id, int)]

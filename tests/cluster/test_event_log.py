@@ -251,7 +251,8 @@ def test_a_run_without_a_log_does_not_wait_for_that_of_a_dead_one(ray_cluster, r
         group = messaging.create_group("other", [3, 4])
         for low in range(0, 200, 40):
             assert fates(group.send_columns([3] * 40, [4] * 40, numbered(40, low))) == ["delivered"] * 40
-            assert numbers(group.fetch(timeout=10)) == list(range(low, low + 40))
+            with group.fetch(timeout=10) as messages:
+                assert numbers(messages) == list(range(low, low + 40))
 
 
 def gone(exp_id):

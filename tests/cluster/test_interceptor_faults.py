@@ -16,6 +16,7 @@ from cluster_support import (
     Gate,
     Hangs,
     Shouting,
+    alive,
     control,
     drain,
     fates,
@@ -306,7 +307,9 @@ def test_nothing_passes_while_the_interceptor_stands_still(start):
         assert len(east.fetch()) == 0
     assert fates(west.send_columns([2, 1], [11, 11], numbered(2, 3))) == ["delivered", "blocked"]
     assert numbers(drain(east, 1)) == [3]
+    pid = pid_of(messaging.interceptor)
     ray.kill(messaging.interceptor)  # for good
+    wait_for(lambda: not alive(pid), "its end")
     with pytest.raises(InterceptorUnavailable):
         west.send(2, 11, {"n": 5})
     assert len(east.fetch()) == 0
