@@ -17,8 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(demo)
-app.command()(replay)
+app.command(short_help="Run a society of agents, with a black list at work.")(demo)
+app.command(short_help="Send a real trace through groups, and check each message.")(replay)
 app.add_typer(log_app, name="log")
 
 

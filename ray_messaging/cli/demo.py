@@ -1,7 +1,7 @@
 """The demo: a society on generated traffic, with a black list at work."""
 
 from ray_messaging.cli.options import Agents, DemoGroups, JsonFile, LogDir, Messages, Redis, Seed
-from ray_messaging.cli.session import check_json_file, clean_errors, finish, output, run
+from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
 from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.replay.plan import Plan
@@ -27,7 +27,8 @@ def demo(
 ) -> None:
     """Run a society of agents that talk to each other, with a black list at work, and show what became of it."""
     with clean_errors():
-        check_json_file(json_file)
+        check_file("--json", json_file)
+        check_log_dir(log_dir)
         society = generate(agents, groups, messages, seed=seed)
         plan = Plan(society.traffic, society.group_of)
         console = output()
@@ -43,7 +44,7 @@ def demo(
             show(console, outcome.account)
         console.print()
         show_speed(console, outcome.account, outcome.lone_ms)
-        if outcome.logged is not None:
-            show_log(console, log_dir, outcome.logged)
+        if log_dir is not None and outcome.logged is not None:
+            show_log(console, log_dir, outcome.logged, outcome.probes)
         console.print(f"\n{NEXT}")
         finish(outcome, json_file, {"agents": agents, "seed": seed})

@@ -4,15 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
 import typer
-from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ray_messaging.cli.log_options import read_id, with_fields
 from ray_messaging.cli.log_show import line_of, show_rows, show_stats
 from ray_messaging.cli.log_target import Target, open_log
-from ray_messaging.cli.session import output
+from ray_messaging.cli.session import check_file, output
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.export import json_line, json_lines
@@ -24,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs: one
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw traffic and groups into a .png, .pdf or .svg.")
 ]
-Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin so many rows before the log's end.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin so many rows, of all, before the log's end.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Where to: a .parquet, .csv or .jsonl file.")]
 
 app = typer.Typer(
@@ -32,12 +30,13 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(short_help="Show fates, rules, the busiest agents, and traffic.")
 @with_fields()
 def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_file: Plot = None) -> None:
     """Show what became of the messages, what the rules did, the busiest agents, and traffic over time and groups."""
     if plot_file is not None:
         check_picture(plot_file)
+        check_file("--plot", plot_file)
     found = open_log(target).stats(**fields)
     if plot_file is not None:
         try:
@@ -53,7 +52,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
         console.print(f"\nThe picture is in {plot_file}.")
 
 
-@app.command()
+@app.command(short_help="Print the rows that match.")
 @with_fields()
 def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None:
     """Print the rows that match, in the order of the log: with --json all of them, else the first ones."""
@@ -65,12 +64,15 @@ def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None
     fields = {"limit": SHOWN} | fields
     table = log.query(**fields)
     console = output()
-    _show_table(console, table)
+    if len(table):
+        show_rows(console, rows_of(table))
+    else:
+        console.print(f"No row matches; ray-messaging log stats {target} shows what is there.")
     if len(table) and len(table) == fields["limit"]:
         console.print(f"There may be more: --after {table['position'][-1]}, or another --limit.")
 
 
-@app.command()
+@app.command(short_help="Print what two said to each other.")
 @with_fields("from_id", "to_id", "agent")
 def conversation(
     target: Target,
@@ -91,10 +93,10 @@ def conversation(
         console.print("They said nothing to each other.")
 
 
-@app.command()
+@app.command(short_help="Print rows as they come.")
 @with_fields("after")
 def tail(target: Target, fields: dict[str, Any], lines: Lines = 10, as_json: Json = False) -> None:
-    """Print the last rows that match, and go on as they come; Ctrl-C ends it. In a finished run none come."""
+    """Print those of the last rows that match, then those that come; Ctrl-C ends it. In a finished run none come."""
     log = open_log(target)
     rows = log.tail(**fields, after=max(-1, log.end - lines))
     console = output()
@@ -105,10 +107,11 @@ def tail(target: Target, fields: dict[str, Any], lines: Lines = 10, as_json: Jso
             console.print(line_of(row))
 
 
-@app.command()
+@app.command(short_help="Write rows to a Parquet, CSV or JSON lines file.")
 @with_fields()
 def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = False) -> None:
     """Write the rows that match to a Parquet, CSV or JSON lines file; memory stays flat."""
+    check_file("FILE", file)
     log = open_log(target)
     console = output()
     columns = (TextColumn("{task.completed:>12,} rows"), TimeElapsedColumn())
@@ -118,14 +121,7 @@ def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = F
     if as_json:
         _print_json([json_line({"rows": rows, "file": str(file)})])
     else:
-        console.print(f"Wrote {rows:,} rows to {file}.")
-
-
-def _show_table(console: Console, table: pa.Table) -> None:
-    if len(table):
-        show_rows(console, rows_of(table))
-    else:
-        console.print("No row matches.")
+        console.print(f"Wrote {rows:,} row{'s' * (rows != 1)} to {file}.")
 
 
 def _print_json(lines: Iterable[bytes]) -> None:

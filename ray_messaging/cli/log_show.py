@@ -14,6 +14,9 @@ from ray_messaging.eventlog.reading.picture import span_in_words
 
 BAR = 24  # columns
 _LINE = 60  # columns of traffic, at most
+_BESIDE_LINE = 30  # columns that stand left of it
+_WIDE = 100  # columns, from which on there is room for what explains itself, too
+_ROOMY = 130  # columns, from which on a row of the log fits into one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"
 _STYLES = {"delivered": "blue", "published": "cyan", "undeliverable": "yellow", "blocked": "red"}
@@ -43,11 +46,13 @@ def _summary(stats: dict[str, Any]) -> str:
 
 def _show_fates(console: Console, stats: dict[str, Any]) -> None:
     table = plain_table("\nWhat became of the messages")
-    for name in ("fate", "rows", "share", "", "meaning"):
+    meaning = console.width >= _WIDE
+    for name in ("fate", "rows", "share", "", *["meaning"] * meaning):
         table.add_column(name, justify="right" if name in {"rows", "share"} else "left", no_wrap=True)
     for fate, rows in stats["fates"].items():
         share = rows / stats["rows"]
-        table.add_row(fate, f"{rows:,}", f"{share:.1%}", _bar(console, share, fate), MEANINGS.get(fate, ""))
+        means = [MEANINGS.get(fate, "")] * meaning
+        table.add_row(fate, f"{rows:,}", f"{share:.1%}", _bar(console, share, fate), *means)
     console.print(table)
 
 
@@ -61,7 +66,8 @@ def _show_rules(console: Console, stats: dict[str, Any]) -> None:
     for rule, fates in sorted(stats["rules"].items(), key=lambda found: -sum(found[1].values())):
         blocked = fates.get("blocked", 0)
         passed = sum(fates.values()) - blocked
-        table.add_row(rule, f"{blocked:,}", f"{passed:,}", _bar(console, sum(fates.values()) / most, "blocked"))
+        bar = _bar(console, blocked / most, "blocked") + _bar(console, passed / most, "delivered")
+        table.add_row(rule, f"{blocked:,}", f"{passed:,}", bar)
     console.print(table)
 
 
@@ -82,7 +88,7 @@ def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
 def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     traffic = stats["traffic"]
     bins = len(next(iter(traffic["fates"].values())))
-    merged = -(-bins // _LINE)  # so many bins are one column
+    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # so many bins are one column
     span = span_in_words(round(traffic["width_s"] * merged, 3))
     table = plain_table(f"\nTraffic from {_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}")
     for name in ("fate", "most", "rows by time"):
@@ -119,14 +125,20 @@ def _bar(console: Console, share: float, fate: str) -> Text:
 
 
 def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
-    """Print rows as a table."""
+    """Print rows as a table; where it is narrow, what a rule did stands under the payload."""
+    roomy = console.width >= _ROOMY
     table = plain_table("")
-    for name in ("position", "sent at (UTC)", "from", "to", "fate", "payload", "rule", "reason"):
-        table.add_column(name, justify="right" if name == "position" else "left", overflow="fold")
+    for name in ("position", "sent at (UTC)", "from", "to", "fate", "payload", *["rule", "reason"] * roomy):
+        whole = name in {"position", "sent at (UTC)", "fate"}
+        table.add_column(name, justify="right" if name == "position" else "left", overflow="fold", no_wrap=whole)
     for row in rows:
-        fate = Text(row.fate, style=_STYLES.get(row.fate, ""))
-        why = (row.rule or "", row.reason or "")
-        table.add_row(f"{row.position:,}", _time(row.sent_at), _from(row), _to(row), fate, _shortened(row.text), *why)
+        ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=_STYLES.get(row.fate, "")))
+        text = Text(_shortened(row.text))
+        if roomy:
+            table.add_row(str(row.position), _time(row.sent_at), *ends, text, row.rule or "", row.reason or "")
+        else:
+            why = Text(f"\n{_why(row)}" if row.rule else "", style="dim")
+            table.add_row(str(row.position), _time(row.sent_at)[5:], *ends, text + why)
     console.print(table)
 
 
@@ -135,7 +147,7 @@ def line_of(row: LogRow) -> Text:
     line = Text.assemble((_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
     if row.fate != "delivered":
         line.append(row.fate, _STYLES.get(row.fate, ""))
-        line.append(f" ({row.rule}: {row.reason})  " if row.rule else "  ")
+        line.append(f" ({_why(row)})  " if row.rule else "  ")
     line.append(row.text)
     if row.labels:
         line.append(f"  [{', '.join(row.labels)}]", "dim")
@@ -148,6 +160,10 @@ def _from(row: LogRow) -> str:
 
 def _to(row: LogRow) -> str:
     return row.channel if row.to_id is None else str(row.to_id)
+
+
+def _why(row: LogRow) -> str:
+    return f"{row.rule}: {row.reason}" if row.reason else str(row.rule)
 
 
 def _time(seconds: float) -> str:

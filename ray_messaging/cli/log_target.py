@@ -7,20 +7,27 @@ from typing import Annotated
 import ray
 import typer
 
+from ray_messaging.cli.session import check_ray_address
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.eventlog.event_log import EventLog
 
 Target = Annotated[
-    str, typer.Argument(metavar="TARGET", help="The log_dir of a run, or the exp_id of one that is running.")
+    str,
+    typer.Argument(
+        metavar="TARGET", help="The log_dir of a run, or the exp_id of one that is running; a folder goes first."
+    ),
 ]
 
 
 def open_log(target: str) -> EventLog:
     """Open the log of a folder, or of a running experiment. Raises: LogError, ConfigError, UnknownName."""
+    if Path(target).is_file():
+        raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
     if "/" in target or Path(target).is_dir():
         return EventLog.open(target)
     if not ray.is_initialized():
+        check_ray_address()
         try:
             ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
         except ConnectionError as error:
@@ -28,4 +35,12 @@ def open_log(target: str) -> EventLog:
                 f"there is no folder {target!r} here, and no Ray cluster that experiment {target!r} could run in: pass "
                 "the log_dir of a run, or set RAY_ADDRESS"
             ) from error
-    return Messaging.connect(target).log
+    try:
+        return Messaging.connect(target).log
+    except UnknownName as error:
+        where = ray.get_runtime_context().gcs_address
+        raise ConfigError(
+            f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster at {where}: pass the "
+            "log_dir of a run, or, where it runs in another cluster, set RAY_ADDRESS (in the program that runs it: "
+            "ray.get_runtime_context().gcs_address)"
+        ) from error

@@ -14,7 +14,10 @@ Redis = Annotated[
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the account to this file.")]
 LogDir = Annotated[
-    Path | None, typer.Option("--log-dir", metavar="DIR", help="Keep the event log in this folder, as Parquet.")
+    str | None,
+    typer.Option(
+        "--log-dir", metavar="DIR", help="Keep the event log here, as Parquet: a new folder, or a URI (s3://...)."
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed generates the same traffic.")]
 Agents = Annotated[int, typer.Option(min=4, help="How many agents the society has.")]
@@ -22,12 +25,18 @@ Messages = Annotated[int, typer.Option(min=1, help="How many messages the agents
 DemoGroups = Annotated[int, typer.Option("--groups", min=2, max=64, help="How many groups, one Ray actor each.")]
 
 TraceFile = Annotated[
-    Path, typer.Argument(help="SNAP edge list (src dst time), CSV with a header or JSON lines; .gz as it is.")
+    Path,
+    typer.Argument(
+        metavar="TRACE", help="SNAP edge list (src dst time), CSV with a header or JSON lines; .gz as it is."
+    ),
 ]
 Groups = Annotated[int, typer.Option(min=1, max=256, help="How many groups, one Ray actor each.")]
 Rules = Annotated[
     list[str] | None,
-    typer.Option(metavar="SPEC", help=f"A rule, repeatable: {'; '.join(known.example for known in KNOWN.values())}."),
+    typer.Option(
+        metavar="SPEC",
+        help=f"A rule, repeatable; a run is one round: {'; '.join(known.example for known in KNOWN.values())}.",
+    ),
 ]
 Speed = Annotated[
     str, typer.Option(metavar="max|X", help="X times the pace of the trace's times, or as fast as it goes.")

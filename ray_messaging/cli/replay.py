@@ -17,8 +17,9 @@ from ray_messaging.cli.options import (
     read_speed,
 )
 from ray_messaging.cli.rule_specs import parse_rules
-from ray_messaging.cli.session import check_json_file, clean_errors, finish, output, run
+from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
 from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
+from ray_messaging.interception.rules import RateLimit
 from ray_messaging.replay.plan import Plan, deal, due_times
 from ray_messaging.replay.trace import read_trace
 from ray_messaging.replay.traffic import Traffic
@@ -49,7 +50,8 @@ def replay(
     """
     pace = read_speed(speed)
     with clean_errors():
-        check_json_file(json_file)
+        check_file("--json", json_file)
+        check_log_dir(log_dir)
         parsed = parse_rules(rules or [])
         traffic = Traffic.of(
             read_trace(trace, from_field=from_field, to_field=to_field, time_field=time_field, text_field=text_field)
@@ -63,10 +65,12 @@ def replay(
             f"group{'s' * (plan.groups > 1)} (a Ray actor each), {_pace(traffic, pace)}, "
             f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
         )
+        if pace is None and any(isinstance(rule, RateLimit) and rule.per_second for rule in parsed):
+            typer.echo("note: per_second counts by the clock: --speed X keeps the pace of the trace's times", err=True)
         outcome = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
         for show in (show_fates, show_heat_map, show_check, show_speed):
             console.print()
             show(console, outcome.account)
-        if outcome.logged is not None:
-            show_log(console, log_dir, outcome.logged)
+        if log_dir is not None and outcome.logged is not None:
+            show_log(console, log_dir, outcome.logged, outcome.probes)
         finish(outcome, json_file, {"trace": str(trace), "agents": len(traffic.agents)})

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,9 +42,12 @@ def _parse(spec: str) -> Rule:
     kind, _, argument = spec.partition(":")
     known = KNOWN.get(kind.strip().lower().replace("_", "-"))
     if known is None:
-        *others, last = (known.example for known in KNOWN.values())
+        near = get_close_matches(kind.strip().lower(), KNOWN, 1)
+        meant = f"did you mean {KNOWN[near[0]].example}? The" if near else "the"
         raise ConfigError(
-            f"unknown rule {kind!r} in --rules {spec!r}: the rules are {', '.join(others)} and {last}", value=spec
+            f"unknown rule {kind!r} in --rules {spec!r}: {meant} rules here are {', '.join(KNOWN)}; "
+            "ray-messaging replay --help shows how they are written",
+            value=spec,
         )
     if not argument.strip():
         raise ConfigError(f"--rules {spec!r} says no more than its name: write {known.example}", value=spec)

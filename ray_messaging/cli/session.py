@@ -1,7 +1,9 @@
 """What both commands do: start, run, report, and end with the right exit code."""
 
 import json
+import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,26 +18,30 @@ from rich.console import Console
 from ray_messaging.cli.show import progress_bars
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, MessagingError, Unbalanced
+from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
 from ray_messaging.replay.account import Account
-from ray_messaging.replay.engine import Engine
+from ray_messaging.replay.engine import ROUNDS, Engine
 from ray_messaging.replay.plan import Plan
 
 DOES_NOT_BALANCE, USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 200  # where no terminal says how wide it is
+ANSWER_S = 5.0  # of whatever RAY_ADDRESS names
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Hold what a run found; `startup_seconds` until every group listened, `lone_ms` None where not measured.
 
-    `logged` counts what the event log has, by fate; None where there is no log. `problems` say why it does not balance.
+    `logged` counts what the event log has, by fate; None where there is no log; `probes` messages measured `lone_ms`
+    afterwards. `problems` say why it does not balance.
     """
 
     account: Account
     startup_seconds: float
     lone_ms: dict[str, float | None] | None
     logged: dict[str, int] | None
+    probes: int
     problems: list[str]
 
 
@@ -47,9 +53,10 @@ def run(
     *,
     purpose: str,
     probe: bool,
-    log_dir: Path | None = None,
+    log_dir: str | None = None,
 ) -> Outcome:
     """Start Ray (unless it runs), a server (unless one is given) and the groups; send, receive, and stop it all."""
+    check_ray_address()
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
     console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")
@@ -60,11 +67,14 @@ def run(
         engine = stack.enter_context(Engine(messaging, plan, probe=probe))
         startup_seconds = time.monotonic() - began
         console.print(f"Ready after {startup_seconds:.1f} s. Sending {len(plan.traffic):,} messages ...")
+        if log_dir is not None:
+            console.print(f"(To watch it from another terminal: ray-messaging log tail {exp_id})")
         with progress_bars(console, len(plan.traffic)) as on_progress:
             account = engine.run(on_progress)
         logged, problems = (None, []) if log_dir is None else _logged(console, messaging, account)
         lone_ms = engine.lone_latency_ms() if probe and account.balances else None
-    return Outcome(account, startup_seconds, lone_ms, logged, [*account.problems, *problems])
+    probes = 2 * ROUNDS if lone_ms is not None else 0
+    return Outcome(account, startup_seconds, lone_ms, logged, probes, [*account.problems, *problems])
 
 
 def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:
@@ -99,10 +109,35 @@ def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> N
         raise typer.Exit(DOES_NOT_BALANCE)
 
 
-def check_json_file(json_file: Path | None) -> None:
+def check_file(option: str, file: Path | None) -> None:
     """Raise ConfigError where a file cannot be there, before anything is started."""
-    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"cannot write {str(json_file)!r}: its folder is not there, or it is a folder itself")
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        what = "it is a folder" if file.is_dir() else "its folder is not there"
+        raise ConfigError(f"cannot write {str(file)!r}: {what}; give another {option}")
+
+
+def check_log_dir(log_dir: str | None) -> None:
+    """Raise ConfigError where a folder holds a log already, before anything is started; LogError: it cannot be read."""
+    if log_dir is not None and Folder(log_dir).segments():
+        raise ConfigError(
+            f"{log_dir!r} holds the log of an earlier run (ray-messaging log stats {log_dir} shows it): give a new "
+            "--log-dir, or remove that one"
+        )
+
+
+def check_ray_address() -> None:
+    """Raise ConfigError where RAY_ADDRESS leads nowhere: Ray itself would try on for minutes."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in {"", "auto", "local"}:
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"RAY_ADDRESS={address!r} leads to no Ray cluster ({error}): set it to the host:port of a running one, or "
+            "unset it"
+        ) from error
 
 
 @contextmanager

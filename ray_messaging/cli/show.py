@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -103,11 +102,11 @@ def show_check(console: Console, account: Account) -> None:
         console.print(f"THE ACCOUNT DOES NOT BALANCE: {problem}", style="bold red")
 
 
-def show_log(console: Console, log_dir: Path | None, logged: dict[str, int]) -> None:
-    """Print what the event log holds, and how to look into it."""
+def show_log(console: Console, log_dir: str, logged: dict[str, int], probes: int = 0) -> None:
+    """Print what the event log holds, and how to look into it; `probes` are lone messages that came after."""
     console.print(
-        f"The event log in {log_dir} has {sum(logged.values()):,} sends, each with one fate, as the senders were told: "
-        f"ray-messaging log stats {log_dir}"
+        f"The event log has {sum(logged.values()):,} sends, each with one fate, as the senders were told"
+        f"{f' (and {probes:,} lone messages)' if probes else ''}. Look into it:\n  ray-messaging log stats {log_dir}"
     )
 
 

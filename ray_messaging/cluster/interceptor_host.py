@@ -88,6 +88,8 @@ class InterceptorHost:
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         self.interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s)
         self.interceptor.load(tables, answers, merge=kept is None)
+        if not restarted:
+            await self._store.forget_rules()
         if kept is None or len(rules) > len(kept):
             await self._store.save_rules(self.interceptor.rules.now)
             await self.interceptor.store_all()

@@ -41,7 +41,8 @@ class RuleStore:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # changes of the rules that were made -> what they returned
         self._keys = transport.keys
         self._link = transport.link
-        self._code = f"rules/{transport.exp_id}/{run}/"
+        self._runs = f"rules/{transport.exp_id}/"
+        self._code = f"{self._runs}{run}/"
         self._kept: str | None = None  # the name under which Ray has the rules that are in force
         self._names: list[str] | None = None  # what the server does not have yet: the next such name, the rules' names
         self._known: dict[int, _Known] = {}
@@ -114,13 +115,15 @@ class RuleStore:
         self._names = [name, *(rule.name for rule in kept)]
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules that were in force in this run when a predecessor died; None: it had not begun."""
+        """Return the rules that were in force when a predecessor died; None: this run had none. Raises RuleError."""
         name = await self._link.command("LINDEX", self._keys.rules, 0)
         if name is None or not name.startswith(self._code.encode()):
             return None
         code = await asyncio.to_thread(_internal_kv_get, name, namespace=NAMESPACE)
-        if code is None:
-            return None
+        if code is None:  # to go on with the rules of the start would let pass what was forbidden since
+            raise RuleError(
+                f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
+            )
         self._kept = name.decode()
         kept, self.calls = ray.cloudpickle.loads(code)
         known = [_Known(unpickled(rule), rule) for rule in kept]
@@ -128,8 +131,8 @@ class RuleStore:
         return tuple(each.rule for each in known)
 
     async def forget_rules(self) -> None:
-        """Let Ray forget the rules: the experiment ends."""
-        for name in await asyncio.to_thread(_internal_kv_list, self._code, namespace=NAMESPACE):
+        """Let Ray forget the rules of this experiment: it ends, or begins where one before it died."""
+        for name in await asyncio.to_thread(_internal_kv_list, self._runs, namespace=NAMESPACE):
             await asyncio.to_thread(_internal_kv_del, name, namespace=NAMESPACE)
 
 

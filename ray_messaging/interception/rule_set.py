@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from ray_messaging.channels import NAME_LENGTH
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Context, Rule
@@ -64,8 +65,12 @@ class RuleSet:
     def _put(self, rule: object, others: list[Rule], place: int) -> Rule:
         if not isinstance(rule, Rule):
             raise RuleError(f"{rule!r} is no rule: derive it from ray_messaging.rules.Rule", rule=repr(rule))
-        if not isinstance(rule.name, str) or not rule.name:
-            raise RuleError(f"{rule!r} has no name: give it one, a str", rule=repr(rule))
+        if not _can_name(rule.name):
+            raise RuleError(
+                f"{rule!r} has the name {rule.name!r}, which cannot be used, as receipts and the log show it: "
+                f"give it a printable one of at most {NAME_LENGTH} characters that does not begin with a colon",
+                rule=repr(rule),
+            )
         if any(rule.name == other.name for other in others):
             raise RuleError(f"there is a rule named {rule.name!r} already: give this one another name", rule=rule.name)
         others.insert(place, rule)
@@ -86,6 +91,10 @@ class RuleSet:
         made = BlackList()
         self.insert(made, 0)
         return made
+
+
+def _can_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= NAME_LENGTH and name.isprintable() and name[0] != ":"
 
 
 def _place(index: object) -> int:

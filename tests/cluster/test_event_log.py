@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import time
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 import ray
 import redis
-from cluster_support import PATIENCE_S, control, drain, fates, numbered, numbers, wait_for
+from cluster_support import PATIENCE_S, control, fates, numbered, numbers, wait_for
 
 from ray_messaging import Messager, Messaging, MessagingConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, UnknownName
 from ray_messaging.eventlog.event_log import EventLog
+
+logger = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -170,7 +173,7 @@ def test_the_list_in_the_form_of_agentsociety(logged):
     assert control(messaging, "get_log_list") == []
 
 
-def test_the_tail_shows_each_message_at_once(logged, record_property):
+def test_the_tail_shows_each_message_at_once(logged):
     messaging, west, _ = logged
     tail, took = messaging.log.tail(timeout_s=PATIENCE_S, from_id=4), []
     for n in range(200):
@@ -180,7 +183,7 @@ def test_the_tail_shows_each_message_at_once(logged, record_property):
         took.append(time.perf_counter() - received)
         assert (row.message_id, row.payload, row.fate) == (receipt.message_id, {"n": n}, "delivered")
     took.sort()
-    record_property("tail_ms_median_p99", (took[100] * 1e3, took[197] * 1e3))
+    logger.info("the tail after a receipt: median %.1f ms, p99 %.1f ms", took[100] * 1e3, took[197] * 1e3)
     assert took[100] < 2
 
 
@@ -191,8 +194,6 @@ def run_once(exp_id, redis_config, log_dir, n, **options):
     with Messaging.start(exp_id, redis=redis_config, log_dir=log_dir, **options) as messaging:
         group = messaging.create_group("all", [1, 2])
         assert group.send(1, 2, {"n": n})
-        drain(group, 1)
-        messaging.remove_group("all")
         return messaging.log.query().num_rows
 
 
@@ -214,8 +215,6 @@ def test_a_log_that_is_there_already(ray_cluster, redis_config, client, tmp_path
     assert str(log_dir) in str(caught.value)
     assert EventLog.open(log_dir).query().num_rows == 1
     assert list(client.scan_iter(f"*{exp_id}*")) == []  # so that another log_dir will do
-    with pytest.raises(LogError, match=f"holds the log of experiment '{exp_id}'"):
-        run_once(new_id(), redis_config, log_dir, 3, on_existing="reset")
 
 
 @pytest.mark.parametrize("how", ["read-only", "no such scheme"])

@@ -1,6 +1,7 @@
 """The interceptor dies, stands still, has a successor beside it: what it must not forget, and nothing unfiltered."""
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -35,6 +36,8 @@ from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.cluster.interceptor_host import InterceptorHost
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import Fenced, InterceptorUnavailable, MessagingError
+
+logger = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -232,7 +235,7 @@ def test_each_batch_counts_once_however_often_the_interceptor_dies(town):
     for chatter in chatters:
         chatter.start()
     try:
-        for _ in range(4):
+        for _ in range(3):
             seen = [len(chatter.fates) for chatter in chatters]
             wait_for(
                 lambda seen=seen: all(len(c.fates) > n + 100 for c, n in zip(chatters, seen, strict=True)), "receipts"
@@ -376,7 +379,7 @@ def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(town, gate):
     assert Counter(ray.get(gate.questions.remote())) == dict.fromkeys(range(100), 2)
 
 
-def test_five_hundred_that_wait_hold_up_nobody_else(town, gate, record_property):
+def test_five_hundred_that_wait_hold_up_nobody_else(town, gate):
     name, gate = gate
     messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
     lone = new_handle(west)
@@ -404,4 +407,4 @@ def test_five_hundred_that_wait_hold_up_nobody_else(town, gate, record_property)
     for receiver in range(10, 15):
         assert numbers(m for m in arrived if m.to_id == receiver) == list(range(receiver - 10, 500, 5))
     took.sort()
-    record_property("lone_send_ms_median_p99", (took[100] * 1e3, took[197] * 1e3))
+    logger.info("lone sends beside 500 that wait: median %.1f ms, p99 %.1f ms", took[100] * 1e3, took[197] * 1e3)

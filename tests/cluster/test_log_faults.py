@@ -5,11 +5,8 @@ import uuid
 from collections import Counter
 
 import pytest
-import ray
 from cluster_support import (
     PATIENCE_S,
-    control,
-    fates,
     kill,
     new_handle,
     numbered,
@@ -171,22 +168,3 @@ def test_a_damaged_segment_is_named_and_left_alone(start, tmp_path):
     assert segment.read_bytes() == whole[:-20]
     with pytest.raises(UnknownName):
         Messaging.connect(exp_id)
-    segment.write_bytes(whole)
-    with Messaging.start(exp_id, log_dir=log_dir, on_existing="resume") as messaging:
-        messaging.create_group("all", [1, 2]).send(1, 2, {"n": 3})
-        payloads = messaging.log.query()["payload"].to_pylist()
-        assert payloads == [f'{{"n":{n}}}' for n in range(4)]
-
-
-def test_the_embedded_server_goes_with_the_experiment_but_its_log_is_whole(start, tmp_path):
-    """Who shuts down in the middle of everything has all of it in the folder."""
-    messaging, group = start()
-    receipts = group.send_columns([1] * 5_000, [2] * 5_000, {"text": "late"})
-    control(messaging, "add_to_black_set", (1, 2))
-    receipts = [*receipts, group.send(1, 2, {"text": "blocked"})]
-    messaging.shutdown()
-    with pytest.raises(ray.exceptions.ActorDiedError):
-        ray.get(messaging.interceptor.ready.remote())
-    assert logged_fates(EventLog.open(tmp_path / "log")) == {
-        receipt.message_id: fate for receipt, fate in zip(receipts, fates(receipts), strict=True)
-    }

@@ -159,15 +159,18 @@ def test_an_id_that_is_none_is_told(town):
         control(messaging, "reset_violation_counts", [1.5])
 
 
-def test_rules_that_cannot_be_pickled_stop_a_start(ray_cluster):
+def test_rules_that_cannot_be_pickled_stop_a_start(ray_cluster, redis_config):
     exp_id = f"unpicklable-{uuid.uuid4().hex[:8]}"
     for rule, words in ((LocksUp(locked=True), "first used"), (OnlyHere(), "No module named 'mine'")):
         with pytest.raises(RuleError, match=words) as caught:
-            Messaging.start(exp_id, rules=[rules.MaxLength(5), rule])
+            Messaging.start(exp_id, redis=redis_config, rules=[rules.MaxLength(5), rule])
         assert caught.value.rule == rule.name
         assert repr(rule.name) in str(caught.value)
         with pytest.raises(UnknownName):
             Messaging.connect(exp_id)
+    # Nothing is in the way of a second attempt.
+    with Messaging.start(exp_id, redis=redis_config, rules=[Shouting()]) as messaging:
+        assert names(messaging) == ["shouting"]
 
 
 def test_rules_that_do_not_reach_the_interceptor_change_nothing(town):

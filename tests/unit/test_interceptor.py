@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interceptor_support import Held, Rewriting, Store, answered, batch, judged, waited, whole
 
-from ray_messaging.errors import ConnectionFailed, Fenced
+from ray_messaging.errors import ConnectionFailed, Fenced, RuleError
 from ray_messaging.frames import encode
 from ray_messaging.interception import deferral, store
 from ray_messaging.interception.interceptor import Interceptor
@@ -471,3 +471,11 @@ async def test_forwarded_messages_are_told_apart():
     slow.release()
     assert await first is True
     assert Counter(interceptor.violations) == {2: 3}
+
+
+@pytest.mark.parametrize("name", ["", None, 7, ":violations", "a\nb", "\ud800", "x" * 201])
+def test_a_rule_whose_name_cannot_be_shown_or_kept(name):
+    rule = BlackList()
+    rule.name = name
+    with pytest.raises(RuleError, match="cannot be used"):
+        Interceptor("x", [rule])
