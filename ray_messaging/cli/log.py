@@ -111,7 +111,7 @@ def tail(target: Target, fields: dict[str, Any], lines: Lines = 10, as_json: Jso
 @with_fields()
 def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = False) -> None:
     """Write the rows that match to a Parquet, CSV or JSON lines file; memory stays flat."""
-    check_file("FILE", file)
+    check_file("file", file)
     log = open_log(target)
     console = output()
     columns = (TextColumn("{task.completed:>12,} rows"), TimeElapsedColumn())

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import MEANINGS, heat_map, plain_table
+from ray_messaging.cli.show import MEANINGS, heat_map, plain_table, print_table
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.picture import span_in_words
 
@@ -53,7 +53,7 @@ def _show_fates(console: Console, stats: dict[str, Any]) -> None:
         share = rows / stats["rows"]
         means = [MEANINGS.get(fate, "")] * meaning
         table.add_row(fate, f"{rows:,}", f"{share:.1%}", _bar(console, share, fate), *means)
-    console.print(table)
+    print_table(console, table)
 
 
 def _show_rules(console: Console, stats: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def _show_rules(console: Console, stats: dict[str, Any]) -> None:
         passed = sum(fates.values()) - blocked
         bar = _bar(console, blocked / most, "blocked") + _bar(console, passed / most, "delivered")
         table.add_row(rule, f"{blocked:,}", f"{passed:,}", bar)
-    console.print(table)
+    print_table(console, table)
 
 
 def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
             name, rows = found[place] if place < len(found) else ("", "")
             cells += [nobody if name is None else str(name), f"{rows:,}" if rows else ""]
         table.add_row(*cells)
-    console.print(table)
+    print_table(console, table)
 
 
 def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
         if any(columns):
             line = Text(sparkline(columns, _marks(console)), style=_STYLES.get(fate, ""))
             table.add_row(fate, f"{max(columns):,}", line)
-    console.print(table)
+    print_table(console, table)
 
 
 def _show_groups(console: Console, stats: dict[str, Any]) -> None:
@@ -135,11 +135,11 @@ def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
         ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=_STYLES.get(row.fate, "")))
         text = Text(_shortened(row.text))
         if roomy:
-            table.add_row(str(row.position), _time(row.sent_at), *ends, text, row.rule or "", row.reason or "")
+            table.add_row(str(row.position), _time(row.sent_at), *ends, text, row.rule or "", _reason(row))
         else:
             why = Text(f"\n{_why(row)}" if row.rule else "", style="dim")
             table.add_row(str(row.position), _time(row.sent_at)[5:], *ends, text + why)
-    console.print(table)
+    print_table(console, table)
 
 
 def line_of(row: LogRow) -> Text:
@@ -149,6 +149,8 @@ def line_of(row: LogRow) -> Text:
         line.append(row.fate, _STYLES.get(row.fate, ""))
         line.append(f" ({_why(row)})  " if row.rule else "  ")
     line.append(row.text)
+    if row.text_before is not None:
+        line.append(f"  ({_why(row)})", "dim")
     if row.labels:
         line.append(f"  [{', '.join(row.labels)}]", "dim")
     return line
@@ -163,7 +165,14 @@ def _to(row: LogRow) -> str:
 
 
 def _why(row: LogRow) -> str:
-    return f"{row.rule}: {row.reason}" if row.reason else str(row.rule)
+    reason = _reason(row)
+    return f"{row.rule}: {reason}" if reason else str(row.rule)
+
+
+def _reason(row: LogRow) -> str:
+    """Say why a rule blocked a message, or what the text was that it rewrote."""
+    was = "" if row.text_before is None else f"it was {_shortened(row.text_before)}"
+    return "; ".join(filter(None, (row.reason, was)))
 
 
 def _time(seconds: float) -> str:

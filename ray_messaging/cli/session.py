@@ -113,7 +113,7 @@ def check_file(option: str, file: Path | None) -> None:
     """Raise ConfigError where a file cannot be there, before anything is started."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         what = "it is a folder" if file.is_dir() else "its folder is not there"
-        raise ConfigError(f"cannot write {str(file)!r}: {what}; give another {option}")
+        raise ConfigError(f"cannot write {str(file)!r}: {what}; name another {option}")
 
 
 def check_log_dir(log_dir: str | None) -> None:
@@ -131,13 +131,13 @@ def check_ray_address() -> None:
     if address in {"", "auto", "local"}:
         return
     host, _, port = address.rpartition(":")
+    advice = "set it to the host:port of a running cluster, or unset it"
+    if not host or "/" in host or not port.isdecimal():
+        raise ConfigError(f"RAY_ADDRESS={address!r} is no host:port: {advice}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"RAY_ADDRESS={address!r} leads to no Ray cluster ({error}): set it to the host:port of a running one, or "
-            "unset it"
-        ) from error
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"RAY_ADDRESS={address!r} leads to no Ray cluster ({error}): {advice}") from error
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def show_fates(console: Console, account: Account) -> None:
         if fate == "blocked":
             for rule, stopped in account.blocked_by.items():
                 table.add_row(f"  by {rule}", f"{stopped:,}", "", "")
-    console.print(table)
+    print_table(console, table)
 
 
 def show_heat_map(console: Console, account: Account) -> None:
@@ -79,7 +79,7 @@ def heat_map(
     for name, row in zip(rows, matrix, strict=True):
         cells = (str(count * 10 // (most + 1)) if wide else f"{count:,}" for count in row)
         table.add_row(name, *(Text(cell, style=_shade(count, most)) for cell, count in zip(cells, row, strict=True)))
-    console.print(table)
+    print_table(console, table)
 
 
 def show_check(console: Console, account: Account) -> None:
@@ -95,7 +95,7 @@ def show_check(console: Console, account: Account) -> None:
         ("with other ids, text or time", account.misdirected + account.changed + account.unexpected),
     ):
         table.add_row(name, f"{count:,}")
-    console.print(table)
+    print_table(console, table)
     if account.balances:
         console.print("The account balances: every message met one fate, and each delivered one arrived once.")
     for problem in account.problems:
@@ -130,8 +130,14 @@ def _shade(count: int, most: int) -> str:
     return f"{ink} on {paper}"
 
 
+def print_table(console: Console, table: Table) -> None:
+    """Print a table below its title, which may be wider."""
+    if table.title:
+        console.print(Text(str(table.title), style="bold"))
+        table.title = None
+    console.print(table)
+
+
 def plain_table(title: str) -> Table:
-    """Build a table without lines."""
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, GAP, 0, 0)
-    )
+    """Build a table without lines, for `print_table`."""
+    return Table(title=title, box=None, pad_edge=False, padding=(0, GAP, 0, 0))

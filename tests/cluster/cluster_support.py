@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -219,3 +220,26 @@ class Hangs(rules.Rule):
             os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
             time.sleep(3600)
         return rules.ALLOW
+
+
+class FalseServer(threading.Thread):
+    """Accept connections where a server was, and drop them."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.socket = socket.create_server(("127.0.0.1", port))
+        self.accepted = 0
+        self.start()
+
+    def run(self):
+        try:
+            while True:
+                self.socket.accept()[0].close()
+                self.accepted += 1
+        except OSError:
+            return
+
+    def close(self):
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.join()
+        self.socket.close()

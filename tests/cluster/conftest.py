@@ -7,7 +7,7 @@ import uuid
 import cluster_support
 import pytest
 import ray
-from cluster_support import new_handle
+from cluster_support import control, new_handle
 
 from ray_messaging import Messaging, rules
 
@@ -37,6 +37,33 @@ def logged(ray_cluster, tmp_path_factory):
     log_dir = tmp_path_factory.mktemp("log") / "events"
     with Messaging.start(f"logged-{uuid.uuid4().hex[:8]}", rules=silenced, log_dir=log_dir) as started:
         yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
+
+
+@pytest.fixture(scope="session")
+def ruled(ray_cluster):
+    """Give an experiment the rules of which tests may change, and groups of ten, west and east."""
+    with Messaging.start(f"ruled-{uuid.uuid4().hex[:8]}") as started:
+        yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
+
+
+@pytest.fixture
+def town(ruled):
+    """Return a function that gives that experiment rules; afterwards it has none, nor counts, nor messages."""
+    messaging, west, east = ruled
+
+    def give(*listed):
+        for rule in listed:
+            control(messaging, "insert_rule", rule)
+        return messaging, new_handle(west), new_handle(east)
+
+    yield give
+    while control(messaging, "rules"):
+        control(messaging, "pop_rule")
+    control(messaging, "reset_violation_counts")
+    for group in (new_handle(west), new_handle(east)):
+        while group.fetch():
+            pass
+        group.ack()
 
 
 _numbers = itertools.count()

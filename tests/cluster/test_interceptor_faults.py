@@ -2,19 +2,16 @@
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 import uuid
-from collections import Counter
 
 import pytest
 import ray
 from cluster_support import (
     PATIENCE_S,
-    AskGate,
     Careful,
-    Gate,
+    FalseServer,
     Hangs,
     Shouting,
     alive,
@@ -57,32 +54,6 @@ def start(ray_cluster):
     yield start
     for messaging in started:
         messaging.shutdown()
-
-
-@pytest.fixture(scope="module")
-def experiment(ray_cluster):
-    with Messaging.start(f"faults-{uuid.uuid4().hex[:8]}") as started:
-        yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
-
-
-@pytest.fixture
-def town(experiment):
-    """Return a function that gives the experiment these rules; afterwards it has none, nor counts, nor messages."""
-    messaging, west, east = experiment
-
-    def give(*listed):
-        for rule in listed:
-            control(messaging, "insert_rule", rule)
-        return messaging, new_handle(west), new_handle(east)
-
-    yield give
-    while control(messaging, "rules"):
-        control(messaging, "pop_rule")
-    control(messaging, "reset_violation_counts")
-    for group in (new_handle(west), new_handle(east)):
-        while group.fetch():
-            pass
-        group.ack()
 
 
 # -- what is there after kill -9 ----------------------------------------------------------------------------------
@@ -164,29 +135,6 @@ def test_a_change_that_ray_repeats_happens_once(town, tmp_path):
     assert pid_of(messaging.interceptor) != before
     assert (tmp_path / "popped").exists()
     assert (tmp_path / "replaced").exists()
-
-
-class FalseServer(threading.Thread):
-    """Accept connections where a server was, and drop them."""
-
-    def __init__(self, port):
-        super().__init__(daemon=True)
-        self.socket = socket.create_server(("127.0.0.1", port))
-        self.accepted = 0
-        self.start()
-
-    def run(self):
-        try:
-            while True:
-                self.socket.accept()[0].close()
-                self.accepted += 1
-        except OSError:
-            return
-
-    def close(self):
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.join()
-        self.socket.close()
 
 
 def test_rules_outlast_a_server_that_is_away_when_the_interceptor_comes_back(ray_cluster, redis_process):
@@ -344,67 +292,3 @@ def test_a_rule_that_hangs_holds_nobody_up_for_ever(town, tmp_path):
     assert control(messaging, "violation_counts") == {1: 1}
     assert numbers(drain(east, 2)) == [1, 2]
     assert numbers(drain(west, len(others.fates))) == list(range(len(others.fates)))
-
-
-# -- slow rules ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gate(ray_cluster):
-    name = f"gate-{uuid.uuid4().hex[:8]}"
-    made = Gate.options(name=name, namespace="tests").remote()
-    yield name, made
-    ray.kill(made)
-
-
-def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(town, gate):
-    name, gate = gate
-    messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
-    slow = [payload | {"slow": 1} for payload in numbered(100)]
-    waiting = threading.Thread(target=lambda: found.append(west.send_columns([1] * 100, [11] * 100, slow)))
-    found = []
-    waiting.start()
-    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 100, "the questions")
-    other = new_handle(west)
-    assert fates(other.send_columns([2] * 3, [11] * 3, numbered(3, 1000))) == ["delivered"] * 3
-    kill_and_wait(messaging.interceptor)
-    wait_for(lambda: len(ray.get(gate.questions.remote())) >= 200, "the questions of the successor")
-    assert fates(other.send_columns([2] * 3, [12] * 3, numbered(3, 2000))) == ["delivered"] * 3
-    assert numbers(east.fetch(timeout=10)) == [1000, 1001, 1002, 2000, 2001, 2002]
-    assert not found
-    ray.get(gate.open.remote())
-    waiting.join(PATIENCE_S)
-    assert found[0].counts()["delivered"] == 100
-    assert numbers(drain(east, 100)) == list(range(100))
-    assert Counter(ray.get(gate.questions.remote())) == dict.fromkeys(range(100), 2)
-
-
-def test_five_hundred_that_wait_hold_up_nobody_else(town, gate):
-    name, gate = gate
-    messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
-    lone = new_handle(west)
-    lone.send(2, 12, {"n": -1})
-    slow = [payload | {"slow": 1} for payload in numbered(500)]
-    found = []
-    waiting = threading.Thread(
-        target=lambda: found.append(west.send_columns([1] * 500, [10 + n % 5 for n in range(500)], slow))
-    )
-    waiting.start()
-    wait_for(lambda: len(ray.get(gate.questions.remote())) == 500, "the questions")
-    took = []
-    for n in range(200):
-        began = time.perf_counter()
-        receipt = lone.send(2, 12, {"n": n})
-        took.append(time.perf_counter() - began)
-        assert receipt
-    assert not found
-    assert messaging.stats()["deferred"] == 500
-    assert numbers(drain(east, 201)) == list(range(-1, 200))
-    ray.get(gate.open.remote())
-    waiting.join(PATIENCE_S)
-    assert found[0].counts()["delivered"] == 500
-    arrived = drain(east, 500)
-    for receiver in range(10, 15):
-        assert numbers(m for m in arrived if m.to_id == receiver) == list(range(receiver - 10, 500, 5))
-    took.sort()
-    logger.info("lone sends beside 500 that wait: median %.1f ms, p99 %.1f ms", took[100] * 1e3, took[197] * 1e3)

@@ -25,32 +25,12 @@ from ray_messaging.errors import InvalidAddress, RuleError, UnknownName
 WEST, EAST = range(8), range(10, 18)
 
 
-@pytest.fixture(scope="module")
-def experiment(ray_cluster):
-    with Messaging.start(f"control-{uuid.uuid4().hex[:8]}") as started:
-        yield started, started.create_group("west", WEST), started.create_group("east", EAST)
-
-
-@pytest.fixture
-def town(experiment):
-    """Give the experiment without rules, counts or unread messages, and new handles of its groups."""
-    messaging, west, east = experiment
-    yield messaging, new_handle(west), new_handle(east)
-    while control(messaging, "rules"):
-        control(messaging, "pop_rule")
-    control(messaging, "reset_violation_counts")
-    reader = new_handle(east)
-    while reader.fetch():
-        pass
-    reader.ack()
-
-
 def names(messaging):
     return [rule["name"] for rule in control(messaging, "rules")]
 
 
 def test_rules_are_put_in_listed_replaced_and_taken_out(town):
-    messaging, west, _ = town
+    messaging, west, _ = town()
     control(messaging, "insert_rule", rules.MaxLength(1_000))
     control(messaging, "insert_rule", rules.MaxLength(20, name="shorter"), 0)
     control(messaging, "insert_rule", Shouting(), 1)
@@ -76,7 +56,7 @@ def test_rules_are_put_in_listed_replaced_and_taken_out(town):
 
 
 def test_the_first_block_wins_and_rewrites_compose(town):
-    messaging, west, east = town
+    messaging, west, east = town()
 
     class Add(rules.Rule):
         needs_payload = True
@@ -100,7 +80,7 @@ def test_the_first_block_wins_and_rewrites_compose(town):
 
 
 def test_a_task_controls_the_rules(town):
-    messaging, west, _ = town
+    messaging, west, _ = town()
 
     @ray.remote(num_cpus=0)
     def forbid(exp_id, rule):
@@ -138,7 +118,7 @@ def test_a_task_controls_the_rules(town):
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_a_change_that_cannot_be_made_changes_nothing(town, method, args, words):
-    messaging, west, _ = town
+    messaging, west, _ = town()
     for name in ("first", "second"):
         control(messaging, "insert_rule", rules.MaxLength(50, name=name))
     before = control(messaging, "rules")
@@ -152,7 +132,7 @@ def test_a_change_that_cannot_be_made_changes_nothing(town, method, args, words)
 
 
 def test_an_id_that_is_none_is_told(town):
-    messaging, _, _ = town
+    messaging, _, _ = town()
     with pytest.raises(InvalidAddress):
         control(messaging, "add_to_black_set", [(1.5, 2)])
     with pytest.raises(InvalidAddress):
@@ -175,7 +155,7 @@ def test_rules_that_cannot_be_pickled_stop_a_start(ray_cluster, redis_config):
 
 def test_rules_that_do_not_reach_the_interceptor_change_nothing(town):
     """A handle's arguments are Ray's: it says why, before the interceptor hears of it."""
-    messaging, west, _ = town
+    messaging, west, _ = town()
     with pytest.raises(TypeError, match="lock"):
         messaging.interceptor.insert_rule.remote(LocksUp(locked=True))
     with pytest.raises(ray.exceptions.RayError, match="No module named 'mine'"):
@@ -185,7 +165,7 @@ def test_rules_that_do_not_reach_the_interceptor_change_nothing(town):
 
 
 def test_the_black_list_is_added_to_reduced_set_and_read(town):
-    messaging, west, _ = town
+    messaging, west, _ = town()
     assert control(messaging, "black_set") == set()
     control(messaging, "remove_from_black_set", (1, 11))
     assert control(messaging, "rules") == []  # nothing was there that could have been removed
@@ -213,7 +193,7 @@ def test_the_black_list_is_added_to_reduced_set_and_read(town):
 
 
 def test_violations_are_counted_and_reset(town):
-    messaging, west, _ = town
+    messaging, west, _ = town()
     control(messaging, "insert_rule", Shouting())
     loud = {"text": "HEY"}
     west.send_columns([1] * 3 + [2] * 2 + [3], [11] * 6, loud)
@@ -229,7 +209,7 @@ def test_violations_are_counted_and_reset(town):
 
 
 def test_a_new_round_gives_new_quotas(town):
-    messaging, west, _ = town
+    messaging, west, _ = town()
     control(messaging, "insert_rule", rules.RoundQuota(contacts=2, blocked=3))
     control(messaging, "insert_rule", rules.RateLimit(per_round=4))
     for _ in range(2):
@@ -279,7 +259,7 @@ CHANGES = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_no_later_send_escapes_a_change(town, kind):
     """With odd numbers of changes all is blocked; a batch begun after the first of two is judged by one of them."""
-    messaging, west, east = town
+    messaging, west, east = town()
     in_force = {"changes": 0, "begun": 0}
     floods = [Flood(west, (sender, receiver), in_force) for sender, receiver in zip(WEST[:4], EAST, strict=False)]
     for flood in floods:
