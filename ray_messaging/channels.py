@@ -237,7 +237,7 @@ class Keys:
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        self.rules = prefix + "rules"  # the names of the rules, in order
+        self.rules = prefix + "rules"  # the name under which Ray keeps the rules in force, then their own names
         self.answers = prefix + "answers"  # verdicts that rest on what was counted
         self.dead = prefix + "dead"
         self.ended = prefix + "ended"  # names the streams of mailboxes that are gone, which the event log still reads

@@ -74,6 +74,7 @@ class MessagingConfig(BaseModel):
     frame_bytes: PositiveInt = 16 * 2**20
     send_timeout_s: PositiveFloat = 30.0
     interceptor_timeout_s: PositiveFloat = 30.0
+    rule_timeout_s: PositiveFloat = 10.0  # a rule that takes longer for a batch has failed on it, and is interrupted
     lease_s: PositiveFloat = 30.0
     loan_s: PositiveFloat = 60.0  # what a caller over Ray holds uncommitted for longer goes to the next one
     log_list_messages: int = Field(default=100_000, ge=0)

@@ -15,7 +15,7 @@ from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import BlackList, Rule
-from ray_messaging.interception.watchdog import RULE_TIMEOUT_S, Watchdog
+from ray_messaging.interception.watchdog import Watchdog
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ERASE_CHUNK = 1000
-_EXIT_S = 15.0  # a rule that holds the process for so long, and cannot be interrupted, ends it
+_EXIT_FACTOR = 1.5  # a rule that cannot be interrupted ends the process after so many times what it may take
 _COUNTERS = ("directory", "interceptor", "born", "log_epoch")
 
 
@@ -60,14 +60,15 @@ class InterceptorHost:
         await self._take_rules(epoch, given, restarted=restarted)
         if self._spec.log_dir is None:
             await self._retire_log()
-        self.watch_rules(RULE_TIMEOUT_S, _EXIT_S)
+        self._watch_rules()
         self.lane_address = await self._lane.start(host)
 
-    def watch_rules(self, rule_timeout_s: float, exit_after_s: float) -> None:
-        """Interrupt a rule that hangs, and end this process where that does not help; by the thread that judges."""
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        self._watchdog = Watchdog(self.interceptor.watch, rule_timeout_s=rule_timeout_s, exit_after_s=exit_after_s)
+    def _watch_rules(self) -> None:
+        """Interrupt a rule that hangs, and end this process where that does not help."""
+        timeout_s = self._spec.settings.rule_timeout_s
+        self._watchdog = Watchdog(
+            self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=_EXIT_FACTOR * timeout_s
+        )
         self._watchdog.start()
 
     async def _take_rules(self, epoch: int, given: list[Rule], *, restarted: bool) -> None:

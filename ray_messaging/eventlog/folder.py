@@ -195,6 +195,8 @@ class Folder:
             raise self._damaged(info.path, error) from error
 
     def _damaged(self, path: str, error: object) -> LogError:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return self._error(f"it is not there any more ({error.strerror or error}): put it back", path)
         why = " ".join(str(error).split())
         return self._error(f"it is damaged ({why}): move it away, the other segments stay readable", path)
 

@@ -120,10 +120,12 @@ class Interceptor:
                 self._saver.drop(name)
         self._tables |= {VIOLATIONS: self.violations} | tables
 
-    async def _save(self, answers: Mapping[str, bytes]) -> None:
-        if self._saver is not None:
-            self._saver.epoch = self.epoch
-            await self._saver.keep(answers)
+    def _save(self, answers: Mapping[str, bytes]) -> Awaitable[None]:
+        """Have answers written with all that is counted by now; done once they are on the server."""
+        if self._saver is None:
+            return _nothing()
+        self._saver.epoch = self.epoch
+        return self._saver.keep(answers)
 
     def _version(self) -> int:
         return sum(table.version for table in self._tables.values())
@@ -191,13 +193,16 @@ class Interceptor:
     def _keep_answer(self, batch: Batch, answer: bytes) -> Awaitable[bytes]:
         """Answer a batch once what it has counted is safe, and not before."""
         key = key_of(batch)
-        task = self._pending[key] = asyncio.create_task(self._keep(batch, key, answer), name="ray_messaging answer")
+        self._unsafe[key] = answer
+        saved = self._save({key: answer})  # now: what it has counted must not be written without it
+        task = self._pending[key] = asyncio.create_task(
+            self._keep(batch, key, answer, saved), name="ray_messaging answer"
+        )
         return asyncio.shield(task)
 
-    async def _keep(self, batch: Batch, key: str, answer: bytes) -> bytes:
-        self._unsafe[key] = answer
+    async def _keep(self, batch: Batch, key: str, answer: bytes, saved: Awaitable[None]) -> bytes:
         try:
-            await self._save({key: answer})
+            await saved
             del self._unsafe[key]
             self._counted(key, answer)
             self._answers.put(batch, answer)
@@ -280,3 +285,7 @@ class Interceptor:
     def fenced(self) -> Fenced | None:
         """Return the error that says that a newer interceptor has taken over."""
         return None if self._saver is None else self._saver.error
+
+
+async def _nothing() -> None:
+    """Be done."""

@@ -106,7 +106,7 @@ class Posting:
         blocks.update((row, why) for row, why in judgement.blocked.items() if fresh(row))
         self.rewritten = {row: what for row, what in self.rewritten.items() if not fresh(row)}
         self.rewritten.update((row, what) for row, what in judgement.rewritten.items() if fresh(row))
-        for name in self.labels.keys() | judgement.labels.keys():
+        for name in dict.fromkeys((*self.labels, *judgement.labels)):  # in the order of the rules
             kept = {row for row in self.labels.get(name, ()) if not fresh(row)}
             self.labels[name] = kept | {row for row in judgement.labels.get(name, ()) if fresh(row)}
         self.outgoing = self.batch.with_payloads({row: line for row, (_, line) in self.rewritten.items()})

@@ -178,16 +178,6 @@ def control(messaging, method, *args):
     return ray.get(getattr(messaging.interceptor, method).remote(*args), timeout=PATIENCE_S)
 
 
-def watch_closely(messaging):
-    """Have the interceptor's process, until it ends, wait for a rule for a moment only."""
-
-    def tell(actor):
-        loop = actor._host._lane._server.get_loop()
-        loop.call_soon_threadsafe(actor._host.watch_rules, 0.2, 1.0)
-
-    ray.get(messaging.interceptor.__ray_call__.remote(tell))
-
-
 def fates(receipts):
     return [receipt.fate for receipt in receipts]
 

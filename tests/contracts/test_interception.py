@@ -256,12 +256,10 @@ async def test_a_fenced_interceptor_that_never_goes(messagers, store):
 
 
 class Unspeakable(Rule):
-    """Block all for a reason, under a name that no message can carry."""
-
-    def __init__(self):
-        self.name = "bad \ud800 name"
+    """Block all for a reason, under a name that no message can carry: it gets it once it is in."""
 
     def check_batch(self, batch, exp_id):
+        self.name = "bad \ud800 name"
         return dict.fromkeys(range(len(batch)), block("why"))
 
 

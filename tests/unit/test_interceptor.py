@@ -12,7 +12,7 @@ from ray_messaging.errors import ConnectionFailed, Fenced, RuleError
 from ray_messaging.frames import encode
 from ray_messaging.interception import deferral, store
 from ray_messaging.interception.interceptor import Interceptor
-from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
+from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.state import Table
 
 WAIT_S = 10
@@ -479,3 +479,41 @@ def test_a_rule_whose_name_cannot_be_shown_or_kept(name):
     rule.name = name
     with pytest.raises(RuleError, match="cannot be used"):
         Interceptor("x", [rule])
+
+
+class SlowStore:
+    """Note each write, and finish it when told."""
+
+    def __init__(self):
+        self.kept = []
+        self.began = asyncio.Queue()
+        self.at_once = False
+
+    async def save(self, epoch, kept):
+        self.kept.append(kept)
+        done = asyncio.get_running_loop().create_future()
+        self.began.put_nowait(done)
+        if not self.at_once:
+            await done
+
+
+async def test_what_a_batch_has_counted_is_never_written_without_its_answer():
+    store = SlowStore()
+    interceptor = Interceptor("x", [MaxLength(2)], epoch=1, store=store)
+
+    def ask(first):
+        return asyncio.ensure_future(interceptor.answer(encode(batch([{"text": "long"}], first=first))))
+
+    asked = [ask(0)]
+    first_write = await store.began.get()
+    asked.append(ask(1))
+    await asyncio.sleep(0)
+    first_write.set_result(None)
+    asked.append(ask(2))  # judged between two writes
+    second_write = await store.began.get()
+    counted = sum(int(value) for changes in store.kept[1].tables.values() for value in changes.put.values())
+    assert counted - 1 == len(store.kept[1].answers)
+    store.at_once = True
+    second_write.set_result(None)
+    await asyncio.gather(*asked)
+    await interceptor.close()

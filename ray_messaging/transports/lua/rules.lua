@@ -2,10 +2,10 @@
 --
 -- KEYS[1] meta     hash: interceptor = epoch of the one that may write
 -- KEYS[2] answers  hash: name of a batch or message -> its verdicts
--- KEYS[3] rules    list of the rules' names, in order
+-- KEYS[3] rules    list: the name under which Ray keeps the rules in force, then their own names, in order
 -- KEYS[4...]       per table: the hash (JSON key -> JSON value), and the hash that takes its place
 -- ARGV[1] epoch  [2] number of answers, then name and verdicts of each; number of answers to forget, then their names;
---         number of rules (-1: as they were), then their names;
+--         number of names for the list (-1: as it was), then these;
 --         per table: 1 if it is replaced; number of fields, then field and value of each; number of fields to delete,
 --         then the fields
 -- Returns 1, or 0 where a newer interceptor has taken over
