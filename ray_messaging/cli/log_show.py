@@ -37,7 +37,7 @@ def _summary(stats: dict[str, Any]) -> str:
     size = f"{segments:,} segment{'s' * (segments != 1)}, {decimal(stats['bytes'])}"
     if not stats["rows"]:
         return f"No rows ({size})."
-    live = f", {stats['live']:,} rows not in them yet" if stats["live"] else ""
+    live = f", {stats['live']:,} rows not in a closed one yet" if stats["live"] else ""
     return (
         f"{stats['rows']:,} rows, from {_time(stats['first'])} to {_time(stats['last'])} UTC, of {stats['writers']:,} "
         f"writers to {stats['readers']:,} readers ({size}{live})."

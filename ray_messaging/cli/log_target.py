@@ -41,6 +41,5 @@ def open_log(target: str) -> EventLog:
         where = ray.get_runtime_context().gcs_address
         raise ConfigError(
             f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster at {where}: pass the "
-            "log_dir of a run, or, where it runs in another cluster, set RAY_ADDRESS (in the program that runs it: "
-            "ray.get_runtime_context().gcs_address)"
+            "log_dir of a run; where several clusters run on this machine, RAY_ADDRESS says which one to ask"
         ) from error

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.calls import result, translated
-from ray_messaging.cluster.log_host import Seen
+from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ray_messaging.cluster.log_host import LogHost, Seen
+from ray_messaging.cluster.log_host import LogHost
+from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import LogError, MessagingError
@@ -66,6 +67,11 @@ class LogActor:
         """Answer one of `eventlog.reading.query.QUESTIONS`."""
         await self.ready()
         return await self._host.ask(what, arguments)
+
+    async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
+        """Return the next rows that match after what was seen, and what is seen with them."""
+        await self.ready()
+        return await self._host.since(seen, arguments)
 
     async def wait(self, position: int, timeout_s: float) -> bool:
         """Wait until there are rows after a position."""

@@ -2,10 +2,11 @@
 
 import asyncio
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
+from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.eventlog.folder import Folder
@@ -17,13 +18,6 @@ from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 
 PAGE = 4096  # rows that are handed out at a time
-
-
-class Seen(NamedTuple):
-    """Up to which position a process of the writer was read: another one may number what it had not written anew."""
-
-    process: str
-    position: int
 
 
 class LogHost:
@@ -48,12 +42,14 @@ class LogHost:
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1
+        self._taken_over = 0  # rows that were in the folder when this process began
 
     async def start(self) -> None:
         """Take the folder and begin. Raises AlreadyExists, LogError, ConnectionFailed."""
         await self._transport.connect()
         await self._take_folder()
         await self._writer.start()
+        self._taken_over = self._writer.rows
 
     async def _take_folder(self) -> None:
         """Make way in the folder, once in a run; whatever process of this run comes later goes on in it."""
@@ -94,6 +90,17 @@ class LogHost:
         segments, live, _ = self._writer.snapshot()
         return await asyncio.to_thread(answer, View(self._folder, segments, live), what, arguments)
 
+    async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
+        """Return the next rows that match after what was seen, and what is seen with them.
+
+        What a writer that died had not written yet has other numbers now: that is told once more, and none is missed.
+        """
+        position = seen.position
+        if seen.process not in {"", self._process}:
+            position = min(position, self._taken_over - 1)
+        page = await self.ask("since", arguments | {"position": position})
+        return page, Seen(self._process, int(page.schema.metadata[REACHED]))
+
     async def wait(self, position: int, timeout_s: float) -> bool:
         """Wait until there are rows after a position."""
         return await self._writer.wait_beyond(position + 1, timeout_s)
@@ -111,11 +118,11 @@ class LogHost:
             position = found["position"][-1].as_py() if len(found) else -1
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            page = await self.ask("since", {"position": position, "limit": PAGE, "fate": "blocked"})
-            position = int(page.schema.metadata[REACHED])
+            page, seen = await self.since(Seen("", position), {"limit": PAGE, "fate": "blocked"})
+            position = seen.position
             left = deadline - asyncio.get_running_loop().time()
             if len(page) or left <= 0:
-                return page, Seen(self._process, position)
+                return page, seen
             await self.wait(position, left)
 
     async def count_blocked(self) -> int:

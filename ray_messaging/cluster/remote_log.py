@@ -1,8 +1,15 @@
 """The event log of a running experiment, asked through its actor."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_messaging.cluster.calls import result
+
+
+class Seen(NamedTuple):
+    """Up to which position a process of the writer was read: another one may number what it had not written anew."""
+
+    process: str
+    position: int
 
 
 class RemoteSource:
@@ -13,9 +20,14 @@ class RemoteSource:
     def __init__(self, log: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
         self._what = f"the event log of experiment {exp_id!r}"
+        self._process = ""  # of the writer, when rows were last followed
 
     def ask(self, what: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a question."""
+        if what == "since":
+            seen = Seen(self._process, arguments.pop("position"))
+            page, (self._process, _) = result(self._log.since.remote(seen, arguments), what=self._what)
+            return page
         return result(self._log.ask.remote(what, arguments), what=self._what)
 
     def wait(self, position: int, timeout_s: float) -> bool:

@@ -168,3 +168,19 @@ def test_a_damaged_segment_is_named_and_left_alone(start, tmp_path):
     assert segment.read_bytes() == whole[:-20]
     with pytest.raises(UnknownName):
         Messaging.connect(exp_id)
+
+
+def test_who_follows_the_log_misses_nothing_when_its_process_dies(start):
+    messaging, group = start()
+    follower = messaging.log.tail(after=-1, timeout_s=PATIENCE_S)
+    traffic, seen = Traffic(group), set()
+    traffic.start()
+    for turn in range(3):
+        seen |= {next(follower).message_id for _ in range(500)}
+        if turn < 2:
+            kill(messaging.log_actor)
+    sent = traffic.stop().receipts.keys()
+    seen |= {next(follower).message_id for _ in range(len(sent - seen))}
+    while not sent <= seen:  # what the dead processes had not written comes once more
+        seen.add(next(follower).message_id)
+    assert seen == sent

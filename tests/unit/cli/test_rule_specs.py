@@ -78,7 +78,8 @@ def test_bans_name_the_rule_that_finds_violations():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("foo:1", "the rules are black-list:.* and max-length:500"),
+        ("foo:1", "the rules here are black-list, .*max-length; ray-messaging replay --help"),
+        ("blacklist:1-2", r"did you mean black-list:1-2.*\? The rules here are"),
         ("", "unknown rule ''"),
         ("black-list", "says no more than its name: write black-list:1-2"),
         ("max-length:", "write max-length:500"),

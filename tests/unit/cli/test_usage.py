@@ -65,6 +65,42 @@ def test_wrong_options(run, trace, options, words):
     assert words in " ".join(found.stderr.replace("│", " ").split())
 
 
+@pytest.fixture
+def old_log(tmp_path):
+    """Give the folder of a run that is over."""
+    from ray_messaging.eventlog.folder import Folder
+    from ray_messaging.eventlog.schema import SCHEMA
+
+    folder = Folder(tmp_path / "log")
+    folder.prepare("old")
+    folder.write(1, SCHEMA.empty_table(), {"exp_id": "old", "epoch": 1, "first_row": 0, "cursors": {}})
+    return folder.where
+
+
+def test_the_log_of_an_earlier_run_stays(run, trace, old_log):
+    for command in (["replay", trace], ["demo", "--messages", 9]):
+        found = run(*command, "--log-dir", old_log)
+        assert (found.exit_code, found.stdout) == (2, "")
+        assert f"'{old_log}' holds the log of an earlier run" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("nonsense", "is no host:port"), ("ray://127.0.0.1:1", "is no host:port"), ("127.0.0.1:1", "leads to no Ray")],
+)
+def test_a_ray_address_that_leads_nowhere(run, monkeypatch, address, words):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    for command in (["demo"], ["log", "stats", "some-experiment"]):
+        found = run(*command)
+        assert found.exit_code == 2
+        assert found.stderr.startswith(f"error: RAY_ADDRESS='{address}' {words}")
+
+
+def test_a_rate_by_the_clock_is_noted(run, trace):
+    found = run("replay", trace, "--rules", "rate-limit:per_second=5")
+    assert "note: per_second counts by the clock" in found.stderr
+
+
 def test_a_trace_that_is_not_there(run, tmp_path):
     found = run("replay", tmp_path / "nothing.txt")
     assert found.exit_code == 2

@@ -1,0 +1,70 @@
+"""The log from the command line: of an experiment that runs, and of the folder that it leaves."""
+
+import json
+import uuid
+
+import pytest
+from typer.testing import CliRunner
+
+from ray_messaging import Messaging, rules
+from ray_messaging.cli import app
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def ask(*args, code=0):
+    """Run `ray-messaging log ...`; return what it printed, errors where it is to fail."""
+    found = CliRunner().invoke(app, ["log", *map(str, args)])
+    assert found.exit_code == code, found.output
+    return found.stderr if code else found.stdout
+
+
+def objects(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def town(ray_cluster, tmp_path_factory):
+    """Give an experiment in which 0 may not write to 10, with what it is asked by while it runs."""
+    log_dir = tmp_path_factory.mktemp("cli") / "log"
+    exp_id = f"town-{uuid.uuid4().hex[:8]}"
+    only = [rules.BlackList([(0, 10)]), rules.Pattern(["casino"], action="mask")]
+    with Messaging.start(exp_id, rules=only, log_dir=log_dir) as messaging:
+        west = messaging.create_group("west", range(10))
+        messaging.create_group("east", range(10, 20))
+        west.send_columns(range(10), range(10, 20), {"content": "to the casino"})
+        yield messaging
+
+
+def test_what_was_sent_is_there_at_once(town):
+    assert "10 rows, from " in ask("stats", town.exp_id)
+    (blocked,) = objects(ask("query", town.exp_id, "--json", "--fate", "blocked"))
+    assert (blocked["from_id"], blocked["to_id"], blocked["rule"]) == (0, 10, "black_list")
+    assert "agent 0 may not write to agent 10" in ask("conversation", town.exp_id, 0, 10)
+    assert 'it was {"content":"to the casino"}' in ask("query", town.exp_id, "--agent", 4)
+
+
+def test_the_tail_ends_at_its_limit(town):
+    lines = ask("tail", town.exp_id, "--limit", 3).splitlines()
+    assert len(lines) == 3
+    assert all(" -> " in line for line in lines)
+
+
+def test_a_name_that_does_not_run(ray_cluster):
+    error = ask("stats", "nowhere", code=2)
+    assert error.startswith("error: there is no folder 'nowhere' here, and no experiment 'nowhere' in the Ray cluster")
+
+
+def test_an_experiment_without_a_log(messaging):
+    assert "keeps no event log" in ask("stats", messaging.exp_id, code=2)
+
+
+def test_the_folder_says_the_same_afterwards(town, tmp_path):
+    asked = [["query", "--json"], ["conversation", 0, 10]]
+    running = [ask(name, town.exp_id, *rest) for name, *rest in asked]
+    folder = town._experiment.log_dir
+    town.shutdown()
+    assert [ask(name, folder, *rest) for name, *rest in asked] == running
+    path = tmp_path / "rows.jsonl"
+    assert ask("export", folder, path, "--agent", 0) == f"Wrote 1 row to {path}.\n"
+    assert objects(path.read_text())[0]["fate"] == "blocked"
