@@ -27,7 +27,7 @@ def demo(
 ) -> None:
     """Run a society of agents that talk to each other, with a black list at work, and show what became of it."""
     with clean_errors():
-        check_file("--json", json_file)
+        check_file(json_file, "give another --json file")
         check_log_dir(log_dir)
         society = generate(agents, groups, messages, seed=seed)
         plan = Plan(society.traffic, society.group_of)

@@ -11,7 +11,7 @@ from ray_messaging.cli.log_options import read_id, with_fields
 from ray_messaging.cli.log_show import line_of, show_rows, show_stats
 from ray_messaging.cli.log_target import Target, open_log
 from ray_messaging.cli.session import check_file, output
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.export import json_line, json_lines
 from ray_messaging.eventlog.reading.picture import check_picture, plot
@@ -36,7 +36,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
     """Show what became of the messages, what the rules did, the busiest agents, and traffic over time and groups."""
     if plot_file is not None:
         check_picture(plot_file)
-        check_file("--plot", plot_file)
+        check_file(plot_file, "draw into another file")
     found = open_log(target).stats(**fields)
     if plot_file is not None:
         try:
@@ -67,7 +67,9 @@ def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None
     if len(table):
         show_rows(console, rows_of(table))
     else:
-        console.print(f"No row matches; ray-messaging log stats {target} shows what is there.")
+        console.print("No row matches.")
+        if fields.keys() - {"limit", "after"}:
+            typer.echo(f"note: ray-messaging log stats {target} shows what there is", err=True)
     if len(table) and len(table) == fields["limit"]:
         console.print(f"There may be more: --after {table['position'][-1]}, or another --limit.")
 
@@ -100,18 +102,21 @@ def tail(target: Target, fields: dict[str, Any], lines: Lines = 10, as_json: Jso
     log = open_log(target)
     rows = log.tail(**fields, after=max(-1, log.end - lines))
     console = output()
-    for row in rows:
-        if as_json:
-            _print_json([json_line(row)])
-        else:
-            console.print(line_of(row))
+    try:
+        for row in rows:
+            if as_json:
+                _print_json([json_line(row)])
+            else:
+                console.print(line_of(row))
+    except Closed as error:  # nothing more can come: that is how a tail ends, too
+        typer.echo(f"note: the experiment has ended: {error}", err=True)
 
 
 @app.command(short_help="Write rows to a Parquet, CSV or JSON lines file.")
 @with_fields()
 def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = False) -> None:
     """Write the rows that match to a Parquet, CSV or JSON lines file; memory stays flat."""
-    check_file("file", file)
+    check_file(file, "export to another file")
     log = open_log(target)
     console = output()
     columns = (TextColumn("{task.completed:>12,} rows"), TimeElapsedColumn())

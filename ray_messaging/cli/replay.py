@@ -1,5 +1,7 @@
 """The replay: a real trace through groups, every message checked."""
 
+from collections.abc import Sequence
+
 import typer
 
 from ray_messaging.cli.options import (
@@ -19,7 +21,7 @@ from ray_messaging.cli.options import (
 from ray_messaging.cli.rule_specs import parse_rules
 from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
 from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
-from ray_messaging.interception.rules import RateLimit
+from ray_messaging.interception.rules import RateLimit, Rule
 from ray_messaging.replay.plan import Plan, deal, due_times
 from ray_messaging.replay.trace import read_trace
 from ray_messaging.replay.traffic import Traffic
@@ -28,7 +30,15 @@ from ray_messaging.replay.traffic import Traffic
 def _pace(traffic: Traffic, speed: float | None) -> str:
     if speed is None:
         return "as fast as it goes"
-    return f"at {speed:g} times its pace ({due_times(traffic.times, speed)[-1]:,.1f} s)"
+    return f"at {speed:,.10g} times its pace ({due_times(traffic.times, speed)[-1]:,.1f} s)"
+
+
+def _note(plan: Plan, groups: int, rules: Sequence[Rule], speed: float | None) -> None:
+    """Say what may not be as it was meant."""
+    if plan.groups < groups:
+        typer.echo(f"note: {len(plan.traffic.agents)} agents fill {plan.groups} of {groups} groups", err=True)
+    if speed is None and any(isinstance(rule, RateLimit) and rule.per_second for rule in rules):
+        typer.echo("note: per_second counts by the clock: --speed X keeps the pace of the trace's times", err=True)
 
 
 def replay(
@@ -50,23 +60,19 @@ def replay(
     """
     pace = read_speed(speed)
     with clean_errors():
-        check_file("--json", json_file)
+        check_file(json_file, "give another --json file")
         check_log_dir(log_dir)
         parsed = parse_rules(rules or [])
-        traffic = Traffic.of(
-            read_trace(trace, from_field=from_field, to_field=to_field, time_field=time_field, text_field=text_field)
-        )
+        names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}
+        traffic = Traffic.of(read_trace(trace, **names))
         plan = Plan(traffic, deal(traffic.agents, groups), speed=pace)
         console = output()
-        if plan.groups < groups:
-            typer.echo(f"note: {len(traffic.agents)} agents fill {plan.groups} of {groups} groups", err=True)
+        _note(plan, groups, parsed, pace)
         console.print(
             f"Replay of {trace.name}: {len(traffic):,} messages among {len(traffic.agents):,} agents in {plan.groups} "
             f"group{'s' * (plan.groups > 1)} (a Ray actor each), {_pace(traffic, pace)}, "
             f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
         )
-        if pace is None and any(isinstance(rule, RateLimit) and rule.per_second for rule in parsed):
-            typer.echo("note: per_second counts by the clock: --speed X keeps the pace of the trace's times", err=True)
         outcome = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
         for show in (show_fates, show_heat_map, show_check, show_speed):
             console.print()

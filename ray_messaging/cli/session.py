@@ -109,11 +109,11 @@ def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> N
         raise typer.Exit(DOES_NOT_BALANCE)
 
 
-def check_file(option: str, file: Path | None) -> None:
+def check_file(file: Path | None, advice: str) -> None:
     """Raise ConfigError where a file cannot be there, before anything is started."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         what = "it is a folder" if file.is_dir() else "its folder is not there"
-        raise ConfigError(f"cannot write {str(file)!r}: {what}; name another {option}")
+        raise ConfigError(f"cannot write {str(file)!r}: {what}; {advice}")
 
 
 def check_log_dir(log_dir: str | None) -> None:

@@ -96,7 +96,8 @@ def test_a_ray_address_that_leads_nowhere(run, monkeypatch, address, words):
         assert found.stderr.startswith(f"error: RAY_ADDRESS='{address}' {words}")
 
 
-def test_a_rate_by_the_clock_is_noted(run, trace):
+def test_a_rate_by_the_clock_is_noted(run, trace, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")  # so that it goes no further
     found = run("replay", trace, "--rules", "rate-limit:per_second=5")
     assert "note: per_second counts by the clock" in found.stderr
 
