@@ -129,9 +129,9 @@ class Lines:
             for row, line in changed.items():
                 lines[row] = line
             return Lines.of(lines, raw=self.raw)
-        index = self.index.copy()
-        index[list(changed)] = np.arange(self.count, self.count + len(changed), dtype=np.uint32)
-        return Lines.of([*self.list, *changed.values()], index, raw=self.raw).take(np.arange(rows))
+        index, places = self.index.copy(), dict[bytes, int]()  # what many shared becomes what they share, too
+        index[list(changed)] = [self.count + places.setdefault(line, len(places)) for line in changed.values()]
+        return Lines.of([*self.list, *places], index, raw=self.raw).take(np.arange(rows))
 
     def whole(self, rows: int) -> bool:
         """Tell whether a blob read from outside holds what it says: a line for each of `rows` rows."""

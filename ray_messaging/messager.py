@@ -14,8 +14,8 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
 from ray_messaging.frames import decode
-from ray_messaging.interception.judges import PassAll, judge_for
-from ray_messaging.interception.verdicts import Judge
+from ray_messaging.interception.judges import judge_for
+from ray_messaging.interception.verdicts import Judge, PassAll
 from ray_messaging.lines import encode_payload
 from ray_messaging.local_log import LocalLog
 from ray_messaging.message import Message, Outgoing
@@ -83,13 +83,8 @@ class Messager(names.ChannelNames):
             raise
 
     async def _start(self, judge: Judge) -> None:
-        self._shipper = shipper = Shipper(
-            self._transport,
-            self._directory,
-            Cutter(self._directory, mirror=self.settings.mirror),
-            self.name,
-            0 if self._named else KEEP_S,
-        )
+        cutter, keep_s = Cutter(self._directory, mirror=self.settings.mirror), 0 if self._named else KEEP_S
+        self._shipper = shipper = Shipper(self._transport, self._directory, cutter, self.name, keep_s)
         await shipper.reload()
         self._subscription = Subscription(self._transport, self._directory, self.name, self.settings, named=self._named)
         self._outbox = Outbox(shipper, judge, self.settings, self._settled)
@@ -124,7 +119,9 @@ class Messager(names.ChannelNames):
         await self._close(commit=error is None)
 
     def _judge(self, interceptor: object) -> Judge:
-        return PassAll() if interceptor is None else judge_for(interceptor, self.settings.interceptor_timeout_s)
+        if interceptor is None:
+            return PassAll()
+        return judge_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id)
 
     def _settled(self, posting: Posting) -> None:
         self._log.add(posting.outgoing, posting.outcome)
@@ -148,11 +145,11 @@ class Messager(names.ChannelNames):
 
     @property
     def message_interceptor(self) -> object:
-        """Return the interceptor's handle; None: everything passes."""
+        """Return the interceptor's handle; None: nobody is asked, which counts where the experiment has none."""
         return self._interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Have messages judged by another interceptor, from the next batch on; None lets everything pass."""
+        """Have messages judged by another interceptor, from the next batch on (None: nobody, where there is none)."""
         judge = self._judge(message_interceptor)
         self._interceptor = message_interceptor
         if self._outbox is not None:

@@ -18,6 +18,13 @@ class Why(msgspec.Struct, array_like=True, frozen=True):
     rows: bytes
 
 
+class Before(msgspec.Struct, array_like=True, frozen=True):
+    """Say what the payload of rows (uint32, little endian) of the frame was before a rewrite."""
+
+    rows: bytes
+    line: bytes
+
+
 class Note(msgspec.Struct, array_like=True, frozen=True):
     """Say what became of a frame's rows; append-only.
 
@@ -29,7 +36,7 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
     fate: int
     mailbox: str = ""
     why: tuple[Why, ...] = ()
-    before: tuple[tuple[int, bytes], ...] = ()
+    before: tuple[Before, ...] = ()
 
 
 encode_note = msgspec.msgpack.Encoder().encode
@@ -40,11 +47,10 @@ def decode_note(data: bytes, rows: int) -> Note:
     """Decode the note of a frame of so many rows; raise FrameError."""
     try:
         note = _decode(data)
-        named = [np.frombuffer(why.rows, "<u4") for why in note.why]
+        told = [*(why.rows for why in note.why), *(said.rows for said in note.before)]
+        named = [np.frombuffer(part, "<u4") for part in told]
     except (msgspec.MsgspecError, ValueError) as error:
         raise FrameError(f"a note for the event log cannot be read: {error}") from error
     if not 0 <= note.fate <= 3 or any(len(part) and int(part.max()) >= rows for part in named):
         raise FrameError("a note for the event log speaks of what is not there")
-    if any(not 0 <= row < rows for row, _ in note.before):
-        raise FrameError("a note for the event log speaks of rows that are not there")
     return note

@@ -62,6 +62,7 @@ RULES = [
     "Sample",
     "SenderBan",
     "SlowRule",
+    "Table",
     "Verdict",
     "block",
     "label",

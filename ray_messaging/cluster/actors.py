@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import ray
@@ -11,9 +12,8 @@ from ray.util import get_node_ip_address
 
 from ray_messaging.channels import AgentId, check_id
 from ray_messaging.cluster.calls import NAMESPACE
-from ray_messaging.cluster.group_host import GroupHost
 from ray_messaging.cluster.interceptor_host import InterceptorHost, description
-from ray_messaging.cluster.restarts import restarted, worth_a_retry
+from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, away, restarted
 from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.cluster.tuning import tune_collector
@@ -21,14 +21,8 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
-from ray_messaging.messages import Messages
-from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.lending import Token
 
 logger = logging.getLogger(__name__)
-
-# Between attempts of a restarted actor to reach the server.
-_PAUSE_S = 0.5
 
 
 class ServerActor:
@@ -69,43 +63,78 @@ class InterceptorActor:
     async def __init__(  # type: ignore[misc]
         self, spec: InterceptorSpec, redis: RedisConfig | None
     ) -> None:
-        # An error here would kill the actor and reach nobody in its own form: `ready` raises it.
+        # An error here would kill the actor and reach nobody in its own form: whoever asks is told.
         self._failure: MessagingError | None = None
         if redis is None:
             redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
-        self._host = InterceptorHost(spec, redis)
-        while not await self._begin() and restarted():
-            # The server is away, and may come back.
-            await asyncio.sleep(_PAUSE_S)
-            self._host = InterceptorHost(spec, redis)
+        self._trying: asyncio.Task[None] | None = None
+        begin = partial(self._begin, spec, redis)
+        began = await begin()
+        while not began and restarted():
+            # The server is away, and may come back: until then nobody could be told more than that.
+            await asyncio.sleep(PAUSE_S)
+            began = await begin()
+        if self._failure is not None and restarted():
+            # Messages wait until somebody has set this right (a full memory, too); whoever asks is told meanwhile.
+            self._trying = asyncio.create_task(self._try_on(begin), name="ray_messaging interceptor restart")
         tune_collector()
 
-    async def _begin(self) -> bool:
-        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
-        self._failure = None
+    async def _try_on(self, begin: Callable[[], Awaitable[bool]]) -> None:
+        while self._failure is not None:
+            await asyncio.sleep(LONG_PAUSE_S)
+            await begin()
+
+    async def _begin(self, spec: InterceptorSpec, redis: RedisConfig) -> bool:
+        """Start; keep the reason of a failure for who asks. False: the server is away."""
+        host = self._newest = InterceptorHost(spec, redis)
         try:
-            await self._host.start(get_node_ip_address())
+            await host.start(get_node_ip_address())
         except MessagingError as error:
-            self._failure = error
-            await self._host.abandon()
-        return not worth_a_retry(self._failure)
+            failure = error
+        except Exception as error:
+            logger.exception("the interceptor of %s cannot start", spec.exp_id)
+            failure = MessagingError(f"the interceptor cannot start ({type(error).__name__}: {error})")
+        else:
+            self._failure = None
+            return True
+        if str(failure) != str(self._failure):
+            logger.error("the interceptor of %s judges nothing: %s", spec.exp_id, failure)
+        self._failure = failure
+        await host.abandon()
+        return not away(failure)
+
+    @property
+    def _host(self) -> InterceptorHost:
+        """Return the host, which judges; raise why there is none: nobody is answered before."""
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        return self._newest
 
     async def ready(self) -> Experiment:
         """Return the experiment once everything runs; raise why it does not."""
-        if self._failure is not None:
-            raise self._failure
         return self._host.experiment
 
-    async def lane(self) -> tuple[str, int, str]:
-        """Return host, port and token of the verdict lane."""
+    async def lane(self, exp_id: str) -> tuple[str, int, str]:
+        """Return host, port and token of the verdict lane to a messager of our experiment; raises ConfigError."""
+        self._check_ours(exp_id)
         return self._host.lane_address
+
+    def _check_ours(self, exp_id: str) -> None:
+        """Refuse to judge for others: epochs are small numbers, so that theirs may be the same as ours."""
+        ours = self._newest.experiment.exp_id
+        if exp_id != ours:
+            raise ConfigError(
+                f"a messager of experiment {exp_id!r} was given the interceptor of experiment {ours!r}: pass it "
+                f"Messaging.connect({exp_id!r}).interceptor"
+            )
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's
         """Tell whether a message may pass."""
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
-    async def forward_batch(self, request: bytes, patient: bool = False) -> bytes:  # noqa: FBT001 - by Ray call
+    async def forward_batch(self, request: bytes, patient: bool, exp_id: str) -> bytes:  # noqa: FBT001 - by Ray call
         """Answer a request for verdicts: what the lane does, by Ray call."""
+        self._check_ours(exp_id)
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
@@ -199,89 +228,12 @@ class InterceptorActor:
 
     async def close(self, *, erase: bool) -> None:
         """Stop; `erase` removes the experiment's data from the server."""
-        await self._host.close(erase=erase)
+        if self._trying is not None:
+            self._trying.cancel()
+            await asyncio.gather(self._trying, return_exceptions=True)
+        await self._newest.close(erase=erase)
 
 
 def _call() -> str:
     """Name the call under way; one that Ray repeats has the same name."""
     return str(ray.get_runtime_context().get_task_id())
-
-
-class GroupActor:
-    """Host agents: one mailbox, one outbox.
-
-    It starts with little and is told its agents by `open`: Ray keeps no large arguments for a restart.
-    """
-
-    async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
-        context = ray.get_runtime_context()
-        interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
-        # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
-        owner = f"{experiment.run}/{context.get_actor_id()}"
-        self._failure: MessagingError | None = None
-        self._host = GroupHost(experiment, interceptor, name, owner)
-        if restarted():
-            while not await self._begin(self._host.resume()):
-                # The server is away, and may come back.
-                await asyncio.sleep(_PAUSE_S)
-                self._host = GroupHost(experiment, interceptor, name, owner)
-        tune_collector()
-
-    async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
-        self._failure = None
-        try:
-            await start
-        except MessagingError as error:
-            self._failure = error
-            await self._host.close()
-        return not worth_a_retry(self._failure)
-
-    async def open(self, agents: list[AgentId], subtopics: tuple[str, ...]) -> None:
-        """Listen for agents; raise why that cannot be."""
-        await self._begin(self._host.start(agents, subtopics))
-        await self.ready()
-
-    async def ready(self) -> None:
-        """Return once the group listens; raise why it does not."""
-        if self._failure is not None:
-            raise self._failure
-
-    async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
-        """Send what a handle has gathered: in the handle's order, and once."""
-        await self.ready()
-        return await self._host.relay(caller, number, oldest, frames)
-
-    @ray.method(max_task_retries=-1)
-    async def fetch(
-        self, caller: str, token: Token | None, limit: int | None, timeout: float | None
-    ) -> tuple[Token | None, Messages]:
-        """Commit what a handle's last fetch returned, and hand out what is there."""
-        await self.ready()
-        return await self._host.fetch(caller, token, limit, timeout)
-
-    @ray.method(max_task_retries=-1)
-    async def ack(self, caller: str, token: Token | None) -> None:
-        """Commit what a handle's last fetch returned."""
-        await self.ready()
-        await self._host.ack(caller, token)
-
-    @ray.method(max_task_retries=-1)
-    async def give_up(self, caller: str, token: Token | None) -> None:
-        """Let whoever fetches next have what a handle's last fetch returned."""
-        await self.ready()
-        await self._host.give_up(caller, token)
-
-    @ray.method(max_task_retries=-1)
-    async def agents(self) -> list[AgentId]:
-        """Return the agents of this group."""
-        return self._host.agents
-
-    @ray.method(max_task_retries=-1)
-    async def stats(self) -> dict[str, Any]:
-        """Return counters of this group."""
-        return self._host.stats()
-
-    async def close(self) -> None:
-        """Send what was accepted, commit what was handled, and leave."""
-        await asyncio.shield(self._host.close())

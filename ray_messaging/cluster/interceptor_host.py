@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ray_messaging.channels import AgentId, check_id
+from ray_messaging.cluster.keeping import Keeping
 from ray_messaging.cluster.rule_store import RuleStore, unpickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Directory
-from ray_messaging.errors import AlreadyExists
+from ray_messaging.errors import AlreadyExists, InterceptorUnavailable, RuleError
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rule_set import RuleSet
@@ -37,11 +38,21 @@ class InterceptorHost:
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self.transport, spec.run)
-        self.interceptor = Interceptor(spec.exp_id)
+        self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer)
         self._directory = Directory(spec.exp_id)
-        self._changing = asyncio.Lock()
+        self._keeping = Keeping(self.transport.link, spec.settings.send_timeout_s)
+        self._saving = asyncio.Lock()
         self._watchdog: Watchdog | None = None
+
+    @property
+    def interceptor(self) -> Interceptor:
+        """Return the interceptor, with its rules; raise InterceptorUnavailable before it has them."""
+        if self._interceptor is None:
+            raise InterceptorUnavailable(
+                f"the interceptor of {self._spec.exp_id!r} has no rules yet, so nothing may pass: ask again"
+            )
+        return self._interceptor
 
     def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
         return self.interceptor.answer(request, patient=patient)
@@ -87,13 +98,14 @@ class InterceptorHost:
         settings = self._spec.settings
         # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
-        self.interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s)
-        self.interceptor.load(tables, answers, merge=kept is None)
+        interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s)
+        interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
             await self._store.forget_rules()
         if kept is None or len(rules) > len(kept):
-            await self._store.save_rules(self.interceptor.rules.now)
-            await self.interceptor.store_all()
+            await self._store.save_rules(interceptor.rules.now)
+            await interceptor.store_all()
+        self._interceptor = interceptor
 
     def _given(self) -> list[Rule]:
         rules = []
@@ -138,12 +150,15 @@ class InterceptorHost:
     # -- rules at run time ----------------------------------------------------------------------------------------
 
     async def change(self, change: Callable[[], T]) -> T:
-        """Change the rules, or what they count; it is kept, and in force, once this has returned."""
-        async with self._changing:
-            return await self.interceptor.change(change, also=self._save_rules)
+        """Change the rules, or what they count; it is kept, and in force, once this has returned.
+
+        Raises: ConnectionFailed where it is in force only.
+        """
+        return await self._keeping.kept(self.interceptor.change(change, also=self._save_rules))
 
     async def _save_rules(self) -> None:
-        await self._store.save_rules(self.interceptor.rules.now)
+        async with self._saving:  # what is kept last must be what is in force
+            await self._store.save_rules(self.interceptor.rules.now)
 
     async def change_rules(self, call: str, change: Callable[[RuleSet], Rule]) -> dict[str, Any]:
         """Put rules in or take them out; return the description of the one concerned. Raises RuleError.
@@ -151,22 +166,14 @@ class InterceptorHost:
         Args: call names who asked. A call that is repeated, as its answer was lost with this process, finds its change
         made, and that is kept together with the rules.
         """
-        before = self.interceptor.rules.now
 
         def make() -> dict[str, Any]:
-            nonlocal before
-            before = self.interceptor.rules.now
+            if call in self._store.calls:
+                return dict(self._store.calls[call])
             described = self._store.calls[call] = description(change(self.interceptor.rules))
             return described
 
-        async with self._changing:
-            if call in self._store.calls:
-                return dict(self._store.calls[call])
-            described = await self.interceptor.change(make, also=self._save_rules)
-        for rule in before:
-            if rule not in self.interceptor.rules.now:
-                await rule.close()
-        return described
+        return await self.change(make)
 
     async def insert_rule(self, call: str, rule: Rule, index: int | None) -> None:
         """Put a rule in; raise RuleError where it is none, or its name is taken."""
@@ -192,13 +199,14 @@ class InterceptorHost:
         return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
 
     async def new_round(self) -> None:
-        """Begin a new round for all rules that count by rounds."""
-
-        def begin() -> None:
-            for rule in self.interceptor.rules:
-                rule.new_round()
-
-        await self.change(begin)
+        """Begin a new round for all rules that count by rounds; raise RuleError where some failed at it."""
+        failures = await self.change(self.interceptor.new_round)
+        if failures:
+            names = ", ".join(map(repr, failures))
+            raise RuleError(
+                f"a new round has begun, but not for {names}, which failed at it: the interceptor's log says why",
+                rule=failures[0],
+            )
 
     # -- what is there --------------------------------------------------------------------------------------------
 
@@ -230,23 +238,33 @@ class InterceptorHost:
         }
 
     async def close(self, *, erase: bool) -> None:
-        """End the experiment; `erase` removes its data from the server."""
-        await self._fall_silent()
-        await self._store.forget_rules()
-        if erase:
-            await self._erase()
-        await self.transport.close()
+        """End the experiment; `erase` removes its data from the server, whatever rules do as they are closed."""
+        try:
+            await self._fall_silent()
+        finally:
+            await self._store.forget_rules()
+            if erase:
+                await self._erase()
+            await self._let_go()
 
     async def abandon(self) -> None:
         """Stop serving; another process may go on."""
         await self._fall_silent()
-        await self.transport.close()
+        await self._let_go()
 
     async def _fall_silent(self) -> None:
+        """Judge no more, and write no more."""
+        await self._lane.close()
+        if self._interceptor is not None:
+            await self._interceptor.stop()
+
+    async def _let_go(self) -> None:
+        interceptor, self._interceptor = self._interceptor, None
+        if interceptor is not None:
+            await interceptor.close()
         if self._watchdog is not None:
             self._watchdog.stop()
-        await self._lane.close()
-        await self.interceptor.close()
+        await self.transport.close()
 
     async def _erase(self) -> None:
         link, cursor = self.transport.link, b"0"

@@ -8,16 +8,11 @@ import pyarrow as pa
 
 from ray_messaging.cluster.log_host import LogHost
 from ray_messaging.cluster.remote_log import Seen
-from ray_messaging.cluster.restarts import restarted, worth_a_retry
+from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import LogError, MessagingError
 
 logger = logging.getLogger(__name__)
-
-# Between attempts of a restarted actor to reach the server.
-_PAUSE_S = 0.5
-# And to use a folder that it could not.
-_LONG_PAUSE_S = 1.0
 
 
 class LogActor:
@@ -32,7 +27,7 @@ class LogActor:
         self._trying: asyncio.Task[None] | None = None
         began = await self._begin()
         while not began and restarted():
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
             began = await self._begin()
         if restarted() and isinstance(self._failure, LogError):
             # Messages wait until somebody has set this right, and whoever asks is told meanwhile.
@@ -41,7 +36,7 @@ class LogActor:
 
     async def _try_on(self) -> None:
         while self._failure is not None:
-            await asyncio.sleep(_LONG_PAUSE_S)
+            await asyncio.sleep(LONG_PAUSE_S)
             await self._begin()
 
     async def _begin(self) -> bool:

@@ -5,19 +5,23 @@ import secrets
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
+from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED, answer
-from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.shaping import INTERNAL
 from ray_messaging.eventlog.writing.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
 
 PAGE = 4096  # rows that are handed out at a time
+_CLEARED = "log_cleared"  # in meta: the server's time, in ms, when the list of `rows` was cleared
 
 
 class LogHost:
@@ -41,7 +45,8 @@ class LogHost:
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
-        self._cleared = -1
+        self._cleared = -1  # the position up to which the list of `rows` was cleared
+        self._cleared_ms = -1  # and the server's time of that, for our successors: they may number rows anew
         self._taken_over = 0  # rows that were in the folder when this process began
 
     async def start(self) -> None:
@@ -50,6 +55,8 @@ class LogHost:
         await self._take_folder()
         await self._writer.start()
         self._taken_over = self._writer.rows
+        cleared = await self._transport.link.command("HGET", self._transport.keys.meta, _CLEARED)
+        self._cleared_ms = int(cleared or -1)
 
     async def _take_folder(self) -> None:
         """Make way in the folder, once in a run; whatever process of this run comes later goes on in it."""
@@ -86,9 +93,12 @@ class LogHost:
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a question about all that was sent before it was asked."""
+        return await asyncio.to_thread(answer, await self._view(), what, arguments)
+
+    async def _view(self) -> View:
         await self._writer.caught_up()
         segments, live, _ = self._writer.snapshot()
-        return await asyncio.to_thread(answer, View(self._folder, segments, live), what, arguments)
+        return View(self._folder, segments, live)
 
     async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
         """Return the next rows that match after what was seen, and what is seen with them.
@@ -114,8 +124,7 @@ class LogHost:
         if seen is not None and seen.process == self._process:
             position = seen.position
         elif cursor:
-            found = await self.ask("query", {"fate": "blocked", "limit": cursor})
-            position = found["position"][-1].as_py() if len(found) else -1
+            position = await asyncio.to_thread(_last_blocked, await self._view(), cursor)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             page, seen = await self.since(Seen("", position), {"limit": PAGE, "fate": "blocked"})
@@ -134,12 +143,35 @@ class LogHost:
         """Return the latest sends since `clear` in the form of AgentSociety's log list, the oldest first."""
         end = await self.ask("end", {})
         after = max(self._cleared, end - self._experiment.settings.log_list_messages)
-        return rows_as_seed(await self.ask("query", {"after": after}))
+        found = await self.ask("query", {"after": after, "internal": True})
+        return rows_as_seed(_later(found, self._cleared_ms).drop_columns(list(INTERNAL)))
 
     async def clear(self) -> None:
         """Begin the list of `rows` anew; the log keeps everything."""
         self._cleared = await self.ask("end", {})
+        now = await self._server_ms()
+        await self._transport.link.command("HSET", self._transport.keys.meta, _CLEARED, now)
+        while await self._server_ms() <= now:
+            pass  # what is sent once this has returned has a later millisecond
+
+    async def _server_ms(self) -> int:
+        seconds, micros = await self._transport.link.command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def stats(self) -> dict[str, Any]:
         """Return rows, segments, lag and what is wrong."""
         return self._writer.stats()
+
+
+def _last_blocked(view: View, count: int) -> int:
+    """Return the position of the last one of the first `count` blocked messages; -1: there is none."""
+    ends = scan(view, Filters(fate="blocked", limit=count), ["fate"], lambda part: int(part["position"][-1].as_py()))
+    return max(ends, default=-1)
+
+
+def _later(table: pa.Table, ms: int) -> pa.Table:
+    """Return the rows that the server took after a time; `entry` begins with the one at which it did."""
+    if ms < 0:
+        return table
+    later = [entry for entry in table["entry"].unique().to_pylist() if int(entry.partition("-")[0]) > ms]
+    return table.filter(pc.is_in(table["entry"], value_set=pa.array(later, pa.string())))

@@ -9,9 +9,9 @@ from typing import Any, Self
 import ray
 
 from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
-from ray_messaging.cluster.actors import GroupActor
 from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.group import Group, check_agents
+from ray_messaging.cluster.group_actor import GroupActor
 from ray_messaging.cluster.lifecycle import (
     ACTOR,
     Owned,

@@ -1,5 +1,6 @@
 """The event log of a running experiment, asked through its actor."""
 
+from copy import copy
 from typing import Any, NamedTuple
 
 from ray_messaging.cluster.calls import result
@@ -22,12 +23,19 @@ class RemoteSource:
         self._what = f"the event log of experiment {exp_id!r}"
         self._process = ""  # of the writer, when rows were last followed
 
+    def follower(self) -> "RemoteSource":
+        """Return a source that knows which process of the writer its follower saw."""
+        return copy(self)
+
     def ask(self, what: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a question."""
         if what == "since":
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = result(self._log.since.remote(seen, arguments), what=self._what)
             return page
+        if what == "end" and not self._process:  # who follows the log from here on must know whose number it is
+            self._process, end = result(self._log.since.remote(Seen("", -1), {"limit": 0}), what=self._what)[1]
+            return end
         return result(self._log.ask.remote(what, arguments), what=self._what)
 
     def wait(self, position: int, timeout_s: float) -> bool:

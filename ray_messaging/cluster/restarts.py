@@ -4,7 +4,12 @@ import warnings
 
 import ray
 
-from ray_messaging.errors import ConnectionFailed, MessagingError, ServerRefused
+from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, ServerRefused
+
+# Between attempts of a restarted actor to reach the server.
+PAUSE_S = 0.5
+# And to do what it could not, though the server answered.
+LONG_PAUSE_S = 1.0
 
 
 def restarted() -> bool:
@@ -13,6 +18,11 @@ def restarted() -> bool:
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def worth_a_retry(failure: MessagingError | None) -> bool:
-    """Tell whether a server that did not answer may yet do so."""
+def away(failure: MessagingError | None) -> bool:
+    """Tell whether a start failed as the server did not answer."""
     return isinstance(failure, ConnectionFailed) and not isinstance(failure, ServerRefused)
+
+
+def worth_a_retry(failure: MessagingError | None) -> bool:
+    """Tell whether a server that did not answer, or had no memory left, may yet do what it was asked."""
+    return away(failure) or isinstance(failure, MailboxFull)

@@ -65,10 +65,11 @@ class RuleStore:
         args += [len(kept.forget), *kept.forget, -1 if names is None else len(names), *(names or ())]
         for name, changes in kept.tables.items():
             key = self._keys.table(name)
-            keys += [key, f"{key}:{epoch}"]
+            staged = self._keys.table(f":staged:{epoch}:{name}")  # no rule's name begins with a colon
+            keys += [key, staged]
             put: Mapping[bytes, bytes] = changes.put
             if changes.cleared:  # however much it is, it takes the old one's place at once
-                await self._stage(f"{key}:{epoch}", put)
+                await self._stage(staged, put)
                 put = {}
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
             args += [len(changes.gone), *changes.gone]

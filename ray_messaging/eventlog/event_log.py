@@ -27,10 +27,14 @@ class FolderSource:
         self._folder = Folder(log_dir)
         if not self._folder.segments():
             raise LogError(
-                f"{str(log_dir)!r} holds no event log: pass the log_dir of a run (one that is running, and has closed "
-                "no segment yet, is asked by Messaging.connect(exp_id).log)",
+                f"{str(log_dir)!r} holds no event log: pass the log_dir of a run (one that runs, and has no "
+                "whole file yet, is asked by its exp_id, or by Messaging.connect(exp_id).log)",
                 path=str(log_dir),
             )
+
+    def follower(self) -> "FolderSource":
+        """Return itself: what is finished is followed by all alike."""
+        return self
 
     def ask(self, what: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a question."""
@@ -126,15 +130,15 @@ class EventLog:
         It ends when nothing came for timeout_s (None: never), after `limit` rows, or at the end of a finished run.
         """
         after = fields.pop("after", None)
-        return Tail(self._source, after=after, timeout_s=timeout_s, fields={**fields})
+        return Tail(self._source.follower(), after=after, timeout_s=timeout_s, fields={**fields})
 
     def export(self, path: str | Path, *, on_progress: OnProgress | None = None, **fields: Unpack[Fields]) -> int:
         """Write the rows that match to a .parquet, .csv or .jsonl file, and return how many; memory stays flat."""
-        return export(self._source, path, on_progress, {**fields})
+        return export(self._source.follower(), path, on_progress, {**fields})
 
     def pages(self, *, rows: int = PAGE, **fields: Unpack[Fields]) -> Iterator[pa.Table]:
         """Yield what `query` returns as tables of at most so many rows, up to where the log ends now; at least one."""
-        return pages(self._source, {**fields}, rows)
+        return pages(self._source.follower(), {**fields}, rows)
 
     def _table(self, what: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - a question's
         return self._source.ask(what, **arguments)

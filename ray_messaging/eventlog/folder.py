@@ -44,6 +44,7 @@ class Segment(NamedTuple):
     begun: dict[str, tuple[str, int]]  # stream -> the entry after its cursor, and how many rows of it are held
     first_s: float | None = None  # the earliest sent_at, unix s; None: not known
     last_s: float | None = None  # the latest
+    taken: dict[str, tuple[int, int]] | None = None  # stream -> messages and bytes that it and all earlier ones took
 
 
 class Staged(NamedTuple):
@@ -103,7 +104,7 @@ class Folder:
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
         """Make a segment's bytes durable without it being seen yet (where that can be done). Raises OSError.
 
-        Args: meta has exp_id, epoch, first_row and cursors; it may have first_s, last_s and begun.
+        Args: meta has exp_id, epoch, first_row and cursors; it may have first_s, last_s, begun and taken.
         """
         meta = {"version": VERSION, "number": number, "rows": table.num_rows, **meta}
         path = self._file(f"events-{number:08d}.parquet")
@@ -234,6 +235,7 @@ def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
         {stream: (entry, rows) for stream, (entry, rows) in meta.get("begun", {}).items()},
         meta.get("first_s"),
         meta.get("last_s"),
+        {stream: (messages, nbytes) for stream, (messages, nbytes) in meta.get("taken", {}).items()},
     )
 
 

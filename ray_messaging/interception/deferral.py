@@ -7,10 +7,11 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable
 
 from ray_messaging.frames import Batch
-from ray_messaging.interception.judging import FAILURES, Course, Waiting, failed
+from ray_messaging.interception.judging import FAILURES, Course, Waiting, failed, joined
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.users import UserCalls
 from ray_messaging.interception.verdicts import Judgement
-from ray_messaging.interception.watchdog import Steps, Watch
+from ray_messaging.interception.watchdog import Watch
 from ray_messaging.message import Message
 
 logger = logging.getLogger(__name__)
@@ -19,22 +20,37 @@ PATIENCE_S = 2.0  # whoever waits is told after so long that he goes on waiting
 _GATHER_S = 0.002  # verdicts that come so close together are told together
 _PASSED = Judgement()
 _SLICE = 64
+_GRACE_S = 1.0  # calls that were cancelled may take so long to tidy up
 
 
 class Deferrals:
-    """Run what slow rules must judge; `finish` is told of each message's judgement once it is known."""
+    """Run what slow rules must judge.
+
+    `finish` is told of each message's judgement once it is known, `advance` of each that has come to its next slow
+    rule, in the same step in which the rules between have counted it.
+    """
 
     def __init__(
-        self, exp_id: str, keep_s: float, finish: Callable[[Batch, Judgement], Awaitable[None]], watch: Watch
+        self,
+        exp_id: str,
+        keep_s: float,
+        finish: Callable[[Batch, Judgement], Awaitable[None]],
+        advance: Callable[[Waiting], None],
+        watch: Watch,
+        calls: UserCalls,
     ) -> None:
         self._exp_id = exp_id
         self._watch = watch
+        self._calls = calls
         self._keep_s = keep_s
         self._finish = finish
+        self._advance = advance
         self._known: OrderedDict[str, tuple[float, Judgement]] = OrderedDict()
         self._running: dict[str, asyncio.Task[None] | None] = {}  # None: not begun yet
+        self._waiting: dict[str, Waiting] = {}  # those of them that wait for a slow rule
         self._due: deque[tuple[Batch, Waiting | Judgement]] = deque()
         self._news: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._leavers: list[tuple[set[str], asyncio.Event]] = []  # who still needs a rule that was taken out
 
     def __len__(self) -> int:
         return len(self._running)
@@ -42,8 +58,25 @@ class Deferrals:
     def begin(self, waiting: Waiting) -> None:
         """Have a message judged, unless it is."""
         key = waiting.message.message_id(0)
-        if key not in self._running and key not in self._known:
+        if not self.knows(key):
+            self._waiting[key] = waiting
             self._start(waiting.message, waiting)
+
+    def knows(self, key: str) -> bool:
+        """Tell whether a message is judged, or on its way."""
+        return key in self._known or key in self._running
+
+    def waits(self, key: str) -> bool:
+        """Tell whether a message is on its way."""
+        return key in self._running
+
+    async def done_with(self, rule: Rule) -> None:
+        """Return once none of the messages that wait now has to do with a rule."""
+        keys = {key for key, waiting in self._waiting.items() if waiting.needs(rule)}
+        if keys:
+            leaver = (keys, asyncio.Event())
+            self._leavers.append(leaver)
+            await leaver[1].wait()
 
     def settle(self, message: Batch, judgement: Judgement) -> None:
         """Finish a message whose judgement is known."""
@@ -67,7 +100,7 @@ class Deferrals:
     def unknown(self, batch: Batch) -> list[int]:
         """Return the rows of messages that are neither judged nor on their way."""
         keys = map(batch.message_id, range(len(batch)))
-        return [row for row, key in enumerate(keys) if key not in self._known and key not in self._running]
+        return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     def known(self, batch: Batch) -> Judgement:
         """Return what is known of a batch by now; the rest is deferred."""
@@ -113,7 +146,16 @@ class Deferrals:
             self.remember(message, judgement)
         finally:
             del self._running[key]
+            self._waiting.pop(key, None)
+            self._let_go(key)
             self._tell(key)
+
+    def _let_go(self, key: str) -> None:
+        for keys, free in self._leavers:
+            keys.discard(key)
+            if not keys:
+                free.set()
+        self._leavers = [leaver for leaver in self._leavers if leaver[0]]
 
     def remember(self, message: Batch, judgement: Judgement) -> None:
         """Keep what is known of a message, for whoever asks within a while."""
@@ -133,42 +175,43 @@ class Deferrals:
             news.set()
 
     async def _judge(self, waiting: Waiting) -> Judgement:
-        found = Judgement()
         while True:
-            found.add(waiting.so_far)
             verdict = await self._ask(waiting.rule, waiting.message)
             course = Course(waiting.message, self._exp_id, self._watch)
-            course.run([_Said(waiting.rule, verdict), *waiting.then])
-            found.add(course.judgement)
-            found.deferred.clear()
+            course.run([_Said(waiting.rule, verdict), *waiting.then], waiting.passed)
             if not course.waiting:
-                break
-            waiting = course.waiting[0]  # the next slow rule
-        if found.blocked:
-            found.rewritten.clear()
-        return found
+                return joined(waiting.so_far, course.judgement)
+            following = course.waiting[0]  # it comes to the next slow rule
+            waiting = following._replace(so_far=joined(waiting.so_far, following.so_far))
+            self._waiting[waiting.message.message_id(0)] = waiting
+            self._advance(waiting)
 
     async def _ask(self, rule: SlowRule, message: Batch) -> Verdict:
+        def judge() -> Awaitable[Verdict]:
+            return rule.judge(Message(self._exp_id, message, 0))
+
+        found = await self._calls.run(rule, judge, rule.time_limit_s, "verdict")
         try:
-            async with asyncio.timeout(rule.time_limit_s) as limit:
-                return checked(await Steps(self._watch, rule, lambda: rule.judge(Message(self._exp_id, message, 0))))
+            if isinstance(found, BaseException):
+                raise found
+            return checked(found)
         except FAILURES as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # it is us who are stopped, not something that the rule awaits
-                raise
-            if isinstance(error, TimeoutError) and limit.expired():
-                return failed(rule, TimeoutError(f"no verdict within {rule.time_limit_s:g} s"))
             logger.exception("rule %r failed on a message", rule.name)
             return failed(rule, error)
 
     async def close(self) -> None:
-        """Stop all."""
+        """Stop all, and wait a moment for rules that are at work."""
         self._due.clear()
         tasks = [task for task in self._running.values() if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._running.clear()  # those that were stopped before they began
+        self._waiting.clear()
+        for _, free in self._leavers:
+            free.set()
+        self._leavers.clear()
+        await self._calls.close(_GRACE_S)
 
 
 class _Said(Rule):

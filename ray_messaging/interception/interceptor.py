@@ -9,17 +9,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ray_messaging.channels import AGENT_CHAT, AgentId, check_id
-from ray_messaging.errors import Fenced
+from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.frames import Batch, decode
 from ray_messaging.ids import Ids
-from ray_messaging.interception.answers import Answers, key_of
-from ray_messaging.interception.deferral import Deferrals
-from ray_messaging.interception.judging import PAYLOAD_LIMIT, Course, Waiting
+from ray_messaging.interception.alone import Alone
+from ray_messaging.interception.answers import key_of, record
+from ray_messaging.interception.farewell import Farewell
+from ray_messaging.interception.judging import FAILURES, PAYLOAD_LIMIT, Course
+from ray_messaging.interception.keeper import Keeper
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
 from ray_messaging.interception.state import Table
 from ray_messaging.interception.store import Saver, StateStore
+from ray_messaging.interception.users import UserCalls
 from ray_messaging.interception.verdicts import FOREIGN, Judgement, Verdicts, decode_verdicts, encode_verdicts
 from ray_messaging.interception.watchdog import Watch
 from ray_messaging.lines import Lines, encode_payload
@@ -55,13 +58,25 @@ class Interceptor:
         self.violations: Table[int] = Table()
         self.rules = RuleSet(rules, self)
         self._tables: dict[str, Table[Any]] = {}
-        self._saver = None if store is None else Saver(store, self._tables)
+        self._saver = None if store is None else Saver(store, self._tables, epoch)
         self._follow_rules()
         self.watch = Watch()
-        self._answers = Answers(keep_s)
         self._pending: dict[str, asyncio.Task[bytes]] = {}
-        self._unsafe: dict[str, bytes] = {}  # answers of batches that were counted, and could not be kept
-        self._deferrals = Deferrals(exp_id, keep_s, self._finish, self.watch)
+        self._keeper = Keeper(self._saver, keep_s, self._waits)
+        calls = UserCalls(self.watch)
+        self._alone = Alone(
+            exp_id,
+            self.rules,
+            self._keeper,
+            keep_s,
+            calls,
+            self.watch,
+            count=self._count,
+            encode=self._encode,
+            version=self._version,
+        )
+        self._deferrals = self._alone.deferrals
+        self._farewell = Farewell(self.rules, self._deferrals, calls)
         self._forwarded = 0
 
     @property
@@ -85,8 +100,17 @@ class Interceptor:
                 table.load(tables[name], merge=merge)
         for rule in self.rules:
             if rule.state is not None and tables.get(rule.name):
-                rule.restored()
-        self._answers.load(answers, self.epoch)
+                self._restore(rule)
+        self._keeper.answers.load(answers, self.epoch)
+
+    def _restore(self, rule: Rule) -> None:
+        try:
+            rule.restored()
+        except Exception as error:  # the user's code
+            raise RuleError(
+                f"rule {rule.name!r} cannot go on from the state it kept ({failure(error)}): mend its `restored`",
+                rule=rule.name,
+            ) from error
 
     async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
         """Change rules or their state; it is on the server, and in force, once this has returned.
@@ -100,16 +124,32 @@ class Interceptor:
             for rule in self.rules:
                 if rule.state is not None and rule not in before:
                     rule.state.rewrite()
+            self._farewell.begin(before)
             if also is not None:
                 await also()
-        await self._save({})
+        await self._keeper.save()
         return result
+
+    def new_round(self) -> list[str]:
+        """Tell all rules that a new round begins; return the names of those that failed at it."""
+        failures: list[str] = []
+        for rule in self.rules:
+            try:
+                self.watch.enter(rule)
+                try:
+                    rule.new_round()
+                finally:
+                    self.watch.leave()
+            except FAILURES:  # the others' rounds begin nevertheless
+                logger.exception("rule %r failed at a new round", rule.name)
+                failures.append(rule.name)
+        return failures
 
     async def store_all(self) -> None:
         """Write everything, in place of whatever is on the server."""
         for table in self._tables.values():
             table.rewrite()
-        await self._save({})
+        await self._keeper.save()
 
     def _follow_rules(self) -> None:
         tables = {rule.name: rule.state for rule in self.rules if rule.state is not None}
@@ -119,13 +159,6 @@ class Interceptor:
             else:
                 self._saver.drop(name)
         self._tables |= {VIOLATIONS: self.violations} | tables
-
-    def _save(self, answers: Mapping[str, bytes]) -> Awaitable[None]:
-        """Have answers written with all that is counted by now; done once they are on the server."""
-        if self._saver is None:
-            return _nothing()
-        self._saver.epoch = self.epoch
-        return self._saver.keep(answers)
 
     def _version(self) -> int:
         return sum(table.version for table in self._tables.values())
@@ -164,7 +197,7 @@ class Interceptor:
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
         if self.rules.wants_payload and batch.lines is None:
             return encode_verdicts(Verdicts(self.epoch, judged=False, wants_payload=True))
-        known = self._answers.get(batch)
+        known = self._keeper.answers.get(batch)
         if known is not None:
             return known
         pending = self._pending.get(key_of(batch))
@@ -176,44 +209,36 @@ class Interceptor:
             raise self.fenced.with_traceback(None)
 
     def _judge(self, batch: Batch) -> bytes | Awaitable[bytes]:
-        if self._unsafe and (unsafe := self._unsafe.get(key_of(batch))) is not None:
-            return self._keep_answer(batch, unsafe)
+        key = key_of(batch)
+        if self._keeper.unsafe and (unsafe := self._keeper.unsafe.get(key)) is not None:
+            return self._keep_answer(batch, key, *unsafe)
         version = self._version()
         course = Course(batch, self.exp_id, self.watch)
         course.run(self.rules.now)
         self._count(batch, course.judgement)
         answer = self._encode(course.judgement, len(batch))
         for waiting in course.waiting.values():
-            self._begin(waiting)
+            self._alone.begin(waiting)
         if self._saver is None or version == self._version():
-            self._answers.put(batch, answer)
+            self._keeper.answers.put(batch, answer)
             return answer
-        return self._keep_answer(batch, answer)
+        return self._keep_answer(batch, key, answer, record(answer, course.waiting.values()))
 
-    def _keep_answer(self, batch: Batch, answer: bytes) -> Awaitable[bytes]:
+    def _keep_answer(self, batch: Batch, key: str, answer: bytes, data: bytes) -> Awaitable[bytes]:
         """Answer a batch once what it has counted is safe, and not before."""
-        key = key_of(batch)
-        self._unsafe[key] = answer
-        saved = self._save({key: answer})  # now: what it has counted must not be written without it
+        kept = self._keeper.keep(key, answer, data)
         task = self._pending[key] = asyncio.create_task(
-            self._keep(batch, key, answer, saved), name="ray_messaging answer"
+            self._kept(batch, key, answer, kept), name="ray_messaging answer"
         )
         return asyncio.shield(task)
 
-    async def _keep(self, batch: Batch, key: str, answer: bytes, saved: Awaitable[None]) -> bytes:
+    async def _kept(self, batch: Batch, key: str, answer: bytes, kept: Awaitable[None]) -> bytes:
         try:
-            await saved
-            del self._unsafe[key]
-            self._counted(key, answer)
-            self._answers.put(batch, answer)
+            await kept
+            self._keeper.answers.put(batch, answer)
         finally:
             del self._pending[key]
         return answer
-
-    def _counted(self, key: str, answer: bytes) -> None:
-        over = self._answers.count(key, answer)
-        if over and self._saver is not None:
-            self._saver.forget(over)
 
     def _count(self, batch: Batch, judgement: Judgement) -> None:
         self.judged += len(batch) - len(judgement.deferred)
@@ -232,60 +257,31 @@ class Interceptor:
             why = ("interceptor", ascii(failure(error)))
             return Judgement(blocked=dict.fromkeys(range(count), why)).encode(self.epoch, wants_payload=True)
 
-    # -- what waits for slow rules --------------------------------------------------------------------------------
-
-    def _begin(self, waiting: Waiting) -> None:
-        answer = self._answers.counted(waiting.message.message_id(0))
-        if answer is None:
-            self._deferrals.begin(waiting)
-        else:  # a predecessor has judged and counted it
-            self._deferrals.remember(waiting.message, decode_verdicts(answer).judgement(1))
-
     async def _wait(self, batch: Batch) -> bytes:
         unknown = self._deferrals.unknown(batch)
         if unknown:  # a predecessor deferred them
             if self.rules.wants_payload and batch.lines is None:
                 return encode_verdicts(Verdicts(self.epoch, judged=False, wants_payload=True))
-            self._judge_alone(batch, unknown)
+            await self._alone.go_on(batch, unknown)
         judgement = await self._deferrals.wait(batch)
         return self._encode(judgement, len(batch))
 
-    def _judge_alone(self, batch: Batch, rows: list[int]) -> None:
-        """Judge messages whose batch we do not know, each for itself."""
-        for row in rows:
-            message = batch.take(np.array([row], np.intp))
-            answer = self._answers.counted(message.message_id(0))
-            if answer is not None:
-                self._deferrals.remember(message, decode_verdicts(answer).judgement(1))
-                continue
-            course = Course(message, self.exp_id, self.watch)
-            course.run(self.rules.now)
-            if course.waiting:
-                self._begin(course.waiting[0])
-            else:
-                self._deferrals.settle(message, course.judgement)
+    def _waits(self, key: str) -> bool:
+        return self._deferrals.waits(key)
 
-    async def _finish(self, message: Batch, judgement: Judgement) -> None:
-        """Count a message that a slow rule has judged; its verdict is safe once this has returned."""
-        self._count(message, judgement)
-        if self._saver is not None and self._saver.behind:
-            key, answer = message.message_id(0), self._encode(judgement, 1)
-            await self._save({key: answer})
-            self._counted(key, answer)
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Judge no more, and write no more; both are waited for, though not for ever."""
+        await self._deferrals.close()
+        await self._keeper.close()
 
     async def close(self) -> None:
-        """Let slow rules go, and wait for what is being written."""
-        await self._deferrals.close()
-        for rule in self.rules:
-            await rule.close()
-        if self._saver is not None:
-            await self._saver.close()
+        """Stop, then let all rules go."""
+        await self.stop()
+        await self._farewell.close()
 
     @property
     def fenced(self) -> Fenced | None:
         """Return the error that says that a newer interceptor has taken over."""
         return None if self._saver is None else self._saver.error
-
-
-async def _nothing() -> None:
-    """Be done."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ray_messaging.errors import ConfigError, InterceptorUnavailable
+from ray_messaging.errors import ConfigError, InterceptorUnavailable, TransitError
 from ray_messaging.frames import Batch, encode
 from ray_messaging.interception.deferral import PATIENCE_S
 from ray_messaging.interception.interceptor import Interceptor
@@ -31,33 +31,22 @@ _GONE = {"ActorDiedError"}
 _APPLICATION_ERROR = "RayTaskError"
 
 
-def judge_for(interceptor: object, timeout_s: float) -> Judge:
-    """Choose the way to ask an interceptor: ours in this process, ours on Ray, or any actor that answers `forward`."""
+def judge_for(interceptor: object, timeout_s: float, exp_id: str | None = None) -> Judge:
+    """Choose the way to ask an interceptor: ours in this process, ours on Ray, or any actor that answers `forward`.
+
+    Args: exp_id is whose messages are judged: ours on Ray refuses to judge for another experiment.
+    Raises: ConfigError.
+    """
     if isinstance(interceptor, Interceptor):
         return LocalJudge(interceptor)
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
-        return RemoteJudge(interceptor, timeout_s)
+        return RemoteJudge(interceptor, timeout_s, exp_id)
     if hasattr(interceptor, "forward"):
         return ForeignJudge(interceptor, timeout_s)
     raise ConfigError(
         f"{interceptor!r} cannot intercept messages: pass messaging.interceptor, or a Ray actor that answers "
         "forward(from_id, to_id, msg) -> bool"
     )
-
-
-class PassAll:
-    """Let everything pass: no interceptor was set."""
-
-    way = "none"
-
-    async def judge(self, batch: Batch) -> Verdicts:  # noqa: ARG002 - a Judge's
-        """Block nothing."""
-        return Verdicts(FOREIGN)
-
-    wait = judge
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 class _Asking:
@@ -103,7 +92,7 @@ class LocalJudge(_Asking):
 
 
 async def _persist(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) -> bytes:
-    """Repeat an attempt until it succeeds or the time is up; raise InterceptorUnavailable."""
+    """Repeat an attempt until it succeeds or the time is up; raise InterceptorUnavailable, ConfigError at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     pause = _FIRST_PAUSE_S
@@ -112,6 +101,9 @@ async def _persist(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) ->
             async with asyncio.timeout_at(deadline):
                 return await attempt()
         except Exception as error:
+            why = getattr(error, "cause", None)  # of an error of Ray's, what the actor raised
+            if isinstance(why, ConfigError) and not isinstance(why, TransitError):
+                raise why from error
             last = loop.time() + pause > deadline or type(error).__name__ in _GONE
             if last:
                 raise _unavailable(error, timeout_s) from error
@@ -121,6 +113,7 @@ async def _persist(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) ->
 
 
 def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
+    error = getattr(error, "cause", None) or error  # Ray's text holds the whole traceback
     return InterceptorUnavailable(
         f"the interceptor gave no verdict within {timeout_s:g} s ({type(error).__name__}: {error}), so nothing was "
         "sent: look at its actor, then send again"
@@ -130,9 +123,10 @@ def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
 class RemoteJudge(_Asking):
     """Ask our interceptor actor: over its lane, or by Ray call where the lane cannot be opened."""
 
-    def __init__(self, handle: Any, timeout_s: float) -> None:  # noqa: ANN401 - a Ray actor handle
+    def __init__(self, handle: Any, timeout_s: float, exp_id: str | None = None) -> None:  # noqa: ANN401 - a Ray actor handle
         super().__init__()
         self._handle = handle
+        self._ours = {} if exp_id is None else {"exp_id": exp_id}
         self._timeout_s = timeout_s
         self._lane: LaneClient | None = None
         self._by_ray_until = 0.0
@@ -156,11 +150,11 @@ class RemoteJudge(_Asking):
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
         """Ask over the lane that the actor serves now; by Ray call where it cannot be opened."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
-            return bytes(await self._handle.forward_batch.remote(request, patient))
+            return bytes(await self._handle.forward_batch.remote(request, patient, **self._ours))
         async with self._opening:  # a batch and those who wait may find the lane cut at the same time
             lane = self._lane if self._lane is not None else await self._open()
         if lane is None:
-            return bytes(await self._handle.forward_batch.remote(request, patient))
+            return bytes(await self._handle.forward_batch.remote(request, patient, **self._ours))
         try:
             return await lane.ask(request, patient=patient)
         except OSError:
@@ -169,7 +163,7 @@ class RemoteJudge(_Asking):
 
     async def _open(self) -> LaneClient | None:
         """Open the lane where the actor serves it now; None: it cannot be opened."""
-        address = LaneAddress(*await self._handle.lane.remote())
+        address = LaneAddress(*await self._handle.lane.remote(**self._ours))
         try:
             # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)

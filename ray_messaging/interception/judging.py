@@ -24,12 +24,20 @@ PAYLOAD_LIMIT = 64 * 2**20  # the largest that MessagingConfig.payload_bytes can
 
 
 class Waiting(NamedTuple):
-    """A message that a slow rule must judge: alone in a batch, as the rules before it left it."""
+    """A message that a slow rule must judge: alone in a batch, as the rules before it left it.
+
+    `passed` are the names of those rules.
+    """
 
     message: Batch
     so_far: Judgement
     rule: SlowRule
     then: tuple[Rule, ...]
+    passed: tuple[str, ...]
+
+    def needs(self, rule: Rule) -> bool:
+        """Tell whether a rule has still to do with this message."""
+        return self.rule is rule or any(later is rule for later in self.then)
 
 
 class Course:
@@ -43,13 +51,14 @@ class Course:
         self._rest = batch
         self._rows: NDArray[np.intp] | None = None  # where the rest's rows stand in the batch; None: at their places
 
-    def run(self, rules: Sequence[Rule]) -> None:
-        """Apply rules in their order."""
+    def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
+        """Apply rules in their order; those named in `passed` came before."""
         for place, rule in enumerate(rules):
             if not len(self._rest):
                 return
             if isinstance(rule, SlowRule):
-                self._take(rule, self._at_once(rule, tuple(rules[place + 1 :])))
+                before = (*passed, *(other.name for other in rules[:place]))
+                self._take(rule, self._at_once(rule, before, tuple(rules[place + 1 :])))
             else:
                 self._take(rule, self._apply(rule))
 
@@ -71,7 +80,7 @@ class Course:
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
         return found
 
-    def _at_once(self, rule: SlowRule, then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
+    def _at_once(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
         """Return what a slow rule knows already; the other rows leave the batch."""
         found: dict[int, Verdict] = {}
         batch, slow = self._rest, []
@@ -91,7 +100,7 @@ class Course:
                 place = self._place(row)
                 self.judgement.deferred.add(place)
                 alone = batch.take(np.array([row], np.intp))
-                self.waiting[place] = Waiting(alone, self._take_out(place), rule, then)
+                self.waiting[place] = Waiting(alone, self._take_out(place), rule, then, passed)
             elif verdict is not ALLOW:
                 found[row] = verdict
         if slow:
@@ -102,13 +111,10 @@ class Course:
 
     def _take_out(self, place: int) -> Judgement:
         """Take what is known of one row out of the judgement, as that of a batch of its own."""
-        alone = Judgement()
-        if place in self.judgement.rewritten:
-            alone.rewritten[0] = self.judgement.rewritten.pop(place)
-        for name, rows in self.judgement.labels.items():
-            if place in rows:
-                rows.discard(place)
-                alone.labels[name] = {0}
+        alone = of_row(self.judgement, place)
+        self.judgement.rewritten.pop(place, None)
+        for name in alone.labels:
+            self.judgement.labels[name].discard(place)
         return alone
 
     def _take(self, rule: Rule, verdicts: Mapping[int, Verdict]) -> None:
@@ -147,6 +153,30 @@ class Course:
 
     def _place(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])
+
+
+def of_row(judgement: Judgement, row: int) -> Judgement:
+    """Return what is known of one row, as that of a batch of its own."""
+    alone = Judgement()
+    if row in judgement.blocked:
+        alone.blocked[0] = judgement.blocked[row]
+    if row in judgement.rewritten:
+        alone.rewritten[0] = judgement.rewritten[row]
+    for name, rows in judgement.labels.items():
+        if row in rows:
+            alone.labels[name] = {0}
+    return alone
+
+
+def joined(before: Judgement, after: Judgement) -> Judgement:
+    """Return what is known of one message after more rules."""
+    both = Judgement()
+    both.add(before)
+    both.add(after)
+    both.deferred.clear()
+    if both.blocked:
+        both.rewritten.clear()
+    return both
 
 
 def failed(rule: Rule, error: BaseException) -> Verdict:

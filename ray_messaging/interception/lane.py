@@ -14,14 +14,16 @@ from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
 from ray_messaging.errors import Fenced, FrameError
-from ray_messaging.frames import FRAME_LIMIT
+from ray_messaging.frames import FRAME_LIMIT, decode
 from ray_messaging.interception.framing import Framing
+from ray_messaging.interception.verdicts import FOREIGN, Judgement
 
 logger = logging.getLogger(__name__)
 
 CONNECTIONS = 10_000
 OPENING_S = 5.0
-WAITING = 10_000  # requests of one connection that wait for their answers
+# Requests of one connection that wait for their answers. One more about deferred rows is told at once to go on waiting.
+WAITING = 10_000
 _TOKEN_LIMIT = 128
 JUDGE, WAIT = 0, 1
 _REQUEST = Struct("<IB")
@@ -79,7 +81,7 @@ class _Caller(Framing):
         self._server = server
         self._open = False
         self._timer: asyncio.TimerHandle | None = None
-        self._later: set[asyncio.Future[None]] = set()
+        self._later: dict[int, set[asyncio.Future[None]]] = {JUDGE: set(), WAIT: set()}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the caller a few seconds to show the token."""
@@ -93,7 +95,7 @@ class _Caller(Framing):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Forget the caller."""
         self._server.connections.discard(self)
-        for answer in self._later:
+        for answer in [*self._later[JUDGE], *self._later[WAIT]]:
             answer.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -121,12 +123,16 @@ class _Caller(Framing):
         if len(frame) < _REQUEST.size:
             self.refuse("a request without a number")
             return
-        if len(self._later) >= WAITING:
+        number, kind = _REQUEST.unpack_from(frame)
+        patient = kind == WAIT
+        later = self._later[WAIT if patient else JUDGE]
+        crowded = len(later) >= WAITING
+        if crowded and not patient:
             self.refuse("too many requests that wait")
             return
-        number, kind = _REQUEST.unpack_from(frame)
+        request = frame[_REQUEST.size :]
         try:
-            answer = self._server.answer(frame[_REQUEST.size :], patient=kind == WAIT)
+            answer = _unknown(request) if crowded else self._server.answer(request, patient=patient)
         except (FrameError, Fenced) as error:
             self.refuse(str(error))
             return
@@ -134,8 +140,8 @@ class _Caller(Framing):
             self.send(_NUMBER.pack(number) + answer)
         else:
             task = asyncio.ensure_future(self._answer_later(number, answer))
-            self._later.add(task)
-            task.add_done_callback(self._later.discard)
+            later.add(task)
+            task.add_done_callback(later.discard)
 
     async def _answer_later(self, number: int, answer: Awaitable[bytes]) -> None:
         try:
@@ -148,6 +154,12 @@ class _Caller(Framing):
         else:
             if self.transport is not None and not self.transport.is_closing():
                 self.send(_NUMBER.pack(number) + found)
+
+
+def _unknown(request: bytes) -> bytes:
+    """Answer that nothing is known yet of what is asked about."""
+    rows = set(range(len(decode(request))))
+    return Judgement(deferred=rows).encode(FOREIGN, wants_payload=False)
 
 
 class LaneClient(Framing):

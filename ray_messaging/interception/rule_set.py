@@ -55,11 +55,10 @@ class RuleSet:
         return self._put(rule, [*self._rules[:place], *self._rules[place + 1 :]], place)
 
     def pop(self, which: int | str = -1) -> Rule:
-        """Take a rule out and return it."""
+        """Take a rule out and return it; messages may wait for it still, so it keeps its context."""
         place = self.find(which)
         rule = self._rules[place]
         self._set([*self._rules[:place], *self._rules[place + 1 :]])
-        rule.context = None
         return rule
 
     def _put(self, rule: object, others: list[Rule], place: int) -> Rule:

@@ -1,9 +1,17 @@
 """What a rule must not forget: a table that knows what changed, so that only that is written to the server."""
 
+import logging
+import math
+import reprlib
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
+import numpy as np
+
+from ray_messaging.errors import RuleError
+
+logger = logging.getLogger(__name__)
 
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
@@ -14,12 +22,16 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Table(MutableMapping[Key, V], Generic[V]):
-    """Map keys (ids, None, str, or tuples of these) to JSON values, and remember which were touched."""
+    """Map keys (ids, None, str, or tuples of these) to JSON values, and remember which were touched.
+
+    What is set is kept as a successor will read it: numpy's numbers become Python's, tuples and sets become lists.
+    Raises RuleError where a key or a value cannot be kept: in a rule, that is the rule's failure.
+    """
 
     __slots__ = ("_cleared", "_touched", "_values", "version")
 
     def __init__(self, values: Mapping[Key, V] | None = None) -> None:
-        self._values: dict[Key, V] = dict(values or {})
+        self._values: dict[Key, V] = {_checked(key): _kept(value) for key, value in (values or {}).items()}
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # counts changes
@@ -28,12 +40,14 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return self._values[key]
 
     def __setitem__(self, key: Key, value: V) -> None:
-        self._values[key] = value
+        key = _checked(key)
+        self._values[key] = _kept(value)
         self._touched.add(key)
         self.version += 1
 
     def __delitem__(self, key: Key) -> None:
         del self._values[key]
+        key = _checked(key)  # numpy's 7 is found like 7, and cannot be written
         self._touched.add(key)
         self.version += 1
 
@@ -72,7 +86,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
         gone: list[bytes] = []
         for key in self._touched:
             if key in self._values:
-                put[_encode(key)] = _encode(self._values[key])
+                try:
+                    put[_encode(key)] = _encode(self._values[key])
+                except Exception:  # one that was changed in place after it was set: others must not wait for it
+                    logger.exception("what a rule keeps under %r cannot be kept, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
         changes = Changes(put, gone, cleared=self._cleared)
@@ -98,6 +115,49 @@ class Changes(msgspec.Struct, frozen=True):
     put: Fields
     gone: list[bytes]
     cleared: bool = False
+
+
+def _checked(key: Any) -> Key:  # noqa: ANN401 - what a rule sets
+    """Return a key that can be kept, or raise RuleError."""
+    if type(key) is int or key is None:
+        return key
+    if isinstance(key, tuple):
+        return tuple(map(_checked, cast("tuple[object, ...]", key)))
+    if isinstance(key, int | np.integer | np.bool_):
+        return int(key)
+    if isinstance(key, str):
+        return _text(key)
+    raise RuleError(
+        f"a rule cannot keep anything under {reprlib.repr(key)}: use an id, a text, None, or a tuple of these", rule=""
+    )
+
+
+def _kept(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a value as a successor will read it, or raise RuleError."""
+    if type(value) is int or value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, np.generic | float):
+        value = value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RuleError(
+                f"a rule cannot keep {reprlib.repr(value)}: JSON has no such number, use None or a limit", rule=""
+            )
+    try:
+        return _decode(_encode(value))
+    except Exception as error:
+        raise RuleError(f"a rule cannot keep {reprlib.repr(value)}, as it is no JSON ({error})", rule="") from error
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RuleError(
+            f"a rule cannot keep the text {reprlib.repr(text)}: it is no Unicode ({error})", rule=""
+        ) from error
+    return str.__str__(text)  # numpy's, too
 
 
 def _key(key: Any) -> Key:  # noqa: ANN401 - JSON

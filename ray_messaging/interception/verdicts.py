@@ -1,9 +1,9 @@
 """What travels between a messager and the interceptor: a batch's columns there, what becomes of its rows back."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,14 +12,17 @@ from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
 from ray_messaging.notes import Why
 
+T = TypeVar("T")
+
 FOREIGN = -1  # the epoch of verdicts that no interceptor of this experiment gave
+NOBODY = -2  # and of those that nobody gave: they hold only where the experiment has no interceptor
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):
-    """Say what a row's payload became, and by which rule (the last one that changed it)."""
+    """Say what the payload of rows (uint32, little endian) became, and by which rule (the last that changed it)."""
 
     rule: str
-    row: int
+    rows: bytes
     line: bytes
 
 
@@ -52,9 +55,9 @@ class Verdicts(msgspec.Struct, array_like=True, frozen=True):
         for why in self.blocked:
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
         for each in self.rewritten:
-            if not 0 <= each.row < count or b"\n" in each.line:
-                raise FrameError("the interceptor's answer is damaged: it rewrites what is not there")
-            found.rewritten[each.row] = (each.rule, each.line)
+            if b"\n" in each.line:
+                raise FrameError("the interceptor's answer is damaged: it rewrites a payload in several lines")
+            found.rewritten.update(dict.fromkeys(_numbers(each.rows, count), (each.rule, each.line)))
         for each_label in self.labelled:
             found.labels[each_label.label] = set(_numbers(each_label.rows, count))
         found.deferred.update(_numbers(self.deferred, count))
@@ -91,13 +94,21 @@ class Judgement:
             {places[row] for row in self.deferred},
         )
 
+    def picked(self, rows: Sequence[int], places: Sequence[int]) -> "Judgement":
+        """Return the same for some of the rows, which stand at `places` in another batch."""
+        at = dict(zip(rows, places, strict=True))
+        return Judgement(
+            {at[row]: why for row, why in self.blocked.items() if row in at},
+            {at[row]: what for row, what in self.rewritten.items() if row in at},
+            {name: {at[row] for row in found if row in at} for name, found in self.labels.items()},
+            {at[row] for row in self.deferred if row in at},
+        )
+
     def encode(self, epoch: int, *, wants_payload: bool) -> bytes:
         """Encode the answer."""
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
             return encode_verdicts(Verdicts(epoch, wants_payload=wants_payload))
-        groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        for row, why in self.blocked.items():
-            groups[why].append(row)
+        groups, changes = _rows_of(self.blocked), _rows_of(self.rewritten)
         return encode_verdicts(
             Verdicts(
                 epoch,
@@ -107,11 +118,19 @@ class Judgement:
                     Why(rule, reason.encode(errors="replace").decode(), _bytes(rows))
                     for (rule, reason), rows in groups.items()
                 ),
-                rewritten=tuple(Rewritten(rule, row, line) for row, (rule, line) in self.rewritten.items()),
+                rewritten=tuple(Rewritten(rule, _bytes(rows), line) for (rule, line), rows in changes.items()),
                 labelled=tuple(Labelled(name, _bytes(rows)) for name, rows in self.labels.items() if rows),
                 deferred=_bytes(self.deferred),
             )
         )
+
+
+def _rows_of(found: Mapping[int, T]) -> dict[T, list[int]]:
+    """Return the rows that have the same, by what they have."""
+    groups: defaultdict[T, list[int]] = defaultdict(list)
+    for row, what in found.items():
+        groups[what].append(row)
+    return groups
 
 
 def _numbers(rows: bytes, count: int) -> list[int]:
@@ -144,6 +163,21 @@ class Judge(Protocol):
 
     async def close(self) -> None:
         """Let the interceptor go."""
+
+
+class PassAll:
+    """Let everything pass: no interceptor was set. The server takes it only where the experiment has none."""
+
+    way = "none"
+
+    async def judge(self, batch: Batch) -> "Verdicts":  # noqa: ARG002 - a Judge's
+        """Block nothing."""
+        return Verdicts(NOBODY)
+
+    wait = judge
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
 encode_verdicts = msgspec.msgpack.Encoder().encode

@@ -14,6 +14,7 @@ from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import LOG, Noted, Published
 
 _ROW_BYTES = 40  # what the columns take of a message, beside names
+_CRATE_BYTES = 16 * 2**20  # of what goes to no mailbox, as of a frame by default
 BARE = ""  # the lane of what no mailbox owns
 
 
@@ -61,8 +62,10 @@ class Cutter:
             stopped[np.fromiter(posting.stopped, np.intp)] = True
             blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
             if self.directory.logged and len(blocked):
-                noted = noting.blocked(posting, blocked)
-                crates.append(Crate(posting, LOG, blocked, len(blocked), b"", [], noted, verdicts, deadline))
+                for part in self._parts(posting, LOG, blocked):
+                    told = blocked if part is None else part
+                    noted = noting.blocked(posting, told)
+                    crates.append(Crate(posting, LOG, told, len(told), b"", [], noted, verdicts, deadline))
             elif len(blocked):
                 posting.stop(blocked)
         for mailbox, found in self._sorted(posting, rows).items():
@@ -119,14 +122,16 @@ class Cutter:
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, posting: Posting, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Split rows so that each frame keeps to the mailbox's limits."""
+        """Split rows so that each frame keeps to the mailbox's limits; what goes to none keeps to ours."""
         record = self.directory.records.get(mailbox)
         lines = posting.outgoing.lines
         count = len(posting.batch) if rows is None else len(rows)
-        if record is None or lines is None:
+        if lines is None:
             return [rows]
+        most_rows, most_bytes = (count, _CRATE_BYTES) if record is None else (record.frame_rows, record.frame_bytes)
         row_bytes = _ROW_BYTES + posting.batch.from_ids.width + posting.batch.to_ids.width
-        if count <= record.frame_rows and lines.nbytes + count * row_bytes <= record.frame_bytes:
+        shared = mailbox != BARE or lines.index is None  # each row is published by itself
+        if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
         rows = np.arange(count) if rows is None else rows
         sizes = np.fromiter(map(len, lines.list), np.int64, lines.count)
@@ -135,8 +140,8 @@ class Cutter:
         low = 0
         while low < count:
             before = int(volumes[low - 1]) if low else 0
-            fitting = int(np.searchsorted(volumes, before + record.frame_bytes, side="right"))
-            high = max(low + 1, min(low + record.frame_rows, fitting))
+            fitting = int(np.searchsorted(volumes, before + most_bytes, side="right"))
+            high = max(low + 1, min(low + most_rows, fitting))
             parts.append(rows[low:high])
             low = high
         return parts

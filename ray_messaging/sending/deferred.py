@@ -3,8 +3,7 @@
 import asyncio
 import logging
 from bisect import insort
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from itertools import groupby
 
 import numpy as np
@@ -13,6 +12,7 @@ from ray_messaging.errors import InterceptorUnavailable, MessagingError, Outcome
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT
 from ray_messaging.interception.verdicts import Judge, Verdicts
+from ray_messaging.sending.asked import UNKNOWN, Asked, Place, joined, order
 from ray_messaging.sending.posting import Posting, Rows
 
 logger = logging.getLogger(__name__)
@@ -20,20 +20,9 @@ logger = logging.getLogger(__name__)
 # Who sends, and to whom: an agent, or a plain channel.
 Pair = tuple[object, object]
 _FAILED = -2
-_UNKNOWN = None  # the epoch of a verdict that is not there yet
-
-
-@dataclass(slots=True)
-class _Place:
-    """One row in the queue of its pair; `epoch` is that of the interceptor that passed it."""
-
-    posting: Posting
-    row: int
-    epoch: int | None
-
-
-def _order(place: _Place) -> tuple[int, int]:
-    return place.posting.batch.first, place.row
+# Rows that are deferred within so many seconds are asked about together. An answer takes a few seconds at most, so this
+# bounds how many requests of one messager wait, too: the interceptor's lane has a limit.
+_GATHER_S = 0.005
 
 
 class Deferred:
@@ -42,10 +31,13 @@ class Deferred:
     def __init__(self, judge: Callable[[], Judge], released: Callable[[], None]) -> None:
         self._judge = judge
         self._released = released
-        self._pairs: dict[Pair, list[_Place]] = {}
-        self._places: dict[tuple[Posting, int], _Place] = {}
+        self._pairs: dict[Pair, list[Place]] = {}
+        self._places: dict[tuple[Posting, int], Place] = {}
         self._moved: set[Pair] = set()  # pairs of which the first may have its verdict
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unasked: list[Place] = []
+        self._asking: asyncio.Task[None] | None = None
+        self._over: MessagingError | None = None
 
     def __len__(self) -> int:
         return len(self._places)
@@ -55,28 +47,27 @@ class Deferred:
 
         Args: rows are those that were judged (None: all), under `epoch`.
         """
+        if deferred and self._over is not None:
+            posting.fail(np.array(sorted(deferred), np.intp), self._over)
+            deferred = set()
         if not deferred and not self._pairs:
             return rows
         held: list[int] = []
-        waiting: list[int] = []
         batch = posting.batch
         for row in self._candidates(batch, rows, deferred):
             pair = _pair(batch, row)
             queue = self._pairs.get(pair)
             if row in posting.stopped or (queue is None and row not in deferred):
                 continue
-            place = _Place(posting, row, _UNKNOWN if row in deferred else epoch)
+            place = Place(posting, row, UNKNOWN if row in deferred else epoch)
             # At the end, but for rows that a successor of the interceptor judges once more.
-            insort(self._pairs.setdefault(pair, []), place, key=_order)
+            insort(self._pairs.setdefault(pair, []), place, key=order)
             self._places[posting, row] = place
             held.append(row)
             if row in deferred:
-                waiting.append(row)
+                self._unasked.append(place)
         self._move(posting, held)
-        if waiting:
-            task = asyncio.create_task(self._wait(posting, waiting), name="ray_messaging deferred verdicts")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._ask_soon()
         if not held:
             return rows
         free = np.zeros(len(batch), np.bool_)
@@ -101,38 +92,56 @@ class Deferred:
     def take_ready(self) -> list[tuple[Posting, Rows, int]]:
         """Return the rows that may go now, with the epoch of the interceptor that passed them, in their order."""
         moved, self._moved = self._moved, set()
-        ready: list[_Place] = []
+        ready: list[Place] = []
         for pair in moved:
             queue = self._pairs.get(pair, [])
-            count = next((at for at, place in enumerate(queue) if place.epoch is _UNKNOWN), len(queue))
+            count = next((at for at, place in enumerate(queue) if place.epoch is UNKNOWN), len(queue))
             ready += queue[:count]
             del queue[:count]
             if not queue:
                 self._pairs.pop(pair, None)
         for place in ready:
             del self._places[place.posting, place.row]
-        ready.sort(key=_order)
+        ready.sort(key=order)
         return [
             (posting, np.array([place.row for place in places], np.intp), epoch or 0)
             for (posting, epoch), places in groupby(ready, key=lambda place: (place.posting, place.epoch))
         ]
 
-    async def _wait(self, posting: Posting, rows: list[int]) -> None:
-        """Ask until every row has its verdict."""
+    def _ask_soon(self) -> None:
+        if self._unasked and (self._asking is None or self._asking.done()):
+            self._asking = self._spawn(self._ask_all())
+
+    async def _ask_all(self) -> None:
+        """Ask about all rows that nobody asks about right now: together, so that requests stay few."""
+        while self._unasked:
+            places, self._unasked = self._unasked, []
+            for part in joined(places):
+                self._spawn(self._wait(part))
+            await asyncio.sleep(_GATHER_S)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="ray_messaging deferred verdicts")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _wait(self, asked: Asked) -> None:
+        """Ask about rows once; those that have no verdict yet are asked about with whatever has come meanwhile."""
         try:
-            while rows:
-                verdicts = await self._ask(posting.batch.take(np.array(rows, np.intp)))
-                judgement = verdicts.judgement(len(rows))
-                known = [row for at, row in enumerate(rows) if at not in judgement.deferred]
-                if known:
-                    posting.apply(judgement.moved(rows), np.array(known, np.intp))
-                    self._resolve(posting, known, verdicts.epoch)
-                    rows = [row for at, row in enumerate(rows) if at in judgement.deferred]
+            verdicts = await self._ask(asked.batch)
+            judgement = verdicts.judgement(len(asked.batch))
+            for posting, places in asked.by_posting(judgement.deferred):
+                rows = [place.row for _, place in places]
+                posting.apply(judgement.picked([at for at, _ in places], rows), np.array(rows, np.intp))
+                self._resolve(posting, rows, verdicts.epoch)
+            self._unasked += [asked.places[at] for at in sorted(judgement.deferred)]
+            self._ask_soon()
         except MessagingError as error:
-            self._fail(posting, rows, error)
+            self._fail_all(asked, error)
         except Exception as error:
             logger.exception("deferred verdicts could not be awaited")
-            self._fail(posting, rows, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
+            self._fail_all(asked, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
 
     async def _ask(self, batch: Batch) -> Verdicts:
         """Ask whoever judges now, and his successor where he is gone."""
@@ -149,11 +158,11 @@ class Deferred:
             self._places[posting, row].epoch = epoch
         self._move(posting, rows)
 
-    def _fail(self, posting: Posting, rows: list[int], error: MessagingError) -> None:
-        for row in rows:
-            self._places[posting, row].epoch = _FAILED  # it leaves its queue, and finds its row closed
-        posting.fail(np.array(rows, np.intp), error)
-        self._move(posting, rows)
+    def _fail_all(self, asked: Asked, error: MessagingError) -> None:
+        for posting, places in asked.by_posting(set()):
+            rows = [place.row for _, place in places if place.epoch is UNKNOWN]
+            self._resolve(posting, rows, _FAILED)  # they leave their queues, and find their rows closed
+            posting.fail(np.array(rows, np.intp), error)
 
     def _move(self, posting: Posting, rows: list[int]) -> None:
         """Look at the queues of some rows when what is ready is taken.
@@ -171,10 +180,17 @@ class Deferred:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def give_up(self, error: MessagingError) -> None:
+        """Wait for no slow rule any more: neither with those who wait now, nor with any that comes."""
+        self._over = error
+        self.abandon(error)
+
     def abandon(self, error: MessagingError) -> None:
         """Give everybody whose messages wait the error."""
         for task in self._tasks:
             task.cancel()
+        self._asking = None
+        self._unasked.clear()
         places, self._places = self._places, {}
         self._pairs.clear()
         self._moved.clear()

@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 
 from ray_messaging.frames import Batch, encode
-from ray_messaging.notes import Note, Why, encode_note
+from ray_messaging.notes import Before, Note, Why, encode_note
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import Noted
@@ -42,14 +42,14 @@ def rewritten(posting: Posting, batch: Batch, rows: Rows | None, mailbox: str) -
 def _rewriting(posting: Posting, fate: int, mailbox: str, places: list[int]) -> Note:
     """Build a note on rows of a posting, with what those that were rewritten said before."""
     rules: defaultdict[str, list[int]] = defaultdict(list)
-    before: list[tuple[int, bytes]] = []
+    said: defaultdict[bytes, list[int]] = defaultdict(list)
     lines = posting.batch.lines
     for at, row in enumerate(places if posting.rewritten and lines is not None else ()):
         if row in posting.rewritten and lines is not None:
             rules[posting.rewritten[row][0]].append(at)
-            before.append((at, lines.row(row)))
+            said[lines.row(row)].append(at)
     why = tuple(Why(rule, "", _bytes(found)) for rule, found in rules.items())
-    return Note(fate, mailbox, why, tuple(before))
+    return Note(fate, mailbox, why, tuple(Before(_bytes(found), line) for line, found in said.items()))
 
 
 def _noted(batch: Batch, note: Note) -> Noted:

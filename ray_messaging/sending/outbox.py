@@ -13,6 +13,7 @@ from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judge
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.sending import refusals
 from ray_messaging.sending.bulk import ColumnChunk, entry_chunks
 from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, Columns, Draft, Entry, Many, Parcel, Relayed
 from ray_messaging.sending.posting import Posting
@@ -31,6 +32,7 @@ class Outbox:
     ) -> None:
         self.step: int | None = None
         self.room = Room(settings.outbox_messages, settings.outbox_bytes)
+        self._patience_s = settings.send_timeout_s + settings.interceptor_timeout_s  # of whoever closes
         self._settled = settled
         self._parcels: deque[Parcel] = deque()
         self._open: Draft | None = None
@@ -174,12 +176,21 @@ class Outbox:
             await done
 
     async def close(self) -> None:
-        """Send what was accepted, then stop."""
+        """Send what was accepted, then stop; who waits for a slow rule is not waited for without end."""
         try:
             if self._broken is None:
-                await self.flush()
+                await self._finish_up()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))
+
+    async def _finish_up(self) -> None:
+        """Wait until all has its receipt; what still waits for a slow rule after a while gets an error."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self.flush()
+        except TimeoutError:
+            self._pump.deferred.give_up(refusals.undecided(self._patience_s))
+            await self.flush()
 
     async def stop(self, why: MessagingError) -> None:
         """Stop at once; what has no receipt yet gets the error."""
@@ -197,14 +208,12 @@ class Outbox:
             self._open = None
         return parcel
 
-    def _closed(self, rows: int) -> None:
-        """Make room for as many as have their receipts: a batch of which some wait for long must not hold others up."""
-        self.room.give_back(rows, 0)
+    def _closed(self, rows: int, nbytes: int) -> None:
+        """Make room for what has its receipts: a batch of which some wait for long must not hold others up."""
+        self.room.give_back(rows, nbytes)
 
     def _finish(self, posting: Posting) -> None:
-        lines = posting.batch.lines
         self._settled(posting)
-        self.room.give_back(0, 0 if lines is None else lines.nbytes)
         self._tell_idle()
 
     def _tell_idle(self) -> None:

@@ -105,11 +105,11 @@ class Draft(Parcel):
             topic=topic,
             step=self.step,
             sent_at=times[0] if len(times) == 1 else np.frombuffer(array("d", times), np.float64),
-            lines=_once(lines) if self._shared else Lines.of(list(lines)),
+            lines=once(lines) if self._shared else Lines.of(list(lines)),
         )
 
 
-def _once(lines: Sequence[bytes]) -> Lines:
+def once(lines: Sequence[bytes]) -> Lines:
     """Keep a payload that goes to many once: they share the very object."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]

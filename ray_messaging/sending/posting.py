@@ -11,6 +11,7 @@ from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judgement
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipt, Receipts
 from ray_messaging.sending.parcel import Parcel
+from ray_messaging.sending.weights import Weights
 
 Rows = NDArray[np.intp]
 
@@ -21,7 +22,7 @@ class Posting:
     A row is open until it is settled with a fate or failed with an error, once. `batch` is what was accepted and is
     judged, `outgoing` what leaves: with labels, and with other payloads where a rule rewrote them. `placed` names the
     mailboxes that have a row which others still lack; `copies` counts how many still lack a row (None: no row goes to
-    more than one). `closed` is told how many rows got their end, `finished` when the last one did.
+    more than one). `closed` is told how many rows and bytes of payload got their end, `finished` when the last one did.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Posting:
         "_open",
         "_parcel",
         "_told",
+        "_weights",
         "batch",
         "copies",
         "errors",
@@ -46,7 +48,7 @@ class Posting:
         parcel: Parcel,
         batch: Batch,
         finished: Callable[["Posting"], None],
-        closed: Callable[[int], None] = lambda _: None,
+        closed: Callable[[int, int], None] = lambda _rows, _nbytes: None,
     ) -> None:
         self.batch = self.outgoing = batch
         self.outcome = Outcome(batch)
@@ -61,6 +63,7 @@ class Posting:
         self._open = np.ones(len(batch), np.bool_)
         self._left = len(batch)
         self._told = False
+        self._weights: Weights | None = None
 
     @property
     def open(self) -> bool:
@@ -145,7 +148,7 @@ class Posting:
             self.outcome.fates[:] = fate
             self._open[:] = False
             self._left = 0
-            self._closed(len(self.batch))
+            self._closed(len(self.batch), 0 if self.batch.lines is None else self.batch.lines.nbytes)
         else:
             rows = np.arange(len(self.batch)) if rows is None else rows
             mine = self._open[rows]
@@ -164,9 +167,21 @@ class Posting:
         self._tell(lost)
 
     def _close(self, rows: Rows) -> None:
-        self._open[rows] = False
-        self._left -= len(rows)
-        self._closed(len(rows))
+        if len(rows):
+            self._open[rows] = False
+            self._left -= len(rows)
+            self._closed(len(rows), self._freed(rows))
+
+    def _freed(self, rows: Rows) -> int:
+        """Return the bytes of payload that go with rows that were just closed."""
+        lines = self.batch.lines
+        if lines is None:
+            return 0
+        if self._weights is None:
+            if not self._left:
+                return lines.nbytes
+            self._weights = Weights(lines)
+        return self._weights.take(rows) if self._left else self._weights.rest
 
     def _tell(self, rows: Rows | None) -> None:
         """Tell whoever waits for rows that were just closed."""

@@ -40,7 +40,7 @@ class Pump:
         take: Callable[[], Parcel | None],
         finish: Callable[[Posting], None],
         broken: Callable[[MessagingError], None],
-        closed: Callable[[int], None],
+        closed: Callable[[int, int], None],
     ) -> None:
         self.judge = judge
         self.batches = 0

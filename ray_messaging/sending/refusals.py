@@ -1,6 +1,13 @@
 """The errors of messages that were not taken, or of which nobody knows."""
 
-from ray_messaging.errors import Fenced, MailboxFull, OutcomeUnknown, PayloadTooLarge
+from ray_messaging.errors import (
+    ConfigError,
+    Fenced,
+    InterceptorUnavailable,
+    MailboxFull,
+    OutcomeUnknown,
+    PayloadTooLarge,
+)
 from ray_messaging.sending.cutter import Crate
 
 
@@ -29,6 +36,22 @@ def too_large(crate: Crate, limit: int) -> PayloadTooLarge:
         "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
         size=len(crate.frame),
         limit=limit,
+    )
+
+
+def unjudged() -> ConfigError:
+    """Build the error for messages of which no interceptor was asked, though the experiment has one."""
+    return ConfigError(
+        "this experiment has an interceptor, and this messager does not ask it, so nothing was sent: pass "
+        "messaging.interceptor to Messager(config, exp_id, messaging.interceptor)"
+    )
+
+
+def undecided(limit_s: float) -> InterceptorUnavailable:
+    """Build the error for messages that a slow rule did not judge before their messager was closed."""
+    return InterceptorUnavailable(
+        f"a slow rule gave no verdict within {limit_s:g} s of this messager's closing, so nothing was sent: look at "
+        "what the rule waits for, or await the receipts before you close"
     )
 
 

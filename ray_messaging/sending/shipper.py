@@ -204,7 +204,10 @@ class Shipper:
                 lane = self._lanes[crate.mailbox]
                 if not lane.crates or lane.crates[0] is not crate:
                     continue  # it waits behind another one
-                if fate in (FrameFate.FULL, FrameFate.LOG_FULL):
+                if status is SendStatus.UNJUDGED:
+                    lane.crates.popleft()
+                    crate.posting.fail(crate.rows_of_posting(), refusals.unjudged())
+                elif fate in (FrameFate.FULL, FrameFate.LOG_FULL):
                     self._hold(lane, fate)
                 elif fate is FrameFate.TOO_LARGE:
                     lane.crates.popleft()

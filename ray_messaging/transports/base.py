@@ -31,6 +31,7 @@ class SendStatus(IntEnum):
     STALE_DIRECTORY = 1
     STALE_VERDICTS = 2
     FENCED = 3
+    UNJUDGED = 4  # nobody was asked for verdicts, and the experiment has an interceptor
 
 
 class Published(NamedTuple):
@@ -75,7 +76,7 @@ class SendRequest:
     sender: str
     epoch: int
     directory_version: int
-    interceptor_epoch: int  # -1: no interceptor of this experiment gave verdicts
+    interceptor_epoch: int  # -1: a user's own interceptor gave the verdicts; -2: nobody did
     shipments: Sequence[Shipment]
 
 
@@ -258,6 +259,12 @@ class Transport(Protocol):
 
         Whoever wrote the log before is fenced, and totals begin anew. Args: limits are those of the log stream, which
         takes any note while it holds none; what the log lacks of a mailbox is held against the mailbox's own.
+        """
+
+    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+        """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced.
+
+        One that died may have kept more than it told by `log_written`. Called once, before that, with all streams.
         """
 
     async def log_streams(self) -> LogStreams:

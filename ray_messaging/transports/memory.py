@@ -101,6 +101,8 @@ class MemoryTransport(MemoryLog):
         if any(part.seq > sender.last.get(part.mailbox, 0) for part in request.shipments):
             if request.directory_version != exp.directory:
                 reply.status = SendStatus.STALE_DIRECTORY
+            elif request.interceptor_epoch == -2:
+                reply.status = SendStatus.UNJUDGED if exp.interceptor else SendStatus.OK
             elif request.interceptor_epoch not in {-1, exp.interceptor}:
                 reply.status = SendStatus.STALE_VERDICTS
         refused: set[str] = set()

@@ -25,13 +25,25 @@ class MemoryLog:
         log, first = exp.log, exp.log.limits is None
         log.limits = limits
         log.epoch += 1
-        log.backlog.taken = (0, 0)
+        if first:
+            log.backlog.base = None
+        log.backlog.begin()
         exp.directory += first
         for box in exp.mailboxes.values():
             if box.backlog is None:
-                box.backlog = Backlog(box.messages, box.nbytes)
-            box.backlog.taken = (0, 0)
+                box.backlog = Backlog(box.messages, box.nbytes, base=None)
+            box.backlog.begin()
         return log.epoch
+
+    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+        """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced."""
+        log = self._exp.log
+        if log.epoch != epoch or log.limits is None:
+            raise _fenced(epoch)
+        for stream, held in taken.items():
+            backlog = log.backlog if stream == LOG_STREAM else getattr(self._box(stream), "backlog", None)
+            if backlog is not None:
+                backlog.resume(held)
 
     async def log_streams(self) -> LogStreams:
         """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""

@@ -17,6 +17,7 @@ class Backlog:
     nbytes: int = 0
     taken: tuple[int, int] = (0, 0)  # under its writer's epoch
     logged: int = 0
+    base: tuple[int, int] | None = (0, 0)  # what earlier writers told that they took; None: not known
 
     def passes(self, limits: Limits, messages: int, nbytes: int) -> bool:
         """Tell whether so much more would pass the limits."""
@@ -26,6 +27,19 @@ class Backlog:
         """Count what was written."""
         self.messages += messages
         self.nbytes += nbytes
+
+    def begin(self) -> None:
+        """Begin with a new writer."""
+        if self.base is not None:
+            self.base = self.base[0] + self.taken[0], self.base[1] + self.taken[1]
+        self.taken = (0, 0)
+
+    def resume(self, taken: tuple[int, int]) -> None:
+        """Note what the log has from earlier writers: one that died may have kept more than it told."""
+        told = taken if self.base is None else self.base
+        self.messages = max(0, self.messages - max(0, taken[0] - told[0]))
+        self.nbytes = max(0, self.nbytes - max(0, taken[1] - told[1]))
+        self.base = taken
 
     def take(self, entry: int, last: int, taken: tuple[int, int]) -> None:
         """Note up to where the log has the stream, the last entry of which is `last`."""

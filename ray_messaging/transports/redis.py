@@ -83,7 +83,9 @@ class RedisTransport(RedisLog):
             int(limits.leased),
             owner,
         ]
-        reply = await self.link.script("listen", keys, args)
+        reply: Any = await self.link.script("retake", keys, [*args, 1]) if epoch is None else [4]
+        if reply[0] == 4:
+            reply = await self.link.script("listen", keys, [*args, 0])
         if reply[0] == 1:
             return None
         if reply[0] == 2:

@@ -66,7 +66,7 @@ def _passes(error: BaseException) -> bool:
 def script_text(name: str) -> str:
     """Read a Lua script of ours; what two share comes before them."""
     folder = files("ray_messaging.transports") / "lua"
-    shared = {"directory": "bury", "remove": "bury", "commit": "order", "logged": "order"}.get(name)
+    shared = {"directory": "bury", "remove": "bury", "commit": "order", "logged": "order", "retake": "listen"}.get(name)
     parts = [(folder / f"{part}.lua").read_text() for part in (shared, name) if part]
     flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
     return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])

@@ -87,6 +87,13 @@ class RedisLog:
             args += [stream, after(mark.entry), mark.messages, mark.nbytes]
         await self._under_epoch("logged", [self.keys.meta, self.keys.state(LOG), self.keys.ended], [*args, *dropped])
 
+    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+        """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced."""
+        args: list[Any] = [epoch, self.keys.prefix]
+        for stream, (messages, nbytes) in taken.items():
+            args += [stream, messages, nbytes]
+        await self._under_epoch("resumed", [self.keys.meta, self.keys.state(LOG)], args)
+
     async def close_log(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from cluster_support import (
     PATIENCE_S,
+    control,
     kill,
     new_handle,
     numbered,
@@ -184,3 +185,34 @@ def test_who_follows_the_log_misses_nothing_when_its_process_dies(start):
     while not sent <= seen:  # what the dead processes had not written comes once more
         seen.add(next(follower).message_id)
     assert seen == sent
+
+
+def test_a_list_that_was_cleared_stays_so_when_the_process_dies(start):
+    messaging, group = start()
+
+    def listed():
+        return sorted(row["payload"]["n"] for row in control(messaging, "get_log_list"))
+
+    group.send_columns([0, 1] * 5, [2] * 10, numbered(10))
+    assert listed() == list(range(10))
+    control(messaging, "clear_log_list")
+    group.send_columns([0, 1] * 2, [3] * 4, numbered(4, 10))
+    assert listed() == list(range(10, 14))
+    kill(messaging.log_actor)
+    assert listed() == list(range(10, 14))
+    control(messaging, "clear_log_list")
+    kill(messaging.log_actor)
+    assert listed() == []
+    assert len(messaging.log.query()) == 14
+
+
+def test_who_begins_to_follow_the_log_misses_nothing_when_its_process_dies_at_once(start):
+    messaging, group = start()
+    for n in range(4):
+        group.send(n % 2, 2, {"n": n})  # half of it is blocked, and comes through another stream
+        assert messaging.log.end == n
+    follower = messaging.log.tail(timeout_s=PATIENCE_S)
+    kill(messaging.log_actor)
+    sent = {group.send(from_id, 2, {}).message_id for from_id in (0, 1)}
+    while sent:
+        sent.discard(next(follower).message_id)

@@ -9,7 +9,7 @@ import pytest
 from contract_support import WAIT_S, fetch_all, take_in, until
 from interceptor_support import Held
 
-from ray_messaging import Closed, MailboxFull, Outgoing
+from ray_messaging import Closed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.frames import decode, encode
 from ray_messaging.interception import deferral
 from ray_messaging.interception.interceptor import Interceptor
@@ -438,7 +438,7 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
         elif item.note is not None:
             batch = decode(item.frame)
             note = decode_note(item.note, len(batch))
-            before = dict(note.before)
+            before = {row: said.line for said in note.before for row in np.frombuffer(said.rows, "<u4").tolist()}
             for row in range(len(batch)):
                 told = note.mailbox, batch.message_id(row), batch.lines.row(row), before.get(row), batch.labels_of(row)
                 notes[note.fate].append(told)
@@ -453,3 +453,84 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
     ]
     assert notes[PUBLISHED] == [("", ids[5], b'{"text":"*** news"}', b'{"text":"bad news"}', ("censored",))]
     await transport.close_log(epoch)
+
+
+# -- what waits costs others nothing ----------------------------------------------------------------------------------
+
+
+async def test_many_that_wait_are_asked_about_together(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    interceptor = interceptor_of(slow)
+    patient, most = set(), []
+    wait = interceptor._wait
+
+    async def counted(batch):
+        patient.add(batch)
+        most.append(len(patient))
+        try:
+            return await wait(batch)
+        finally:
+            patient.discard(batch)
+
+    interceptor._wait = counted
+    sender, receiver = await messagers(interceptor), await messagers(host=[1, 2, "bob"])
+    sending = []
+    for n in range(300):  # each in a batch of its own
+        sender.step = None if n % 3 else n
+        by, to = f"a{n}" if n % 2 else n, "bob" if n % 5 else 1
+        sending.append(asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(to), {"slow": 1}, by)))
+        await slow.called(n + 1)
+    assert max(most) < 150
+    slow.release()
+    assert {receipt.fate for receipt in await asyncio.wait_for(asyncio.gather(*sending), WAIT_S)} == {"delivered"}
+    found = await fetch_all(receiver, 300)
+    wanted = {(f"a{n}" if n % 2 else n, "bob" if n % 5 else 1, None if n % 3 else n) for n in range(300)}
+    assert {(message.from_id, message.to_id, message.step) for message in found} == wanted
+
+
+async def test_one_that_waits_does_not_hold_the_bytes_of_its_batch(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    sender, receiver = await messagers(interceptor_of(slow), outbox_bytes=50_000), await messagers(host=[1, 2])
+    big = {"text": "x" * 90_000}
+    waiting = asyncio.create_task(
+        sender.send_messages([Outgoing.to_agent(1, {"slow": 1}, from_id=7), Outgoing.to_agents([2, 2], big, from_id=8)])
+    )
+    await slow.called(1)
+    assert len(await fetch_all(receiver, 2)) == 2
+    channel = sender.get_agent_chat_channel(2)
+    for n in range(3):
+        assert await asyncio.wait_for(sender.send_message(channel, big, from_id=n), WAIT_S)
+    slow.release()
+    assert await waiting
+    assert (sender._outbox.room.rows, sender._outbox.room.nbytes) == (0, 0)
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+async def test_closing_does_not_wait_for_a_slow_rule_without_end(messagers, interceptor_of, behind):
+    slow = Held("slow", at_once=known)
+    interceptor = interceptor_of(slow)
+    sender = await messagers(interceptor, send_timeout_s=0.05, interceptor_timeout_s=0.05)
+    receiver = await messagers(host=[1, 2])
+    pairs = [(7, 1)] * (1 + behind)
+    waiting = asyncio.create_task(sender.send_messages(messages(pairs, slow=True)))
+    await slow.called(1 + behind)
+    assert await sender.send_message(sender.get_agent_chat_channel(2), {"n": 9}, from_id=7)
+    await asyncio.wait_for(sender.close(), WAIT_S)
+    with pytest.raises(InterceptorUnavailable, match=r"slow rule.*closing") as caught:
+        await waiting
+    assert len(caught.value.message_ids) == 1 + behind
+    assert [message.payload for message in await fetch_all(receiver, 1)] == [{"n": 9}]
+
+
+async def test_what_is_deferred_while_a_closing_messager_gives_up_is_not_waited_for(messagers, interceptor_of):
+    slow = Held("slow", at_once=known)
+    sender = await messagers(interceptor_of(slow), send_timeout_s=0.05, interceptor_timeout_s=0.05, outbox_messages=1)
+    await messagers(host=[1])
+    waiting = [
+        asyncio.create_task(sender.send_messages(messages([(n, 1)], slow=True))) for n in range(3)
+    ]  # the second and the third find room only when the first is given up
+    await slow.called(1)
+    await asyncio.wait_for(sender.close(), WAIT_S)
+    for task in waiting:
+        with pytest.raises((InterceptorUnavailable, Closed)):
+            await task

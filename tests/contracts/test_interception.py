@@ -5,9 +5,13 @@ import asyncio
 import pytest
 from contract_support import Only, Whole, allow, fetch_all, until
 
-from ray_messaging import InterceptorUnavailable, MailboxFull, Outgoing, RuleError
+from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
+from ray_messaging.frames import decode
 from ray_messaging.interception.interceptor import Interceptor
-from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block
+from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite
+from ray_messaging.notes import decode_note
+from ray_messaging.sending import cutter
+from ray_messaging.transports.base import LOG_STREAM, Limits
 
 
 async def send(sender, pairs, **payload):
@@ -312,3 +316,94 @@ async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judge
     assert [receipt and receipt.fate for receipt in caught.value.receipts] == [None, "delivered"]
     assert len(await fetch_all(boxes[1], 1)) == 1
     assert sender.stats()["outbox"] == 0
+
+
+async def test_who_asks_no_interceptor_is_refused_where_there_is_one(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    assert (await sender.send_message(channel, {"n": 0}, 5)).fate == "delivered"
+    await store.set_interceptor(3)
+    for address in (channel, "news"):
+        with pytest.raises(ConfigError, match=r"pass messaging\.interceptor"):
+            await sender.send_message(address, {"n": 1}, 5)
+    with pytest.raises(ConfigError, match=r"pass messaging\.interceptor") as caught:
+        await sender.send_columns([5] * 3, [1, 1, 9], {"n": 2})
+    assert caught.value.receipts == [None] * 3
+    sender.set_message_interceptor(Interceptor("x", epoch=3))
+    assert (await sender.send_message(channel, {"n": 3}, 5)).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 3]
+    assert sender.stats()["outbox"] == 0
+
+
+async def test_a_users_own_interceptor_counts_where_there_is_another(messagers, store):
+    class Forward:
+        async def remote(self, from_id, to_id, message):
+            return from_id != 6
+
+    class Own:
+        forward = Forward()
+
+    sender, _ = await messagers(Own()), await messagers(host=[1])
+    await store.set_interceptor(3)
+    assert await send(sender, [(5, 1), (6, 1)]) == "db"
+
+
+class Loud(Rule):
+    """Shout what agents say; block what the user says."""
+
+    needs_payload = True
+    name = "loud"
+
+    def check(self, message):
+        if message.from_id is None:
+            return block("hush")
+        return rewrite({"text": message.payload["text"].upper()})
+
+
+async def test_a_rewritten_broadcast_is_still_shared(messagers):
+    interceptor = Interceptor("x", [Loud()])
+    sizes = []
+    answer = interceptor.answer
+
+    def weighed(request, **options):
+        found = answer(request, **options)
+        sizes.append(len(found))
+        return found
+
+    interceptor.answer = weighed
+    sender, receiver = await messagers(interceptor), await messagers(host=range(200))
+    transport = receiver._transport
+    epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
+    await sender.send_message(sender.get_agent_chat_channel(1), {"text": "hello"}, 5)  # it learns of the log
+    text = "x" * 20_000
+    everybody = [*range(100), *(["nobody"] * 100)]
+    receipts = await sender.send_messages([Outgoing.to_agents(everybody, {"text": text}, from_id=5)])
+    assert receipts.counts() == {"delivered": 100, "published": 0, "undeliverable": 100, "blocked": 0}
+    assert max(sizes) < 2 * len(text)
+    found = await fetch_all(receiver, 101)
+    assert {message.payload["text"] for message in found[1:]} == {text.upper()}
+    streams = (await transport.log_streams()).live
+    items = [item for item in await transport.read_log(dict.fromkeys(streams, "0-0"), 100, 0.1) if item.frame]
+    assert len(items) == 5  # two of the first message
+    assert max(len(item.frame) + len(item.note or b"") for item in items) < 3 * len(text)
+    for note in [decode_note(item.note, 100) for item in items[-3:] if item.note]:
+        [said] = note.before
+        assert (len(said.rows), text.encode() in said.line) == (400, True)
+    await transport.close_log(epoch)
+
+
+async def test_what_goes_to_no_mailbox_is_split_too(messagers, monkeypatch):
+    monkeypatch.setattr(cutter, "_CRATE_BYTES", 10_000)
+    sender = await messagers(Interceptor("x", [Loud()]))
+    transport = sender._transport
+    epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
+    await sender._shipper.reload()
+    texts = [{"text": "x" * 3000 + str(n)} for n in range(20)]
+    assert (await sender.send_columns(None, [1] * 20, texts)).counts()["blocked"] == 20
+    assert (await sender.send_columns(7, [1] * 20, texts)).counts()["undeliverable"] == 20
+    assert (await sender.send_columns(7, [1] * 20, texts[0])).counts()["undeliverable"] == 20
+    items = [item for item in await transport.read_log({LOG_STREAM: "0-0"}, 100, 0.1) if item.note]
+    counts = [len(decode(item.frame)) for item in items]
+    assert sum(counts) == 60
+    assert max(counts) <= 3
+    await transport.close_log(epoch)

@@ -406,6 +406,61 @@ async def test_a_writer_that_comes_back_reads_on_and_what_its_predecessor_took_i
         await transport.log_written(writer, {stream: LogMark(cursor, 0, 0)}, [])
 
 
+@pytest.mark.parametrize("told", [0, 1, 2], ids="told {}".format)
+async def test_what_a_writer_kept_and_did_not_tell_is_not_counted_for_ever_while_messages_go_on(transport, post, told):
+    epoch, stream = await settle(transport, limits=Limits(6, 999, 60, leased=False))
+    writer, cursor, taken = await transport.open_log(WIDE), "0-0", 0
+    for frame in (b"1", b"2"):
+        assert await post.send("box", frame, note=b"n") is WRITTEN
+    for _ in range(4):
+        await transport.log_resumed(writer, {stream: (taken, taken), LOG_STREAM: (taken, taken)})
+        before = taken
+        items = await drain(transport, stream, after={stream: cursor})
+        for item in items:
+            taken += 1
+            await transport.commit("box", epoch, Cursor(item.entry, 0), messages=taken, nbytes=taken)
+        if told:
+            mark = LogMark(items[told - 1].entry, told, told)
+            await transport.log_written(writer, {stream: mark}, [])
+            await transport.log_written(writer, {stream: mark}, [])
+        # Its file is durable with all of them; more comes, and it dies.
+        cursor = items[-1].entry
+        assert taken == before + 2
+        for frame in (b"1", b"2"):
+            assert await post.send("box", frame, note=b"n") is WRITTEN
+        writer = await transport.open_log(WIDE)
+    await transport.log_resumed(writer, {stream: (taken, taken)})
+    await transport.log_resumed(writer, {stream: (taken, taken)})
+    for _ in range(4):
+        assert await post.send("box", b"x") is WRITTEN
+    taken += 2
+    items = await drain(transport, stream, after={stream: cursor})
+    await transport.commit("box", epoch, Cursor(items[1].entry, 0), messages=taken, nbytes=taken)
+    assert await post.send("box", b"x") is LOG_FULL  # six that the log does not have
+    await transport.log_written(writer, {stream: LogMark(items[0].entry, 1, 1)}, [])
+    assert await post.send("box", b"x") is WRITTEN
+    assert await post.send("box", b"x") is LOG_FULL
+    with pytest.raises(Fenced):
+        await transport.log_resumed(writer - 1, {stream: (0, 0)})
+
+
+async def test_a_log_that_goes_on_in_another_folder_lacks_no_less_than_it_does(transport, post):
+    _, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
+    assert await post.send("box", b"1") is WRITTEN
+    assert await post.send("box", b"2") is WRITTEN
+    writer = await transport.open_log(WIDE)  # with a folder that held more before the log was registered
+    await transport.log_resumed(writer, {stream: (7, 7)})
+    writer = await transport.open_log(WIDE)  # with an empty one
+    await transport.log_resumed(writer, {stream: (0, 0)})
+    [first, second] = await drain(transport, stream)
+    await transport.commit("box", 1, Cursor(second.entry, 0), messages=2, nbytes=2)
+    assert await post.send("box", b"3") is WRITTEN
+    assert await post.send("box", b"4") is LOG_FULL
+    await transport.log_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
+    assert await post.send("box", b"4") is WRITTEN
+    assert await post.send("box", b"5") is LOG_FULL
+
+
 async def test_totals_begin_anew_with_each_writer(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
     writer = await transport.open_log(WIDE)

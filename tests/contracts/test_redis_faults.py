@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 from ray_messaging import (
     ConfigError,
     ConnectionFailed,
+    Fenced,
     MailboxFull,
     MessagingError,
     OutcomeUnknown,
@@ -524,6 +525,30 @@ async def test_a_full_server_refuses_writes_but_lets_commits_through(redis_proce
     await client.aclose()
     assert (await sender.send_message(channel, {"n": 3})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [3]
+
+
+async def test_a_full_server_lets_a_successor_take_its_mailbox_but_no_new_one_in(redis_process, opener, exp_id):
+    sender = await opener(redis_process.config)
+    old = await opener(redis_process.config, name="box", host=[1], owner="us")
+    await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1}, 5)
+    client = client_of(redis_process.config)
+    try:
+        await client.config_set("maxmemory", "1mb")
+        new = await opener(redis_process.config, name="box", host=[1], owner="us")
+        assert [message.payload for message in await fetch_all(new, 1)] == [{"n": 1}]
+        await new.ack()
+        more = await opener(redis_process.config, name="more", send_timeout_s=0.2)
+        with pytest.raises(MailboxFull, match="maxmemory"):
+            await more.host_agents([2], ["agent-chat"])
+        other = await opener(redis_process.config, name="box", send_timeout_s=0.2)
+        with pytest.raises(MailboxFull, match="maxmemory"):  # its record would grow
+            await other.host_agents([1, 3], ["agent-chat"], owner="us")
+        assert len(await old.fetch_messages(timeout=5)) == 1  # it had it already, and can commit nothing any more
+        with pytest.raises(Fenced):
+            await old.ack()
+    finally:
+        await client.config_set("maxmemory", "0")
+        await client.aclose()
 
 
 async def test_a_full_server_publishes_nothing_and_foreign_clients_are_heard(server, opener, store):

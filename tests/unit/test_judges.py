@@ -12,10 +12,10 @@ from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
 from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.interceptor import Interceptor
-from ray_messaging.interception.judges import ForeignJudge, LocalJudge, PassAll, RemoteJudge, judge_for
+from ray_messaging.interception.judges import ForeignJudge, LocalJudge, RemoteJudge, judge_for
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rules import BlackList, MaxLength, block
-from ray_messaging.interception.verdicts import FOREIGN, Verdicts, decode_verdicts, encode_verdicts
+from ray_messaging.interception.verdicts import NOBODY, PassAll, Verdicts, decode_verdicts, encode_verdicts
 from ray_messaging.lines import Lines
 from ray_messaging.notes import Why
 
@@ -93,7 +93,7 @@ def test_the_way_is_chosen_by_what_the_handle_has(actor):
 
 async def test_without_an_interceptor_everything_passes():
     assert await blocked(PassAll()) == {}
-    assert (await PassAll().judge(batch())).epoch == FOREIGN
+    assert (await PassAll().judge(batch())).epoch == NOBODY
 
 
 # -- ours on Ray ------------------------------------------------------------------------------------------------------

@@ -31,8 +31,11 @@ class Made:
             draft.manies.append(Many(singles, singles + bulk, self.many))
         self.finished = []
         self.closed = []
-        self.posting = Posting(draft, draft.seal("s", 1, 0), self.finished.append, self.closed.append)
+        self.posting = Posting(draft, draft.seal("s", 1, 0), self.finished.append, self.close)
         loop.close()
+
+    def close(self, count, nbytes):
+        self.closed.append((count, nbytes))
 
     def block(self, chosen):
         """Block rows as a rule does, without a log: they are settled at once."""
@@ -181,7 +184,10 @@ def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles)
         if singles < ROWS:
             assert made.many.done() == all(row in expected for row in range(singles, ROWS))
         assert len(made.finished) == (not posting.open)
-        assert sum(made.closed) == len(expected)
+        assert sum(count for count, _ in made.closed) == len(expected)
+        nbytes = sum(nbytes for _, nbytes in made.closed)
+        assert 0 <= nbytes <= posting.batch.lines.nbytes
+        assert posting.open or nbytes == posting.batch.lines.nbytes
         assert set(posting.outcome.blocks) >= {row for row, fate in expected.items() if fate == BLOCKED}
         assert not any(expected.get(row) not in {None, BLOCKED} for row in posting.outcome.blocks)
     if made.many.done():
@@ -229,3 +235,15 @@ def test_verdicts_on_some_rows_leave_the_others_as_they_are():
     posting.apply(judged([2], {0: b"[0]", 1: b"[9]"}, {"new": [0, 1]}), rows(2))
     assert set(posting.stopped) == {0, 2}
     assert outgoing(posting) == [(b"{}", ()), (b"[1]", ("old",)), (b"{}", ())]
+
+
+def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
+    draft = Draft(None)
+    draft.extend(Entry(1, [1, 2, 3], "chat", b"x" * 9), 1.0)
+    draft.extend(Entry(1, [4], "chat", b"y" * 99), 1.0)
+    closed = []
+    posting = Posting(draft, draft.seal("s", 1, 0), lambda _: None, lambda rows, nbytes: closed.append((rows, nbytes)))
+    for row in (0, 3, 2, 1):
+        posting.settle(rows(row), DELIVERED)
+        posting.settle(rows(row), DELIVERED)
+    assert closed == [(1, 0), (1, 100), (1, 0), (1, 10)]

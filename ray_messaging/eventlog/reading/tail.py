@@ -17,6 +17,9 @@ class Source(Protocol):
 
     live: bool  # whether rows may still come
 
+    def follower(self) -> "Source":
+        """Return the source for one who follows the log: it remembers what was told last."""
+
     def ask(self, what: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a question."""
 

@@ -236,7 +236,8 @@ def _notes(run: _Run, fates: NDArray[np.uint8]) -> tuple[pa.Array, pa.Array, pa.
             rows = np.frombuffer(why.rows, "<u4").astype(np.int64) + start
             rule[rows] = rules.setdefault(why.rule, len(rules))
             reason[rows] = reasons.setdefault(why.reason, len(reasons))
-        before |= {start + row: payload for row, payload in part.note.before}
+        for said in part.note.before:
+            before.update(dict.fromkeys((start + np.frombuffer(said.rows, "<u4").astype(np.int64)).tolist(), said.line))
     return (
         _coded(pa.array(rule, mask=rule < 0), rules),
         _coded(pa.array(reason, mask=reason < 0), reasons),

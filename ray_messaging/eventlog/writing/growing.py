@@ -25,6 +25,7 @@ class Sealed(NamedTuple):
     rows: int
     cursors: dict[str, str]
     begun: dict[str, tuple[str, int]]
+    taken: dict[str, tuple[int, int]]
     marks: dict[str, LogMark]
     finished: tuple[str, ...]  # streams that have ended, and were read to their end
     nbytes: int
@@ -83,6 +84,7 @@ class Growing:
             rows=self.rows,
             cursors=dict(streams.cursors),
             begun=dict(streams.begun),
+            taken=streams.taken(),
             marks=streams.take_marks(),
             finished=streams.finished(),
             nbytes=self.nbytes,

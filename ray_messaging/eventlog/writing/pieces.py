@@ -6,30 +6,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.eventlog.writing.columns import Part
-from ray_messaging.notes import Note, Why
+from ray_messaging.notes import Before, Note, Why
 
 
 def payload_bytes(part: Part) -> int:
     """Return about how many bytes of payload the rows have in memory."""
     lines = part.batch.lines
     assert lines is not None
-    return lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
+    said = lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
+    return said + sum(len(each.rows) // 4 * len(each.line) for each in _before(part))
 
 
 def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
     """Yield a part's rows from `begin` on, at most so many bytes of payload at a time, each with where it ends."""
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None
-    if begin == 0 and (lines.index is None or rows * lines.nbytes <= limit):
+    rewritten = _before(part)
+    if begin == 0 and not rewritten and (lines.index is None or rows * lines.nbytes <= limit):
         yield part, rows
         return
     lengths = np.fromiter(map(len, lines.list), np.int64, lines.count)
-    ends = np.cumsum(lengths if lines.index is None else lengths[lines.index])
+    lengths = lengths if lines.index is None else lengths[lines.index]
+    for each in rewritten:
+        lengths[np.frombuffer(each.rows, "<u4")] += len(each.line)
+    ends = np.cumsum(lengths)
     while begin < rows:
         room = limit + (int(ends[begin - 1]) if begin else 0)
         end = max(begin + 1, int(np.searchsorted(ends, room, "right")))
         yield _cut(part, begin, end), end
         begin = end
+
+
+def _before(part: Part) -> tuple[Before, ...]:
+    return () if part.note is None else part.note.before
 
 
 def _cut(part: Part, begin: int, end: int) -> Part:
@@ -46,7 +55,8 @@ def _cut(part: Part, begin: int, end: int) -> Part:
 
 def _cut_note(note: Note, begin: int, end: int) -> Note:
     why = tuple(Why(why.rule, why.reason, _within(why.rows, begin, end).tobytes()) for why in note.why)
-    before = tuple((row - begin, payload) for row, payload in note.before if begin <= row < end)
+    said = [(_within(each.rows, begin, end), each.line) for each in note.before]
+    before = tuple(Before(rows.tobytes(), line) for rows, line in said if len(rows))
     return Note(note.fate, note.mailbox, why, before)
 
 

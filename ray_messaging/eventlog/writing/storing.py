@@ -28,6 +28,8 @@ _TAKE_OVER_S = 20.0
 class Storing:
     """Write the segments of one writer, one at a time; `segments` are those that are closed.
 
+    Only the newest one keeps its cursors: each has those of all streams.
+
     `crash` is called at each point where a crash could harm, `troubled` when something is in the way.
     """
 
@@ -64,6 +66,10 @@ class Storing:
                 )
             await self._rest(_PAUSE_S)
 
+    async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
+        """Tell the transport what the segments hold, which their writer may not have told. Raises Fenced."""
+        await self._insist(lambda: self._transport.log_resumed(self.epoch, taken))
+
     async def store(self, sealed: Sealed) -> Segment:
         """Make a segment durable. Raises Fenced, LogError once `hurry` was called."""
         begun = time.perf_counter()
@@ -71,6 +77,12 @@ class Storing:
         self.last_s = time.perf_counter() - begun
         self._crash("renamed")
         return segment
+
+    def append(self, segment: Segment) -> None:
+        """Note that a segment is closed."""
+        if self.segments:
+            self.segments[-1] = _light(self.segments[-1])
+        self.segments.append(segment)
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
         """Tell the transport what is durable. Raises Fenced."""
@@ -84,7 +96,8 @@ class Storing:
     async def _list(self) -> bool:
         with self._folder.lock() as mine:
             if mine:
-                self.segments = await asyncio.to_thread(self._folder.segments)
+                found = await asyncio.to_thread(self._folder.segments)
+                self.segments = [*map(_light, found[:-1]), *found[-1:]]
             return mine
 
     async def _write(self, sealed: Sealed) -> Segment:
@@ -118,6 +131,7 @@ class Storing:
             "first_row": sealed.first_row,
             "cursors": sealed.cursors,
             "begun": sealed.begun,
+            "taken": sealed.taken,
             "first_s": first_s,
             "last_s": last_s,
         }
@@ -176,6 +190,11 @@ class Storing:
             "set this right and start a writer again",
             path=self._folder.where,
         )
+
+
+def _light(segment: Segment) -> Segment:
+    """Return a segment without what only the newest one is asked for."""
+    return segment._replace(cursors={}, begun={}, taken=None)
 
 
 def _times(table: pa.Table) -> tuple[Any, Any]:

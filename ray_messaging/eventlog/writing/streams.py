@@ -28,6 +28,7 @@ class Streams:
     def __init__(self) -> None:
         self.cursors: dict[str, str] = {}
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and the rows taken of it
+        self.held: dict[str, tuple[int, int]] = {}  # stream -> messages and bytes that earlier writers took of it
         self._ended: dict[str, str] = {}  # stream -> its last entry
         self._dropped: deque[str] = deque(maxlen=_DROPPED)
         self._marks: dict[str, LogMark] = {}
@@ -40,6 +41,7 @@ class Streams:
         """Take over which streams there are; `ends` are the last entries of those that ended."""
         self.cursors = {name: self.cursors.get(name, START.entry) for name in [*streams.live, *streams.ended]}
         self._ended = {name: ends[name] for name in streams.ended}
+        self.held = {name: held for name, held in self.held.items() if name in self.cursors}
         self._marks = {name: mark for name, mark in self._marks.items() if name in self.cursors}
         self._changed.intersection_update(self.cursors)
 
@@ -83,6 +85,15 @@ class Streams:
         changed, self._changed = self._changed, set()
         return {name: self._marks[name] for name in changed}
 
+    def taken(self) -> dict[str, tuple[int, int]]:
+        """Return the messages and bytes that were taken of each stream, by this writer and by earlier ones."""
+        return {name: self._taken(name) for name in self.cursors}
+
+    def _taken(self, name: str) -> tuple[int, int]:
+        messages, nbytes = self.held.get(name, (0, 0))
+        mark = self._marks.get(name)
+        return (messages, nbytes) if mark is None else (messages + mark.messages, nbytes + mark.nbytes)
+
     def finished(self) -> tuple[str, ...]:
         """Return the streams that ended and were read to their end."""
         return tuple(name for name in self._ended if self._done(name))
@@ -93,6 +104,7 @@ class Streams:
             self.cursors.pop(name, None)
             self._ended.pop(name, None)
             self._marks.pop(name, None)
+            self.held.pop(name, None)
             self.begun.pop(name, None)
             self._changed.discard(name)
         self._dropped.extend(names)

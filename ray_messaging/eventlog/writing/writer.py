@@ -80,8 +80,10 @@ class LogWriter:
             newest = self._storing.segments[-1]
             self._streams.cursors = dict(newest.cursors)
             self._streams.begun, self._intake.begun = dict(newest.begun), dict(newest.begun)
+            self._streams.held = dict(newest.taken or {})
             self._growing = Growing(newest.number + 1, newest.first_row + newest.rows)
         self._streams.update(*await self._intake.look())
+        await self._storing.resume(self._streams.taken())
         self._reading = self._spawn(self._read, "reader")
 
     async def close(self) -> None:
@@ -173,7 +175,8 @@ class LogWriter:
             if marked:
                 self._streams.update(*await self._intake.look())
             if self._growing.age() >= self._old_s and not self._busy:
-                self._writing = self._spawn(partial(self._store, self._seal(), closed=False), "file")
+                sealed = self._growing.seal(self._streams)
+                self._writing = self._spawn(partial(self._store, sealed, closed=False), "file")
             if self._intake.small:
                 await self._goals.lull(_GATHER_S)
 
@@ -217,12 +220,9 @@ class LogWriter:
 
     def _next(self) -> Sealed:
         """Close the open segment, and begin the next one."""
-        sealed = self._full = self._seal()
+        sealed = self._full = self._growing.seal(self._streams)
         self._growing = Growing(sealed.number + 1, sealed.first_row + sealed.rows)
         return sealed
-
-    def _seal(self) -> Sealed:
-        return self._growing.seal(self._streams)
 
     async def _store(self, sealed: Sealed, *, closed: bool) -> None:
         # Entries of which no row is logged need no new file: whoever reads them again finds no row again.
@@ -230,7 +230,7 @@ class LogWriter:
         if segment is None and sealed.rows:
             segment = await self._storing.store(sealed)
         if closed and segment is not None:
-            self._storing.segments.append(segment)
+            self._storing.append(segment)
             self._full = None
         elif segment is not None:
             self._growing.stored = segment
@@ -253,7 +253,7 @@ class LogWriter:
         self._goals.fail(self._gone())
         if self.error is None and self._growing.waiting:
             closed = self._growing.rows > 0
-            sealed = self._next() if closed else self._seal()
+            sealed = self._next() if closed else self._growing.seal(self._streams)
             await self._guard(partial(self._store, sealed, closed=closed))
 
     def _spawn(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:

@@ -9,13 +9,16 @@
 -- KEYS[6] log    stream: an entry (m = mailbox:born) wakes the log's writer
 -- ARGV[1] directory version the record was checked against  [2] mailbox  [3] record  [4] the reader's epoch or -1
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner
--- Returns {0, version, epoch, entry, row, born}; {1} version is stale; {2} fenced; {3, owner} held by another live owner
+-- ARGV[10] 1: only take over what is there, under the same record
+-- Returns {0, version, epoch, entry, row, born}; {1} version is stale; {2} fenced; {3, owner} held by another live owner;
+-- {4} it would take more than a take-over
 if (redis.call('HGET', KEYS[1], 'directory') or '0') ~= ARGV[1] then return {1} end
 local state = redis.call('HMGET', KEYS[4], 'epoch', 'entry', 'row', 'owner', 'born')
 if ARGV[4] ~= '-1' and state[1] ~= ARGV[4] then return {2} end
 if ARGV[9] ~= '' and state[4] and state[4] ~= '' and state[4] ~= ARGV[9] and redis.call('EXISTS', KEYS[5]) == 1 then
   return {3, state[4]}
 end
+if ARGV[10] == '1' and (not state[1] or redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3]) then return {4} end
 local born = tonumber(state[5])
 if not state[1] then
   born = redis.call('HINCRBY', KEYS[1], 'born', 1)

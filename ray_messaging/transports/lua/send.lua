@@ -6,7 +6,8 @@
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications
 -- KEYS[3...]       per frame: mailbox state (hash: messages, bytes, max_messages, max_bytes, leased, born, last = id of
 --                  the last entry; while a log is registered: logged, unlogged, unlogged_bytes), lease
--- ARGV[1] epoch  [2] directory version  [3] interceptor epoch or -1  [4] channel of the brackets round what we publish
+-- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, -1 of a user's own, or -2: nobody was asked, which counts
+--         only where there is no interceptor  [4] channel of the brackets round what we publish
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
 --         log stream (f = frame, n = note, t = takers as JSON), state::log a hash (unlogged, unlogged_bytes,
 --         max_messages, max_bytes, last)
@@ -35,6 +36,7 @@ local reply, takers, meta = {0}, {}, {}
 if fresh then
   meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'log')
   if (meta[1] or '0') ~= ARGV[2] then reply[1] = 1
+  elseif ARGV[3] == '-2' then if meta[2] then reply[1] = 4 end
   elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] then reply[1] = 2 end
 end
 

@@ -16,12 +16,12 @@ for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
   local state = ARGV[2] .. 'state:' .. name
   local now = redis.call('HMGET', state, 'born', 'keep')
   if now[1] then
-    redis.call('HDEL', state, 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes')
+    redis.call('HDEL', state, 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes', 'base', 'base_bytes')
     redis.call('XTRIM', ARGV[2] .. 'mailbox:' .. name .. ':' .. now[1], 'MINID', now[2])
   end
 end
 for _, stream in ipairs(redis.call('SMEMBERS', KEYS[4])) do redis.call('DEL', ARGV[2] .. 'ended:' .. stream) end
 redis.call('DEL', KEYS[4])
 redis.call('XTRIM', KEYS[5], 'MAXLEN', 0)
-redis.call('HDEL', KEYS[3], 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes', 'last')
+redis.call('HDEL', KEYS[3], 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes', 'base', 'base_bytes', 'last')
 return 1

@@ -93,6 +93,9 @@ class ViewSource:
         self.waited = []  # positions
         self.coming = []  # lists of rows that come one by one when somebody waits
 
+    def follower(self):
+        return self
+
     def ask(self, what, **arguments):
         return answer(View(self.folder, self.folder.segments(), self.tables), what, arguments)
 

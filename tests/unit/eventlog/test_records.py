@@ -9,7 +9,7 @@ from writing_support import batch_of, expected, note_of, rows_of
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.columns import record_batch
-from ray_messaging.eventlog.writing.pieces import pieces
+from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
 from ray_messaging.eventlog.writing.records import take
 from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
@@ -172,7 +172,7 @@ def test_blocked_rows_have_rule_and_reason_and_nobody_has_them():
 
 def test_rewritten_rows_have_both_payloads_and_the_rule_that_rewrote_them_last():
     note = note_of(
-        "delivered", mailbox="m", why=[("first", "", [0, 1]), ("last", "softened", [1])], before=[(1, b'{"n":"old"}')]
+        "delivered", mailbox="m", why=[("first", "", [0, 1]), ("last", "softened", [1])], before=[([1], b'{"n":"old"}')]
     )
     rows = rows_of(noted_item(batch_of(2), note))
     assert [(row["rule"], row["reason"], row["payload"], row["payload_before"]) for row in rows] == [
@@ -193,11 +193,24 @@ def test_who_took_a_publication_says_its_fate():
 
 
 def test_pieces_of_a_note_keep_each_row_s_facts():
-    note = note_of("published", why=[("soften", "rude", [1, 2])], before=[(1, b"1"), (2, b"2")])
+    note = note_of("published", why=[("soften", "rude", [1, 2])], before=[([1, 3], b"1"), ([2], b"2")])
     shared = Lines.of([b"x" * 100], np.zeros(4, np.uint32))
     item = noted_item(batch_of(4, lines=shared), note, [1, 0, 1, 0])
     assert rows_of(item, limit=100) == rows_of(item)
-    assert [row["payload_before"] for row in rows_of(item, limit=100)] == [None, "1", "2", None]
+    assert [row["payload_before"] for row in rows_of(item, limit=100)] == [None, "1", "2", "1"]
+
+
+def test_what_was_said_before_a_rewrite_counts_in_a_piece():
+    note = note_of("delivered", mailbox="m", why=[("soften", "", [0, 1, 2])], before=[([0, 2], b"x" * 1000)])
+    part = take(noted_item(batch_of(4, lines=Lines.of([b"{}"], np.zeros(4, np.uint32))), note)).part
+    assert payload_bytes(part) > 2000
+    assert [end for _, end in pieces(part, 0, 1200)] == [2, 4]
+
+
+@pytest.mark.parametrize("rows", [[4], [0, 7]])
+def test_a_note_on_rows_that_are_not_there_is_refused(rows):
+    with pytest.raises(FrameError, match="not there"):
+        take(noted_item(batch_of(4), note_of("delivered", mailbox="m", before=[(rows, b"{}")])))
 
 
 @pytest.mark.parametrize("takers", [None, [], [1]])

@@ -71,7 +71,7 @@ async def writers(society, tmp_path):
         if writer.error is None:
             with suppress(MessagingError):
                 await writer.close()
-    assert not [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("ray_messaging")]
+    await until(lambda: not any(task.get_name().startswith("ray_messaging") for task in asyncio.all_tasks()))
 
 
 async def within(awaitable):
@@ -592,6 +592,35 @@ async def test_what_nobody_foresaw_stops_it_aloud(society, writers, caplog):
     assert "Died" in caplog.text
     with pytest.raises(MessagingError, match="report"):
         await writer.wait_beyond(100, WAIT_S)
+
+
+async def test_what_a_dead_writer_kept_is_not_counted_as_missing(society, writers, tmp_path):
+    await society.mailbox("a")
+    backlog = None
+    for _ in range(3):
+        await writers(crash=(crash := Crash("renamed")), segment_rows=4)
+        await society.send("a", 2)
+        await society.send("a", 3)
+        await within(crash.died.wait())
+        await society.send("a", 1)
+        backlog = society.server.experiments["exp"].mailboxes["a"].backlog
+    writer = await writers()
+    missing = len(society.written) - len(logged(tmp_path / "log"))
+    assert (missing, backlog.messages) == (1, 1)
+    await writer.close()
+    assert (backlog.messages, backlog.nbytes) == (0, 0)
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_only_the_newest_segment_keeps_its_cursors_in_memory(society, writers):
+    await society.mailbox("a")
+    writer = await writers(segment_rows=2)
+    for n in range(1, 4):
+        await society.send("a", 2)
+        await until(lambda n=n: len(writer.snapshot()[0]) == n)
+    await writer.close()
+    for each in (writer, await writers()):
+        assert [bool(segment.cursors) for segment in each.snapshot()[0]] == [False, False, True]
 
 
 # -- many streams -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.message import Message
-from ray_messaging.notes import Note, Why, encode_note
+from ray_messaging.notes import Before, Note, Why, encode_note
 from ray_messaging.receipt import FATES
 from ray_messaging.transports import open_transport
 from ray_messaging.transports.base import LOG, Limits, Noted, SendRequest, Shipment
@@ -80,9 +80,10 @@ def _micros(seconds):
 
 
 def note_of(fate, *, mailbox="", why=(), before=()):
-    """Build a note; why: (rule, reason, rows)."""
+    """Build a note; why: (rule, reason, rows), before: (rows, payload)."""
     whys = tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for rule, reason, rows in why)
-    return encode_note(Note(FATES.index(fate), mailbox, whys, tuple(before)))
+    said = tuple(Before(np.array(rows, "<u4").tobytes(), line) for rows, line in before)
+    return encode_note(Note(FATES.index(fate), mailbox, whys, said))
 
 
 class Society:

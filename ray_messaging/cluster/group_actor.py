@@ -1,0 +1,98 @@
+"""The actor of a group: a thin Ray shell, as those in `actors`."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import ray
+
+from ray_messaging.channels import AgentId
+from ray_messaging.cluster.calls import NAMESPACE
+from ray_messaging.cluster.group_host import GroupHost
+from ray_messaging.cluster.restarts import PAUSE_S, restarted, worth_a_retry
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.errors import MessagingError
+from ray_messaging.messages import Messages
+from ray_messaging.receipt import Receipts
+from ray_messaging.receiving.lending import Token
+
+
+class GroupActor:
+    """Host agents: one mailbox, one outbox.
+
+    It starts with little and is told its agents by `open`: Ray keeps no large arguments for a restart.
+    """
+
+    async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
+        context = ray.get_runtime_context()
+        interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
+        # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
+        owner = f"{experiment.run}/{context.get_actor_id()}"
+        self._failure: MessagingError | None = None
+        self._host = GroupHost(experiment, interceptor, name, owner)
+        if restarted():
+            while not await self._begin(self._host.resume()):
+                # The server is away, or its memory is full: that may pass.
+                await asyncio.sleep(PAUSE_S)
+                self._host = GroupHost(experiment, interceptor, name, owner)
+        tune_collector()
+
+    async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
+        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
+        self._failure = None
+        try:
+            await start
+        except MessagingError as error:
+            self._failure = error
+            await self._host.close()
+        return not worth_a_retry(self._failure)
+
+    async def open(self, agents: list[AgentId], subtopics: tuple[str, ...]) -> None:
+        """Listen for agents; raise why that cannot be."""
+        await self._begin(self._host.start(agents, subtopics))
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Return once the group listens; raise why it does not."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
+        """Send what a handle has gathered: in the handle's order, and once."""
+        await self.ready()
+        return await self._host.relay(caller, number, oldest, frames)
+
+    @ray.method(max_task_retries=-1)
+    async def fetch(
+        self, caller: str, token: Token | None, limit: int | None, timeout: float | None
+    ) -> tuple[Token | None, Messages]:
+        """Commit what a handle's last fetch returned, and hand out what is there."""
+        await self.ready()
+        return await self._host.fetch(caller, token, limit, timeout)
+
+    @ray.method(max_task_retries=-1)
+    async def ack(self, caller: str, token: Token | None) -> None:
+        """Commit what a handle's last fetch returned."""
+        await self.ready()
+        await self._host.ack(caller, token)
+
+    @ray.method(max_task_retries=-1)
+    async def give_up(self, caller: str, token: Token | None) -> None:
+        """Let whoever fetches next have what a handle's last fetch returned."""
+        await self.ready()
+        await self._host.give_up(caller, token)
+
+    @ray.method(max_task_retries=-1)
+    async def agents(self) -> list[AgentId]:
+        """Return the agents of this group."""
+        return self._host.agents
+
+    @ray.method(max_task_retries=-1)
+    async def stats(self) -> dict[str, Any]:
+        """Return counters of this group."""
+        return self._host.stats()
+
+    async def close(self) -> None:
+        """Send what was accepted, commit what was handled, and leave."""
+        await asyncio.shield(self._host.close())

@@ -1,0 +1,179 @@
+"""What cannot start again at once tries on, says why, and lets nothing pass meanwhile."""
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import ray
+import redis
+from cluster_support import (
+    PATIENCE_S,
+    Shouting,
+    control,
+    drain,
+    fates,
+    kill,
+    kill_and_wait,
+    numbered,
+    numbers,
+    wait_for,
+)
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list, _internal_kv_put
+
+from ray_messaging import Messager, Messaging, MessagingConfig, RedisConfig, rules
+from ray_messaging.cluster.calls import NAMESPACE
+from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
+from ray_messaging.errors import ConfigError, ConnectionFailed, InterceptorUnavailable, MailboxFull, RuleError
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def start(ray_cluster, redis_process):
+    """Return a function that starts an experiment with groups west and east on a server of its own."""
+    started = []
+
+    def start(*listed, **options):
+        exp_id = f"restarts-{uuid.uuid4().hex[:8]}"
+        settings = MessagingConfig(**options)
+        started.append(Messaging.start(exp_id, rules=listed, settings=settings, redis=redis_process.config))
+        return started[-1], started[-1].create_group("west", range(10)), started[-1].create_group("east", range(10, 20))
+
+    yield start
+    for messaging in started:
+        messaging.shutdown()
+
+
+class Memory:
+    """Have a server say that its memory is full."""
+
+    def __init__(self, config):
+        self.client = redis.Redis(host=config.server, port=config.port, password=config.password)
+
+    def fill(self):
+        self.client.config_set("maxmemory", 1)
+
+    def free(self):
+        self.client.config_set("maxmemory", 0)
+
+    def refusals(self):
+        return self.client.info("errorstats").get("errorstat_OOM", {"count": 0})["count"]
+
+
+@pytest.fixture
+def memory(redis_process):
+    memory = Memory(redis_process.config)
+    yield memory
+    memory.free()
+    memory.client.close()
+
+
+def rules_of(messaging):
+    """Return the rules of an interceptor that judges; None: it cannot."""
+    try:
+        return control(messaging, "rules")
+    except ray.exceptions.RayTaskError:
+        return None
+
+
+async def test_a_host_that_could_not_start_judges_nothing():
+    broken = PickledRule("black_list", b"cannot be unpickled here")
+    spec = InterceptorSpec("x", "run", MessagingConfig(), (broken,), "error")
+    host = InterceptorHost(spec, RedisConfig(server="127.0.0.1", port=1))
+    with pytest.raises(InterceptorUnavailable, match="no rules yet"):
+        host.interceptor.answer(b"")
+    with pytest.raises(RuleError):
+        await host.start("127.0.0.1")
+    await host.abandon()
+    with pytest.raises(InterceptorUnavailable, match="no rules yet"):
+        host.interceptor.answer(b"")
+
+
+def test_an_interceptor_that_dies_while_the_memory_is_full(start, memory):
+    messaging, west, east = start(rules.BlackList([(1, 11)]), send_timeout_s=0.3, interceptor_timeout_s=2)
+    assert fates(west.send_columns([1, 2], [11, 11], numbered(2))) == ["blocked", "delivered"]
+    memory.fill()
+    before = memory.refusals()
+    kill(messaging.interceptor)
+    wait_for(lambda: memory.refusals() > before + 15, "several attempts to start again")
+    with pytest.raises(InterceptorUnavailable, match="memory of the server"):
+        west.send(2, 11, {"n": 2})
+    with pytest.raises(MailboxFull):
+        messaging.stats()
+    memory.free()
+    assert [rule["name"] for rule in wait_for(lambda: rules_of(messaging), "another attempt")] == ["black_list"]
+    assert fates(west.send_columns([1, 2], [11, 11], numbered(2, 3))) == ["blocked", "delivered"]
+    assert numbers(drain(east, 2)) == [1, 4]
+
+
+def test_an_interceptor_that_has_lost_its_rules_says_so_until_it_finds_them(start):
+    messaging, west, east = start(interceptor_timeout_s=1)
+    control(messaging, "insert_rule", Shouting())
+    assert west.send(1, 11, {"n": 0})
+    [name] = _internal_kv_list(f"rules/{messaging.exp_id}/", namespace=NAMESPACE)
+    code = _internal_kv_get(name, namespace=NAMESPACE)
+    _internal_kv_put(name, b"", namespace=NAMESPACE)  # no rules at all can be read from this
+    kill_and_wait(messaging.interceptor)
+    for ask in ("ready", "rules", "stats", "black_set", "violation_counts", "new_round"):
+        with pytest.raises(ray.exceptions.RayTaskError, match="interceptor cannot start"):
+            control(messaging, ask)
+    with pytest.raises(ray.exceptions.RayTaskError, match="interceptor cannot start"):
+        ray.get(messaging.interceptor.forward.remote(1, 11, "HEY"))
+    with pytest.raises(ray.exceptions.RayTaskError, match="interceptor cannot start"):
+        ray.get(messaging.interceptor.forward_batch.remote(b"", False, messaging.exp_id))
+    with pytest.raises(InterceptorUnavailable, match="interceptor cannot start") as caught:
+        west.send(1, 11, {"text": "HEY"})
+    assert "Traceback" not in str(caught.value)
+    _internal_kv_put(name, code, namespace=NAMESPACE)
+    assert [rule["name"] for rule in wait_for(lambda: rules_of(messaging), "another attempt")] == ["shouting"]
+    assert west.send(1, 11, {"text": "HEY"}).rule == "shouting"
+    assert west.send(1, 11, {"n": 1})
+    assert numbers(drain(east, 2)) == [0, 1]
+
+
+def test_a_group_that_dies_while_the_memory_is_full(start, memory):
+    _, west, east = start(send_timeout_s=0.3)
+    assert west.send(1, 11, {"n": 0})
+    memory.fill()
+    before = memory.refusals()
+    kill(east.actor)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(east.fetch, timeout=PATIENCE_S)
+        wait_for(lambda: found.done() or memory.refusals() > before + 15, "several attempts to start again")
+        memory.free()
+        assert numbers(found.result()) == [0]
+    east.ack()
+    assert west.send(1, 11, {"n": 1})
+    assert numbers(drain(east, 1)) == [1]
+
+
+def test_a_change_while_the_server_is_away_is_in_force_and_kept_later(start, redis_process):
+    messaging, west, _ = start(send_timeout_s=1)
+    redis_process.kill()
+    with pytest.raises(ConnectionFailed, match=r"in force, but not kept.*within 1 s") as caught:
+        control(messaging, "add_to_black_set", (1, 11))
+    assert caught.value.cause.port == redis_process.config.port
+    assert control(messaging, "black_set") == {(1, 11)}
+    with pytest.raises(ConnectionFailed, match="in force"):
+        control(messaging, "insert_rule", Shouting(), 0)
+    redis_process.start()
+    control(messaging, "add_to_black_set", (2, 12))  # returns once all is kept
+    kill(messaging.interceptor)
+    assert control(messaging, "black_set") == {(1, 11), (2, 12)}
+    assert [rule["name"] for rule in control(messaging, "rules")] == ["shouting", "black_list"]
+    assert fates(west.send_columns([1, 2, 3], [11, 12, 13], {})) == ["blocked", "blocked", "delivered"]
+
+
+# -- another experiment's interceptor -----------------------------------------------------------------------------
+
+
+async def test_another_experiments_interceptor_is_refused(messaging, ruled):
+    other, _, _ = ruled
+    async with Messager(messaging.redis, messaging.exp_id, other.interceptor) as foreign:
+        with pytest.raises(ConfigError, match=f"'{messaging.exp_id}'.*'{other.exp_id}'"):
+            await foreign.send_message(foreign.get_agent_chat_channel(1), {}, from_id=1)
+        foreign.set_message_interceptor(messaging.interceptor)
+        assert (await foreign.send_message(foreign.get_agent_chat_channel(1), {}, from_id=1)).fate == "undeliverable"
+    with pytest.raises(ConfigError, match="interceptor of experiment"):
+        await other.interceptor.forward_batch.remote(b"", False, messaging.exp_id)

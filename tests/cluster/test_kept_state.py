@@ -1,0 +1,47 @@
+"""What rules must not forget: under names of any kind, and in a table of the user's own."""
+
+from cluster_support import fates, kill
+
+from ray_messaging import rules
+from ray_messaging.cluster.rule_store import RuleStore
+from ray_messaging.interception.state import Changes
+from ray_messaging.interception.store import Kept
+from ray_messaging.transports.redis import RedisTransport
+
+
+async def test_a_rule_that_is_named_like_another_ones_next_table_keeps_its_own(valkey_config, exp_id):
+    transport = RedisTransport(valkey_config, exp_id, patience_s=5)
+    await transport.connect()
+    try:
+        await transport.link.command("HSET", transport.keys.meta, "interceptor", 2)
+        store = RuleStore(transport, "run")
+        counts = {"quota": Changes({b"1": b"1"}, []), "quota:2": Changes({b"7": b"7"}, [])}
+        await store.save(2, Kept(counts, {}, []))
+        await store.save(2, Kept({"quota": Changes({b"1": b"5"}, [], cleared=True)}, {}, []))
+        named = [rules.RateLimit(per_round=1, name=name) for name in counts]
+        tables, _ = await store.load(named)
+        assert {name: tables[name] for name in counts} == {"quota": {b"1": b"5"}, "quota:2": {b"7": b"7"}}
+        assert not await transport.link.command("EXISTS", transport.keys.table(":staged:2:quota"))
+    finally:
+        await transport.close()
+
+
+def test_a_table_of_a_users_rule_outlives_the_interceptor(town):
+    class Chattiest(rules.Rule):
+        """Let an agent write so many times in all: the example of docs/rules.md."""
+
+        def __init__(self, limit):
+            self.limit = limit
+            self.state = rules.Table()
+
+        def check(self, message):
+            said = self.state.get(message.from_id, 0)
+            if said >= self.limit:
+                return rules.block(f"said {said} things already")
+            self.state[message.from_id] = said + 1
+            return rules.ALLOW
+
+    messaging, west, _ = town(Chattiest(2))
+    assert fates(west.send_columns([1, 1, 2], [11, 12, 11], {})) == ["delivered"] * 3
+    kill(messaging.interceptor)
+    assert fates(west.send_columns([1, 2, 2], [11, 11, 11], {})) == ["blocked", "delivered", "blocked"]

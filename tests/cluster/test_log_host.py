@@ -1,0 +1,90 @@
+"""The event log's process, without Ray: who goes on in it, and what that reads."""
+
+import asyncio
+
+import pyarrow.parquet as pq
+import pytest
+
+from ray_messaging import MessagingConfig
+from ray_messaging.cluster.log_host import LogHost
+from ray_messaging.cluster.remote_log import Seen
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import BlackList
+
+
+@pytest.fixture
+async def hosts(exp_id, valkey_config, tmp_path, opener):
+    """Return a function that starts a process of the log, and one that has it die without writing."""
+    settings = MessagingConfig(mailbox_messages=400)
+    experiment = Experiment(exp_id, "run", valkey_config, settings, str(tmp_path / "log"))
+    living = []
+
+    async def start():
+        living.append(LogHost(experiment, "error"))
+        await living[-1].start()
+        return living[-1]
+
+    async def die(host):
+        living.remove(host)
+        host._writer._reading.cancel()
+        await asyncio.gather(host._writer._reading, return_exceptions=True)
+        await host.abandon()
+
+    yield start, die
+    for host in living:
+        await host.close()
+
+
+def ids(page):
+    return page["message_id"].to_pylist()
+
+
+async def test_who_follows_the_log_misses_nothing_when_its_rows_are_numbered_anew(hosts, opener, valkey_config):
+    start, die = hosts
+    first = await start()
+    sender = await opener(valkey_config)
+    await opener(valkey_config, host=[1])
+    await opener(valkey_config, host=[2])
+    sent = []
+    for to_id in (1, 2, 1, 2):  # a successor reads one mailbox after the other
+        sent.append((await sender.send_message(sender.get_agent_chat_channel(to_id), {})).message_id)
+        await first.ask("end", {})
+    page, seen = await first.since(Seen("", -1), {"limit": 2})
+    found = ids(page)
+    assert len(found) == 2
+    await die(first)
+    page, seen = await (await start()).since(seen, {"limit": 10})
+    assert set(found + ids(page)) == set(sent)
+    assert seen.position == 3
+
+
+async def test_a_listener_that_goes_on_reads_no_payloads_to_find_its_place(
+    hosts, opener, exp_id, valkey_config, monkeypatch
+):
+    start, _ = hosts
+    host = await start()
+    sender = await opener(valkey_config, Interceptor(exp_id, [BlackList([(0, None)])]))
+    for low in range(0, 600, 100):
+        payloads = [{"n": n} for n in range(low, low + 100)]
+        await sender.send_columns([0, 1] * 50, [2] * 100, payloads)
+    assert await host.count_blocked() == 300
+    await host._writer._written()
+    assert host.stats()["open_rows"] < 300
+    read, read_row_group = [], pq.ParquetFile.read_row_group
+
+    def reading(file, number, *, columns, **options):
+        read.append(columns)
+        return read_row_group(file, number, columns=columns, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", reading)
+    page, seen = await host.blocked(300, None, 0)
+    assert len(page) == 0
+    assert seen.position == 599
+    assert read
+    assert {name for columns in read for name in columns} == {"fate"}
+    for after in (0, 1, 170, 299):
+        page, _ = await host.blocked(after, None, 0)
+        assert [row["payload"] for row in page.to_pylist()] == [f'{{"n":{2 * n}}}' for n in range(after, 300)]
+    page, _ = await host.blocked(1000, None, 0)  # more than there are
+    assert len(page) == 0
