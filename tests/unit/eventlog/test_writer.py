@@ -32,16 +32,25 @@ class Crash:
     def __init__(self, point, after=0):
         self.point = point
         self.left = after
+        self.over = False
         self.died = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
 
     def __call__(self, point):
-        if self.died.is_set():
+        if self.over:
             raise Died
         if point == self.point:
             if self.left == 0:
-                self.died.set()
+                self.over = True
+                self.loop.call_soon_threadsafe(self.died.set)  # files are written by a thread
                 raise Died
             self.left -= 1
+
+    async def near(self):
+        """Wait for the end, though not for long: it may take another message."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await self.died.wait()
 
 
 @pytest.fixture
@@ -314,7 +323,7 @@ async def test_a_crash_at_any_point_neither_doubles_nor_drops_a_row(society, wri
         await society.send("a", 2)
         await society.block(1)
         await society.send("b", 3)
-        await asyncio.sleep(0)
+        await crash.near()
     await society.send("a", 2)
     await society.transport.remove("b", epoch)
     writer = await writers(**settings)
@@ -332,7 +341,7 @@ async def test_ten_crashes_in_a_row_lose_nothing(society, writers, tmp_path):
         await writers(crash=crash, segment_rows=3)
         while not crash.died.is_set():
             await society.send("a", 2)
-            await asyncio.sleep(0)
+            await crash.near()
     await within((await writers()).close())
     assert logged(tmp_path / "log") == society.written
 
