@@ -52,9 +52,9 @@ def lone(peer: Ours, before: list[int]) -> dict[str, float]:
 def lane(peer: Ours, seconds: float, before: list[int]) -> dict[str, float]:
     """Ask the interceptor while both halves send at a steady pace; return what its verdicts took, in ms."""
     probe = LaneProbe.remote()
-    ray.get(probe.measure.remote(peer.messaging.interceptor, 0.2))
+    ray.get(probe.measure.remote(peer.messaging, 0.2))
     sending = [half.paced.remote(seconds + 1.0, PACED_ROWS, PACED_GAP_S) for half in peer.halves]
-    found = sorted(ray.get(probe.measure.remote(peer.messaging.interceptor, seconds)))
+    found = sorted(ray.get(probe.measure.remote(peer.messaging, seconds)))
     for place, count in enumerate(reversed(ray.get(sending))):
         before[place] += count
     ray.kill(probe)

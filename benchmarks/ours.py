@@ -13,7 +13,7 @@ from ray_messaging import Messaging
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
-from ray_messaging.interception.judges import RemoteJudge
+from ray_messaging.interception.judges import judge_for
 
 CALL_ROWS = 32_768
 PROBE_GAP_S = 0.001
@@ -67,9 +67,9 @@ class OurHalf(Half):
 class LaneProbe:
     """Ask the interceptor about small batches, and time its answers."""
 
-    async def measure(self, interceptor: Any, seconds: float) -> list[float]:
+    async def measure(self, messaging: Messaging, seconds: float) -> list[float]:
         """Return how long each answer took, in ms."""
-        judge, found = RemoteJudge(interceptor, 30.0), []
+        judge, found = judge_for(messaging.interceptor, 30.0, messaging.exp_id), []
         ids = Ids(np.arange(100))
         end, number = time.perf_counter() + seconds, 0
         while time.perf_counter() < end:
