@@ -90,6 +90,7 @@ def test_the_log_of_an_earlier_run_stays(run, trace, old_log):
 )
 def test_a_ray_address_that_leads_nowhere(run, monkeypatch, address, words):
     monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests have a Ray in this process
     for command in (["demo"], ["log", "stats", "some-experiment"]):
         found = run(*command)
         assert found.exit_code == 2
