@@ -10,7 +10,7 @@ from ray_messaging.cluster.log_host import LogHost
 from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import LogError, MessagingError
+from ray_messaging.errors import MessagingError
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class LogActor:
         while not began and restarted():
             await asyncio.sleep(PAUSE_S)
             began = await self._begin()
-        if restarted() and isinstance(self._failure, LogError):
+        if restarted() and self._failure is not None:
             # Messages wait until somebody has set this right, and whoever asks is told meanwhile.
             logger.error("the event log cannot go on, trying on: %s", self._failure)
             self._trying = asyncio.create_task(self._try_on(), name="ray_messaging log restart")
@@ -47,10 +47,14 @@ class LogActor:
             await host.start()
         except MessagingError as error:
             self._failure = error
-            if host is not None:
-                await host.abandon()
+        except Exception as error:  # whoever tries on must not end by what nobody foresaw
+            logger.exception("the event log of %s cannot start", self._experiment.exp_id)
+            self._failure = MessagingError(f"the event log cannot start ({type(error).__name__}: {error})")
         else:
             self._host, self._failure = host, None
+            return True
+        if host is not None:
+            await host.abandon()
         return not worth_a_retry(self._failure)
 
     async def ready(self) -> None:
