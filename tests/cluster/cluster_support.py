@@ -212,6 +212,27 @@ class Hangs(rules.Rule):
         return rules.ALLOW
 
 
+class Busy(threading.Thread):
+    """Work until told to stop; what went wrong is found then."""
+
+    def __init__(self):
+        super().__init__()
+        self.errors, self.enough = [], threading.Event()
+
+    def run(self):
+        try:
+            self.work()
+        except Exception as error:  # noqa: BLE001 - `stop` tells
+            self.errors.append(error)
+
+    def stop(self):
+        self.enough.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        assert not self.errors
+        return self
+
+
 class FalseServer(threading.Thread):
     """Accept connections where a server was, and drop them."""
 

@@ -1,11 +1,10 @@
 """Processes that die in the middle of their work: nothing acknowledged is lost, nothing comes twice."""
 
-import threading
 import uuid
 
 import pytest
 import ray
-from cluster_support import PATIENCE_S, drain, kill, kill_and_wait, new_handle, numbered, numbers, wait_for
+from cluster_support import PATIENCE_S, Busy, drain, kill, kill_and_wait, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import OutcomeUnknown
@@ -23,38 +22,27 @@ def send(west, east, count, start=0):
     return west.send_columns([west.agents[0]] * count, [east.agents[0]] * count, numbered(count, start))
 
 
-class Talk(threading.Thread):
+class Talk(Busy):
     """Send small batches in order until told to stop; note what was acknowledged, and what became of it."""
 
     def __init__(self, group, from_id, to_id):
         super().__init__()
         self.group, self.pair = group, (from_id, to_id)
         self.delivered, self.blocked, self.unknown = [], [], []
-        self.errors, self.enough = [], threading.Event()
 
-    def run(self):
+    def work(self):
         handle, n = new_handle(self.group), 0
         from_id, to_id = self.pair
-        try:
-            while not self.enough.is_set():
-                batch = numbered(20, n)
-                n += 20
-                try:
-                    receipts = handle.send_columns([from_id] * 20, [to_id] * 20, batch)
-                except OutcomeUnknown:
-                    self.unknown += [payload["n"] for payload in batch]
-                    continue
-                for payload, receipt in zip(batch, receipts, strict=True):
-                    {"delivered": self.delivered, "blocked": self.blocked}[receipt.fate].append(payload["n"])
-        except Exception as error:  # noqa: BLE001 - the test tells
-            self.errors.append(error)
-
-    def stop(self):
-        self.enough.set()
-        self.join(PATIENCE_S)
-        assert not self.is_alive()
-        assert not self.errors
-        return self
+        while not self.enough.is_set():
+            batch = numbered(20, n)
+            n += 20
+            try:
+                receipts = handle.send_columns([from_id] * 20, [to_id] * 20, batch)
+            except OutcomeUnknown:
+                self.unknown += [payload["n"] for payload in batch]
+                continue
+            for payload, receipt in zip(batch, receipts, strict=True):
+                {"delivered": self.delivered, "blocked": self.blocked}[receipt.fate].append(payload["n"])
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """The event log's process dies, its folder is damaged or cannot be written: each message is in it once all the same."""
 
-import threading
 import uuid
 from collections import Counter
 
 import pytest
 from cluster_support import (
     PATIENCE_S,
+    Busy,
     control,
     kill,
     new_handle,
@@ -42,35 +42,24 @@ def start(ray_cluster, tmp_path):
         messaging.shutdown()
 
 
-class Traffic(threading.Thread):
+class Traffic(Busy):
     """Send, fetch what arrives, and note each message's receipt."""
 
     def __init__(self, group):
         super().__init__()
         self.group = group
-        self.receipts, self.arrived, self.errors = {}, [], []
-        self.enough = threading.Event()
+        self.receipts, self.arrived = {}, []
 
-    def run(self):
+    def work(self):
         handle = new_handle(self.group)
-        try:
-            while not self.enough.is_set():
-                n = len(self.receipts)
-                payloads = numbered(40, n)
-                receipts = handle.send_columns([0, 1, 2, 3] * 10, [4, 5] * 20, payloads)
-                self.receipts |= {receipt.message_id: receipt.fate for receipt in receipts}
-                self.arrived += numbers(handle.fetch())
+        while not self.enough.is_set():
+            n = len(self.receipts)
+            payloads = numbered(40, n)
+            receipts = handle.send_columns([0, 1, 2, 3] * 10, [4, 5] * 20, payloads)
+            self.receipts |= {receipt.message_id: receipt.fate for receipt in receipts}
             self.arrived += numbers(handle.fetch())
-            handle.ack()
-        except Exception as error:  # noqa: BLE001 - the test tells
-            self.errors.append(error)
-
-    def stop(self):
-        self.enough.set()
-        self.join(PATIENCE_S)
-        assert not self.is_alive()
-        assert not self.errors
-        return self
+        self.arrived += numbers(handle.fetch())
+        handle.ack()
 
 
 def logged_fates(log):

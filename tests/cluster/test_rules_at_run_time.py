@@ -1,12 +1,12 @@
 """Rules changed while messages go: from the driver, from tasks, under load, and with what no interceptor can use."""
 
-import threading
 import uuid
 
 import pytest
 import ray
 from cluster_support import (
     PATIENCE_S,
+    Busy,
     LocksUp,
     OnlyHere,
     Shouting,
@@ -223,31 +223,21 @@ def test_a_new_round_gives_new_quotas(town):
     assert west.send(1, 13, {})
 
 
-class Flood(threading.Thread):
+class Flood(Busy):
     """Send small batches without pause; note of each what was in force before it, and what became of it."""
 
     def __init__(self, group, pair, in_force):
         super().__init__()
         self.group, self.pair, self.in_force = group, pair, in_force
-        self.sent, self.errors, self.enough = [], [], threading.Event()
+        self.sent = []
 
-    def run(self):
+    def work(self):
         handle, (from_id, to_id), n = new_handle(self.group), self.pair, 0
-        try:
-            while not self.enough.is_set():
-                before = self.in_force["changes"]
-                receipts = handle.send_columns([from_id] * 5, [to_id] * 5, numbered(5, n))
-                n += 5
-                self.sent.append((before, self.in_force["begun"], fates(receipts)))
-        except Exception as error:  # noqa: BLE001 - the test tells
-            self.errors.append(error)
-
-    def stop(self):
-        self.enough.set()
-        self.join(PATIENCE_S)
-        assert not self.is_alive()
-        assert not self.errors
-        return self
+        while not self.enough.is_set():
+            before = self.in_force["changes"]
+            receipts = handle.send_columns([from_id] * 5, [to_id] * 5, numbered(5, n))
+            n += 5
+            self.sent.append((before, self.in_force["begun"], fates(receipts)))
 
 
 CHANGES = {
