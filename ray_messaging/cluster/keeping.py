@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from ray_messaging.errors import ConnectionFailed
-from ray_messaging.transports.redis_link import RedisLink
+from ray_messaging.transports.redis.link import RedisLink
 
 T = TypeVar("T")
 

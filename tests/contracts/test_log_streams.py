@@ -597,7 +597,7 @@ async def test_who_reads_the_log_is_woken_by_all_there_is(transport, transports,
 
 
 async def test_very_many_streams_are_read_in_turn(transport, post, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis_log._ENTRIES", 3)
+    monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 3)
     await transport.open_log(WIDE)
     streams = [(await settle(transport, f"box-{n}"))[1] for n in range(10)]
     assert (await transport.log_streams()).live == [LOG_STREAM, *streams]
@@ -614,7 +614,7 @@ async def test_very_many_streams_are_read_in_turn(transport, post, monkeypatch):
 
 @only_redis
 async def test_a_reply_of_large_frames_has_few_of_them(transport, post, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis_log._BYTES", 100)
+    monkeypatch.setattr("ray_messaging.transports.redis.log._BYTES", 100)
     streams = [(await settle(transport, name))[1] for name in ("a", "b", "c")]
     for frame in (b"x" * 50, b"y" * 10, b"z" * 200):
         for _ in range(12):

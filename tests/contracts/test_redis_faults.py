@@ -24,7 +24,7 @@ from ray_messaging.config import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ServerRefused
 from ray_messaging.messager import Messager
 from ray_messaging.transports.base import FrameFate
-from ray_messaging.transports.wire import reply_error
+from ray_messaging.transports.redis.wire import reply_error
 
 FENCED = b"*1\r\n:3\r\n"  # what the send script answers to a sender that has a higher epoch
 
@@ -346,7 +346,7 @@ async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkey
             told["wire"].set()
         return reply_error(text)
 
-    monkeypatch.setattr("ray_messaging.transports.wire.reply_error", seen)
+    monkeypatch.setattr("ray_messaging.transports.redis.wire.reply_error", seen)
     sender, receiver = await opener(server), await opener(server, host=[1])
     channel, link = sender.get_agent_chat_channel(1), receiver._transport.link
     translated = link.translated
@@ -473,7 +473,7 @@ async def impostor():
 
 
 async def test_a_black_hole(impostor, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis_link.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("ray_messaging.transports.redis.link.CONNECT_TIMEOUT_S", 0.2)
     error = await refused(await impostor(lambda _: None), exp_id, ConnectionFailed, within=3)
     assert "time" in str(error)
 

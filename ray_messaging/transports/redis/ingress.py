@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from ray_messaging.errors import MessagingError, ServerRefused
 from ray_messaging.transports.base import Ingress
-from ray_messaging.transports.redis_link import RedisLink
+from ray_messaging.transports.redis.link import RedisLink
 
 logger = logging.getLogger(__name__)
 

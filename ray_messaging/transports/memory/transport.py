@@ -1,4 +1,4 @@
-"""Mailboxes in this process's memory: the reference that the other transports are held against, and for tests."""
+"""Keep frames in a MemoryServer, as the Redis transport keeps them in streams."""
 
 import asyncio
 import time
@@ -20,10 +20,8 @@ from ray_messaging.transports.base import (
     SendStatus,
     Shipment,
 )
-from ray_messaging.transports.memory_log import MemoryLog
-from ray_messaging.transports.memory_server import Backlog, Mailbox, MemoryServer, Sender, number
-
-__all__ = ["MemoryServer", "MemoryTransport"]
+from ray_messaging.transports.memory.log import MemoryLog
+from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
 
 
 class MemoryTransport(MemoryLog):

@@ -23,10 +23,10 @@ from ray_messaging.transports.base import (
     SendRequest,
     SendStatus,
 )
-from ray_messaging.transports.redis_ingress import RedisIngress
-from ray_messaging.transports.redis_link import RedisLink
-from ray_messaging.transports.redis_log import RedisLog
-from ray_messaging.transports.redis_reads import BlockingReads, after
+from ray_messaging.transports.redis.ingress import RedisIngress
+from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.log import RedisLog
+from ray_messaging.transports.redis.reads import BlockingReads, after
 
 
 class RedisTransport(RedisLog):

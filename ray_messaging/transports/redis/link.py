@@ -34,7 +34,7 @@ from redis.exceptions import (
 
 from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
 from ray_messaging.errors import ConfigError, ConnectionFailed, MailboxFull, ServerRefused
-from ray_messaging.transports.wire import ServerBusyError, Wire, reply_error
+from ray_messaging.transports.redis.wire import ServerBusyError, Wire, reply_error
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def _passes(error: BaseException) -> bool:
 @cache
 def script_text(name: str) -> str:
     """Read a Lua script of ours; what two share comes before them."""
-    folder = files("ray_messaging.transports") / "lua"
+    folder = files("ray_messaging.transports.redis") / "lua"
     shared = {"directory": "bury", "remove": "bury", "commit": "order", "logged": "order", "retake": "listen"}.get(name)
     parts = [(folder / f"{part}.lua").read_text() for part in (shared, name) if part]
     flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]

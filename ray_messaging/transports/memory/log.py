@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LogItem, LogMark, LogStreams, Noted
-from ray_messaging.transports.memory_server import Backlog, Experiment, Mailbox, MemoryServer, number
+from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, number
 
 
 class MemoryLog:

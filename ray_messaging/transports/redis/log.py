@@ -8,8 +8,8 @@ import msgspec
 from ray_messaging.channels import Keys
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LogItem, LogMark, LogStreams
-from ray_messaging.transports.redis_link import RedisLink
-from ray_messaging.transports.redis_reads import BlockingReads, after
+from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.reads import BlockingReads, after
 
 # One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
 # many bytes: XREAD counts entries only, and the reader's memory is to stay flat.

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ray_messaging.transports.redis_link import RedisLink
-from ray_messaging.transports.wire import Wire
+from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.wire import Wire
 
 # A blocking read answers by itself before the socket's timeout can.
 _MARGIN_S = 5.0
