@@ -11,9 +11,10 @@ agent's channel, or `:` and the whole name of a plain one; as no subtopic holds 
 """
 
 import re
+from collections.abc import Callable
 from functools import cache
 from operator import index
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ray_messaging.errors import InvalidAddress
 
@@ -148,13 +149,39 @@ def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
     return (b"[" + wanted + b"]" if wanted else b"(?!)"), at + 1
 
 
-def parse_channel(exp_id: str, channel: object) -> Address:
-    """Take a channel apart; raise InvalidAddress where it is malformed or of another experiment."""
+class Patterns(Protocol):
+    """Say which subscriptions a server takes for patterns, and what they match."""
+
+    def is_pattern(self, channel: str) -> bool:
+        """Tell whether a subscription is a pattern rather than one channel."""
+
+    def compile(self, pattern: str) -> Callable[[str], bool]:
+        """Return a function that tells whether the pattern matches a channel; raise InvalidAddress."""
+
+
+class Globs:
+    """Be Redis's patterns."""
+
+    def is_pattern(self, channel: str) -> bool:
+        """Tell whether a subscription is a pattern rather than one channel."""
+        return is_glob(channel)
+
+    def compile(self, pattern: str) -> Callable[[str], bool]:
+        """Return a function that tells whether the pattern matches a channel."""
+        matched = glob_pattern(pattern).fullmatch
+        return lambda channel: matched(channel.encode()) is not None
+
+
+GLOBS = Globs()
+
+
+def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> Address:
+    """Take a channel apart; raise InvalidAddress where it is malformed, a pattern, or of another experiment."""
     if not isinstance(channel, str):
         raise InvalidAddress(f"channel {channel!r} must be a str", value=channel)
     if len(channel) > 4 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
         raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
-    if is_glob(channel):
+    if patterns.is_pattern(channel):
         raise InvalidAddress(
             f"channel {channel!r} is a pattern: one can subscribe to it, not send to it", value=channel
         )

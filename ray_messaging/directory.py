@@ -1,13 +1,12 @@
 """Who listens where: the records of all mailboxes, and for each message the mailboxes it goes to."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId, build_channel, glob_pattern
+from ray_messaging.channels import GLOBS, AgentId, Patterns, build_channel
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, STR, Ids
@@ -91,8 +90,9 @@ class Directory:
     A route is an index into `routes`, each a tuple of mailboxes; route 0 is nobody.
     """
 
-    def __init__(self, exp_id: str) -> None:
+    def __init__(self, exp_id: str, patterns: Patterns = GLOBS) -> None:
         self.exp_id = exp_id
+        self.patterns = patterns
         self.version = -1
         self.logged = False  # whether an event log is registered
         self.records: dict[str, Record] = {}
@@ -105,7 +105,7 @@ class Directory:
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
         self._known: dict[tuple[AgentId | None, str], int] = {}
-        self._globs: list[tuple[re.Pattern[bytes], str]] = []
+        self._globs: list[tuple[Callable[[str], bool], str]] = []
 
     def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001 - a DirectoryDelta
         """Take over the records that changed; `mailboxes` names all that are there."""
@@ -116,7 +116,7 @@ class Directory:
         self.version = version
         self._clear()
         for record in self.records.values():
-            self._globs += [(glob_pattern(glob), record.mailbox) for glob in record.globs]
+            self._globs += [(self.patterns.compile(glob), record.mailbox) for glob in record.globs]
             for channel in record.channels:
                 self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
 
@@ -213,9 +213,9 @@ class Directory:
             topic = batch.topic_of(row)
             if (to_id, topic) not in known:
                 route = int(self._route_topic(topic, Ids.of([to_id]))[0])
-                channel = build_channel(self.exp_id, to_id, topic).encode()
-                for pattern, mailbox in self._globs:
-                    if pattern.fullmatch(channel):
+                channel = build_channel(self.exp_id, to_id, topic)
+                for matches, mailbox in self._globs:
+                    if matches(channel):
                         route = self._extend(route, mailbox)
                 known[to_id, topic] = route
             routes[row] = known[to_id, topic]

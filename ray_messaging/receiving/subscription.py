@@ -40,7 +40,7 @@ class Subscription:
         self._name = name
         self._settings = settings
         self._named = named
-        self._wishes = Wishes(directory.exp_id)
+        self._wishes = Wishes(directory.exp_id, directory.patterns)
         self._changing = asyncio.Lock()
         self._epoch: int | None = None
         self._reader: Reader | None = None
@@ -109,7 +109,7 @@ class Subscription:
                 )
             return
         try:
-            agent_id, topic = parse_channel(self._directory.exp_id, ingress.channel)
+            agent_id, topic = parse_channel(self._directory.exp_id, ingress.channel, self._directory.patterns)
         except InvalidAddress:  # a pattern may match channels that are none of ours
             agent_id, topic = None, ":" + ingress.channel
         self._ingress_count += 1

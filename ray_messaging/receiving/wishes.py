@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ray_messaging.channels import AgentId, build_channel, check_id, check_subtopic, is_glob, parse_channel
+from ray_messaging.channels import AgentId, Patterns, build_channel, check_id, check_subtopic, parse_channel
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Claim, Record
 from ray_messaging.errors import InvalidAddress
@@ -19,6 +19,7 @@ class Wishes:
     """
 
     exp_id: str
+    patterns: Patterns
     agents: dict[str, frozenset[AgentId]] = field(default_factory=dict)  # by subtopic
     plain: tuple[str, ...] = ()
     globs: tuple[str, ...] = ()
@@ -34,10 +35,11 @@ class Wishes:
         plain, globs, exact = [], [], []
         added: dict[str, set[AgentId]] = {}
         for channel in channels:
-            if isinstance(channel, str) and is_glob(channel):
+            if isinstance(channel, str) and self.patterns.is_pattern(channel):
+                self.patterns.compile(channel)  # which refuses one that is malformed
                 globs.append(channel)
                 continue
-            agent_id, topic = parse_channel(self.exp_id, channel)
+            agent_id, topic = parse_channel(self.exp_id, channel, self.patterns)
             exact.append(build_channel(self.exp_id, agent_id, topic))
             if agent_id is None:
                 plain.append(exact[-1])

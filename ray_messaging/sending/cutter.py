@@ -28,6 +28,7 @@ class Crate:
     count: int
     frame: bytes
     publish: list[Published]
+    batch: Batch | None  # the messages that are published
     noted: Noted | None
     verdicts: int
     deadline: float
@@ -65,7 +66,7 @@ class Cutter:
                 for part in self._parts(posting, LOG, blocked):
                     told = blocked if part is None else part
                     noted = noting.blocked(posting, told)
-                    crates.append(Crate(posting, LOG, told, len(told), b"", [], noted, verdicts, deadline))
+                    crates.append(Crate(posting, LOG, told, len(told), b"", [], None, noted, verdicts, deadline))
             elif len(blocked):
                 posting.stop(blocked)
         for mailbox, found in self._sorted(posting, rows).items():
@@ -155,7 +156,8 @@ class Cutter:
         elif self.directory.logged and posting.rewritten:
             noted, batch = noting.rewritten(posting, batch, rows, mailbox)
         frame = b"" if mailbox == BARE else encode(batch)
-        return Crate(posting, mailbox, rows, len(batch), frame, publish, noted, verdicts, deadline)
+        told = batch if publish else None
+        return Crate(posting, mailbox, rows, len(batch), frame, publish, told, noted, verdicts, deadline)
 
     def _publications(self, batch: Batch) -> list[Published]:
         exp_id, lines = self.directory.exp_id, batch.lines

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from ray_messaging.channels import Patterns
 from ray_messaging.directory import Record
+from ray_messaging.frames import Batch
 
 
 class FrameFate(IntEnum):
@@ -59,6 +61,7 @@ class Shipment:
 
     `noted` goes to the log stream if, and when, the rest is written; it is all there is where the mailbox is LOG. While
     no log is registered it goes nowhere. A call has at most one shipment for "", as one list of takers is kept.
+    `batch` holds the messages that are published, row by row, for a server that can say more than their payload.
     """
 
     mailbox: str
@@ -67,6 +70,7 @@ class Shipment:
     frame: bytes = b""
     publish: Sequence[Published] = ()
     noted: Noted | None = None
+    batch: Batch | None = None
 
 
 @dataclass(slots=True)
@@ -189,9 +193,15 @@ class LogItem(NamedTuple):
 
 
 class Transport(Protocol):
-    """Keep the mailboxes of one experiment."""
+    """Keep the mailboxes of one experiment.
+
+    `patterns` are those that its server knows. With `logs_apart` no mailbox of it can be read by the event log, which
+    is told of each row by a note once its fate is known.
+    """
 
     exp_id: str
+    patterns: Patterns
+    logs_apart: bool
 
     async def connect(self) -> None:
         """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
@@ -252,7 +262,9 @@ class Transport(Protocol):
     async def waiting(self) -> dict[str, int]:
         """Return the messages that wait in each mailbox."""
 
-    # -- for the event log ----------------------------------------------------------------------------------------
+
+class LogStore(Transport, Protocol):
+    """Be a transport that keeps what the event log reads: its mailboxes, and the log stream."""
 
     async def open_log(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.

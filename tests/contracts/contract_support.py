@@ -38,8 +38,8 @@ async def until(condition):
 
 async def vanish(messager):
     """Let a messager disappear as a killed process does: no goodbye, no renewal."""
-    await messager._outbox.stop(RuntimeError("vanished"))
-    subscription = messager._subscription
+    await messager.engine.outbox.stop(RuntimeError("vanished"))
+    subscription = messager.engine.subscription
     subscription._renewing.cancel()
     await asyncio.gather(subscription._renewing, return_exceptions=True)
     if subscription._reader is not None:
@@ -47,8 +47,8 @@ async def vanish(messager):
         if subscription._commits._background is not None:
             subscription._commits._background.cancel()
             await asyncio.gather(subscription._commits._background, return_exceptions=True)
-    await messager._transport.close()
-    messager._closed = True
+    await messager.engine.transport.close()
+    messager.engine.closed = True
 
 
 class MemoryStore:

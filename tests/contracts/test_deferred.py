@@ -304,7 +304,7 @@ async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, i
     sends = [asyncio.create_task(sender.send_message(channel, {"n": n, "slow": n < 6}, from_id=5)) for n in (4, 5)]
 
     async def held():
-        lanes = sender._shipper._lanes
+        lanes = sender.engine.shipper._lanes
         return receiver.name in lanes and sum(crate.count for crate in lanes[receiver.name].crates) == 2
 
     await until(held)
@@ -339,7 +339,7 @@ async def test_a_directory_that_changes_turns_no_pair_round(messagers, intercept
     )
 
     def held():
-        lanes = sender._shipper._lanes
+        lanes = sender.engine.shipper._lanes
         return [sum(crate.count for crate in lanes[box.name].crates) if box.name in lanes else 0 for box in boxes]
 
     async def both():
@@ -420,7 +420,7 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
     slow = Held("slow", is_open=True, at_once=lambda message: None if message.from_id == 8 else ALLOW)
     sender = await messagers(interceptor_of(Censor(), slow))
     receiver = await messagers(host=[1])
-    transport = receiver._transport
+    transport = receiver.engine.transport
     epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
     assert await sender.send_message(sender.get_agent_chat_channel(1), {"text": "fine"})  # it learns of the log
     bulk = [Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS]
@@ -502,7 +502,7 @@ async def test_one_that_waits_does_not_hold_the_bytes_of_its_batch(messagers, in
         assert await asyncio.wait_for(sender.send_message(channel, big, from_id=n), WAIT_S)
     slow.release()
     assert await waiting
-    assert (sender._outbox.room.rows, sender._outbox.room.nbytes) == (0, 0)
+    assert (sender.engine.outbox.room.rows, sender.engine.outbox.room.nbytes) == (0, 0)
 
 
 @pytest.mark.parametrize("behind", [0, 3])

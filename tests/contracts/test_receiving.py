@@ -394,7 +394,7 @@ async def test_a_named_mailbox_waits_for_its_messager(messagers, store):
 
 async def test_a_messager_whose_mailbox_was_removed_says_so(messagers, store):
     receiver = await messagers(host=[1], lease_s=0.03)
-    await receiver._transport.remove(receiver.name, None)
+    await receiver.engine.transport.remove(receiver.name, None)
     with pytest.raises(NotListening, match="removed"):
         await receiver.fetch_messages(timeout=10)
 
@@ -402,7 +402,7 @@ async def test_a_messager_whose_mailbox_was_removed_says_so(messagers, store):
 async def test_a_mailbox_that_was_removed_stops_listening(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1], listen=["news", "n*"], lease_s=0.03)
     channel = sender.get_agent_chat_channel(1)
-    await receiver._transport.remove(receiver.name, None)
+    await receiver.engine.transport.remove(receiver.name, None)
     with pytest.raises(NotListening, match="removed"):
         await receiver.fetch_messages(timeout=10)
 
@@ -649,7 +649,7 @@ async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers
     waiting = asyncio.create_task(sender.send_message("news", {"n": 4}))
 
     async def held():
-        return sender._outbox._pump._shipper.retry_at is not None
+        return sender.engine.outbox._pump._shipper.retry_at is not None
 
     await until(held)
     late = await messagers(listen=["news"])

@@ -261,7 +261,7 @@ async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, o
     store = store_of(redis_process.config, exp_id)
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0})
-    take, failures = sender._transport.take_sender_epoch, []
+    take, failures = sender.engine.transport.take_sender_epoch, []
 
     async def noted(*args, **options):
         try:
@@ -273,7 +273,7 @@ async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, o
     async def tried_in_vain():
         return len(failures) >= 2
 
-    sender._transport.take_sender_epoch = noted
+    sender.engine.transport.take_sender_epoch = noted
     redis_process.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(OutcomeUnknown, match="may still arrive"):
@@ -300,13 +300,13 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
     channel = sender.get_agent_chat_channel(1)
     for n in range(4):
         await sender.send_message(channel, {"n": n})
-    real, replies = sender._transport.send, []
+    real, replies = sender.engine.transport.send, []
 
     async def send(request):
         replies.append(await real(request))
         return replies[-1]
 
-    sender._transport.send = send
+    sender.engine.transport.send = send
     proxy.hold = b"late"
     with pytest.raises(MailboxFull):
         await sender.send_message(channel, {"n": 4, "t": "late"})
@@ -348,7 +348,7 @@ async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkey
 
     monkeypatch.setattr("ray_messaging.transports.redis.wire.reply_error", seen)
     sender, receiver = await opener(server), await opener(server, host=[1])
-    channel, link = sender.get_agent_chat_channel(1), receiver._transport.link
+    channel, link = sender.get_agent_chat_channel(1), receiver.engine.transport.link
     translated = link.translated
 
     def noted(error):
@@ -365,7 +365,7 @@ async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkey
     script = asyncio.create_task(other.eval("while true do end", 0))
     try:
         await until(lambda: is_busy(store.client))
-        receiver._transport._reading.close()  # as a cut does: it asks anew, and in the middle of this
+        receiver.engine.transport._reading.close()  # as a cut does: it asks anew, and in the middle of this
         sending = asyncio.create_task(sender.send_message(channel, {"n": 1}))
         await asyncio.wait_for(told["wire"].wait(), 10)
         await asyncio.wait_for(told["ingress"].wait(), 10)
@@ -594,7 +594,7 @@ async def test_very_many_channels_are_confirmed_as_they_are_asked_for(redis_proc
     await client.config_set("client-output-buffer-limit", "pubsub 512kb 0 0")
     receiver = await opener(redis_process.config, name="town", host=range(70_000))
     await receiver.host_agents(range(70_000), ["user-chat", "user-survey"])
-    assert receiver._subscription._transport._ingress.cuts == 0
+    assert receiver.engine.subscription._transport._ingress.cuts == 0
     assert await client.publish(receiver.get_user_survey_channel(69_999), b"{}") == 1
     await client.aclose()
     assert len(await fetch_all(receiver, 1)) == 1

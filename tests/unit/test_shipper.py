@@ -63,7 +63,7 @@ class Late:
 
 async def test_a_late_attempt_of_what_was_refused_writes_nothing(full):
     sender, receiver = full
-    late = Late(sender._transport)
+    late = Late(sender.engine.transport)
     channel = sender.get_agent_chat_channel(1)
     with pytest.raises(MailboxFull):
         await sender.send_message(channel, {"n": 4})
@@ -84,7 +84,7 @@ async def test_a_late_attempt_that_still_comes_before_the_fence_counts_as_delive
         await receiver.ack()
         assert (await late.arrive()).fates == [FrameFate.WRITTEN]
 
-    late = Late(sender._transport, make_room)
+    late = Late(sender.engine.transport, make_room)
     assert (await sender.send_message(channel, {"n": 4})).fate == "delivered"
     assert (await sender.send_message(channel, {"n": 5})).fate == "delivered"
     await late.arrive()
@@ -95,7 +95,7 @@ async def test_a_late_attempt_that_still_comes_before_the_fence_counts_as_delive
 async def test_a_late_attempt_of_what_a_stale_directory_refused_writes_nothing(opener):
     server = MemoryServer()
     sender, receiver = await opener(server), await opener(server, host=[1])
-    late = Late(sender._transport)
+    late = Late(sender.engine.transport)
     channel = sender.get_agent_chat_channel(1)
     assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"  # refused first, as the listener is new
     await late.arrive()

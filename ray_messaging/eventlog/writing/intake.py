@@ -14,7 +14,7 @@ from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
 from ray_messaging.eventlog.writing.records import NOTHING, take
 from ray_messaging.eventlog.writing.streams import Read, key, size
-from ray_messaging.transports.base import LogItem, LogStreams, Transport
+from ray_messaging.transports.base import LogItem, LogStore, LogStreams
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 class Intake:
     """Read one experiment's streams."""
 
-    def __init__(self, transport: Transport, exp_id: str) -> None:
+    def __init__(self, transport: LogStore, exp_id: str) -> None:
         self.unreadable = 0
         self.small = False  # the last read brought something, but little
         self._age_s = 0.0  # of the oldest entry of the last read

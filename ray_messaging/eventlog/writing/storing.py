@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ray_messaging.errors import ConnectionFailed, LogError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
 from ray_messaging.eventlog.writing.growing import Sealed
-from ray_messaging.transports.base import LogMark, Transport
+from ray_messaging.transports.base import LogMark, LogStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Storing:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: LogStore,
         folder: Folder,
         exp_id: str,
         *,

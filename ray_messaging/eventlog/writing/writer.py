@@ -15,7 +15,7 @@ from ray_messaging.eventlog.writing.growing import Growing, Sealed
 from ray_messaging.eventlog.writing.intake import Chunk, Intake
 from ray_messaging.eventlog.writing.storing import Storing
 from ray_messaging.eventlog.writing.streams import Streams
-from ray_messaging.transports.base import Limits, Transport
+from ray_messaging.transports.base import Limits, LogStore
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class LogWriter:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: LogStore,
         folder: Folder,
         exp_id: str,
         *,

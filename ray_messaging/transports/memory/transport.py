@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from ray_messaging.channels import GLOBS, Patterns
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists, Fenced
 from ray_messaging.transports.base import (
@@ -26,6 +27,9 @@ from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServe
 
 class MemoryTransport(MemoryLog):
     """Keep the mailboxes of one experiment in a MemoryServer."""
+
+    patterns: Patterns = GLOBS
+    logs_apart = False
 
     def __init__(self, server: MemoryServer, exp_id: str) -> None:
         super().__init__(server, exp_id)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.channels import Keys
+from ray_messaging.channels import GLOBS, Keys, Patterns
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull
@@ -31,6 +31,9 @@ from ray_messaging.transports.redis.reads import BlockingReads, after
 
 class RedisTransport(RedisLog):
     """Keep the mailboxes of one experiment on a Redis or Valkey server."""
+
+    patterns: Patterns = GLOBS
+    logs_apart = False
 
     def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float) -> None:
         super().__init__(RedisLink(config, patience_s), Keys(exp_id))

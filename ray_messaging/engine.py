@@ -1,0 +1,208 @@
+"""The engine: what every messager has below its names: a transport, an outbox, a subscription, a local log."""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from functools import lru_cache, partial
+from operator import index
+from typing import Any
+
+from ray_messaging import channels as names
+from ray_messaging.channels import Address, AgentId
+from ray_messaging.config import MessagingConfig
+from ray_messaging.directory import Directory
+from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
+from ray_messaging.interception.judges import judge_for
+from ray_messaging.interception.verdicts import Judge, PassAll
+from ray_messaging.lines import encode_payload
+from ray_messaging.local_log import LocalLog
+from ray_messaging.receiving.subscription import KEEP_S, Subscription
+from ray_messaging.sending.cutter import Cutter
+from ray_messaging.sending.outbox import Outbox
+from ray_messaging.sending.posting import Posting
+from ray_messaging.sending.shipper import Shipper
+from ray_messaging.transports.base import Transport
+
+_ADDRESSES_KEPT = 200_000
+
+
+class Engine:
+    """Send and receive by one transport under one name.
+
+    Args: `parse` turns what a user sends to into an Address (None: it is a channel). With a `name` the mailbox outlives
+    this process; without one it goes when the engine closes.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        interceptor: object = None,
+        *,
+        name: str | None = None,
+        settings: MessagingConfig | None = None,
+        parse: Callable[[str], Address] | None = None,
+    ) -> None:
+        self.exp_id = transport.exp_id
+        self.name = names.check_name("name", name) if name is not None else f"anon-{secrets.token_hex(8)}"
+        self.settings = settings or MessagingConfig()
+        self.transport = transport
+        self.directory = Directory(self.exp_id, transport.patterns)
+        self.parse = parse or partial(names.parse_channel, self.exp_id, patterns=transport.patterns)
+        self.address = lru_cache(_ADDRESSES_KEPT)(self.parse)
+        self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
+        self.closed = False
+        self.shipper: Shipper | None = None
+        self.outbox: Outbox | None = None
+        self.subscription: Subscription | None = None
+        self._named = name is not None
+        self._interceptor = interceptor
+        self._step: int | None = None
+        self._retired: list[Judge] = []
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect; doing so twice does no harm. Raises ConnectionFailed within 5 s, ServerRefused at once."""
+        if self.closed:
+            raise self._not_open(Closed)
+        if self.outbox is not None:
+            return
+        judge = self._judge(self._interceptor)
+        await self.transport.connect()
+        try:
+            await self._start(judge)
+        except BaseException:
+            await self.transport.close()
+            raise
+
+    async def _start(self, judge: Judge) -> None:
+        cutter, keep_s = Cutter(self.directory, mirror=self.settings.mirror), 0 if self._named else KEEP_S
+        self.shipper = Shipper(self.transport, self.directory, cutter, self.name, keep_s)
+        await self.shipper.reload()
+        self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self._named)
+        self.outbox = Outbox(self.shipper, judge, self.settings, self._settled)
+        self.outbox.step = self._step
+
+    async def close(self, *, commit: bool = True) -> None:
+        """Send what was accepted, commit what was fetched (unless told not to), and leave; twice does no harm."""
+        if self.closed:
+            return
+        self.closed = True
+        outbox, subscription = self.outbox, self.subscription
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self.transport.close)
+            for judge in self._retired if outbox is None else (*self._retired, outbox.judge):
+                last_first.push_async_callback(judge.close)
+            if subscription is not None:
+                last_first.push_async_callback(subscription.close, commit=commit)
+            if outbox is not None:
+                last_first.push_async_callback(outbox.close)
+
+    def _settled(self, posting: Posting) -> None:
+        self.log.add(posting.outgoing, posting.outcome)
+
+    def _not_open(self, kind: type[MessagingError]) -> MessagingError:
+        if self.closed:
+            return Closed("this messager is closed: make another one")
+        return kind("this messager is not open yet: `await messager.init()` first, or use `async with`")
+
+    # -- the interceptor, the step --------------------------------------------------------------------------------
+
+    def _judge(self, interceptor: object) -> Judge:
+        if interceptor is None:
+            return PassAll()
+        return judge_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id)
+
+    @property
+    def interceptor(self) -> object:
+        """Return the interceptor's handle; None: nobody is asked, which counts where the experiment has none."""
+        return self._interceptor
+
+    @interceptor.setter
+    def interceptor(self, interceptor: object) -> None:
+        judge = self._judge(interceptor)
+        self._interceptor = interceptor
+        if self.outbox is not None:
+            self._retired.append(self.outbox.judge)  # a batch may be with it: it is closed when we are
+            self.outbox.judge = judge
+
+    @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on what is sent."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        try:
+            number = None if step is None else index(step)
+        except TypeError:
+            number = 2**64
+        if number is not None and not names.INT64_MIN <= number <= names.INT64_MAX:
+            raise ConfigError(f"step {step!r} must be an int of 64 bits, or None")
+        self._step = number
+        if self.outbox is not None:
+            self.outbox.step = number
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    @property
+    def sending(self) -> Outbox:
+        """Return the outbox; raise Closed."""
+        if self.outbox is None or self.closed:
+            raise self._not_open(Closed)
+        return self.outbox
+
+    def checked(
+        self, channel: str, payload: object, from_id: AgentId | None, to_id: AgentId | None
+    ) -> tuple[AgentId | None, AgentId | None, str, bytes]:
+        """Return a message as the outbox takes it: from_id, to_id, topic, payload as JSON.
+
+        Raises: InvalidAddress, InvalidPayload, PayloadTooLarge.
+        """
+        try:
+            recipient, topic = self.address(channel)
+        except TypeError:  # unhashable
+            recipient, topic = self.parse(channel)
+        if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
+            recipient = names.check_recipient(channel, recipient, to_id)
+        if from_id.__class__ is not int:
+            from_id = None if from_id is None else names.check_id(from_id)
+        elif not names.INT64_MIN <= from_id <= names.INT64_MAX:
+            names.check_id(from_id)
+        return from_id, recipient, topic, encode_payload(payload, self.settings.payload_bytes)
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    @property
+    def receiving(self) -> Subscription:
+        """Return the subscription; raise NotListening, Closed."""
+        if self.subscription is None or self.closed:
+            raise self._not_open(NotListening)
+        return self.subscription
+
+    async def subscribe(self, channels: Iterable[str]) -> None:
+        """Listen on channels and patterns; more can be added later."""
+        await self.receiving.subscribe(channels)
+        await self._succeed()
+
+    async def host(self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str) -> None:
+        """Claim agents for this messager alone and listen on their channels; raise AlreadyExists."""
+        await self.receiving.host(agents, subtopics, owner=owner)
+        await self._succeed()
+
+    async def _succeed(self) -> None:
+        """Stop whoever sent under this name before: now that the mailbox is ours, the name is, too."""
+        if self._named and self.shipper is not None:
+            await self.shipper.begin()
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters."""
+        outbox, subscription = self.outbox, self.subscription
+        return {
+            "name": self.name,
+            "interceptor": "none" if outbox is None else outbox.judge.way,
+            "outbox": 0 if outbox is None else outbox.room.rows,
+            "deferred": 0 if outbox is None else outbox.deferred,
+            "batches": 0 if outbox is None else outbox.batches,
+            "log_dropped": self.log.dropped,
+        } | ({} if subscription is None else subscription.stats())
