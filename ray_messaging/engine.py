@@ -29,8 +29,9 @@ _ADDRESSES_KEPT = 200_000
 class Engine:
     """Send and receive by one transport under one name.
 
-    Args: `parse` turns what a user sends to into an Address (None: it is a channel). With a `name` the mailbox outlives
-    this process; without one it goes when the engine closes.
+    Args: `parse` turns what a user sends to into an Address (None: it is a channel), `make_judge` an interceptor's
+    handle into the way to ask it. With a `name` the mailbox outlives this process; without one it goes when the engine
+    closes.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Engine:
         name: str | None = None,
         settings: MessagingConfig | None = None,
         parse: Callable[[str], Address] | None = None,
+        make_judge: Callable[[object], Judge] | None = None,
     ) -> None:
         self.exp_id = transport.exp_id
         self.name = names.check_name("name", name) if name is not None else f"anon-{secrets.token_hex(8)}"
@@ -55,6 +57,7 @@ class Engine:
         self.outbox: Outbox | None = None
         self.subscription: Subscription | None = None
         self._named = name is not None
+        self._make_judge = make_judge or self._ask
         self._interceptor = interceptor
         self._step: int | None = None
         self._retired: list[Judge] = []
@@ -76,7 +79,8 @@ class Engine:
             raise
 
     async def _start(self, judge: Judge) -> None:
-        cutter, keep_s = Cutter(self.directory, mirror=self.settings.mirror), 0 if self._named else KEEP_S
+        keep_s = 0 if self._named else KEEP_S
+        cutter = Cutter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
         self.shipper = Shipper(self.transport, self.directory, cutter, self.name, keep_s)
         await self.shipper.reload()
         self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self._named)
@@ -109,8 +113,9 @@ class Engine:
     # -- the interceptor, the step --------------------------------------------------------------------------------
 
     def _judge(self, interceptor: object) -> Judge:
-        if interceptor is None:
-            return PassAll()
+        return PassAll() if interceptor is None else self._make_judge(interceptor)
+
+    def _ask(self, interceptor: object) -> Judge:
         return judge_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id)
 
     @property

@@ -29,7 +29,8 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
     """Say what became of a frame's rows; append-only.
 
     `fate` is an index into `receipt.FATES`, for all rows; with PUBLISHED the number of takers of each row, which only
-    the server knows, says whether it was (0 takers: undeliverable). `mailbox` has the rows, where it is DELIVERED.
+    the server knows, says whether it was (0 takers: undeliverable), unless the sender `counted` them. `mailbox` has the
+    rows, where it is DELIVERED.
     `before` holds, for some rows, the payload before a rewrite.
     """
 
@@ -37,6 +38,7 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
     mailbox: str = ""
     why: tuple[Why, ...] = ()
     before: tuple[Before, ...] = ()
+    counted: bool = False
 
 
 encode_note = msgspec.msgpack.Encoder().encode

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ray_messaging.channels import AGENT_CHAT, AgentId, check_id
+from ray_messaging.channels import AgentId
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.frames import Batch, decode
-from ray_messaging.ids import Ids
 from ray_messaging.interception.alone import Alone
 from ray_messaging.interception.answers import key_of, record
 from ray_messaging.interception.farewell import Farewell
-from ray_messaging.interception.judging import FAILURES, PAYLOAD_LIMIT, Course
+from ray_messaging.interception.forwarding import forwarded
+from ray_messaging.interception.judging import FAILURES, Course
 from ray_messaging.interception.keeper import Keeper
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules.black_list import BlackList
@@ -25,7 +25,6 @@ from ray_messaging.interception.store import Saver, StateStore
 from ray_messaging.interception.users import UserCalls
 from ray_messaging.interception.verdicts import FOREIGN, Judgement, Verdicts, decode_verdicts, encode_verdicts
 from ray_messaging.interception.watchdog import Watch
-from ray_messaging.lines import Lines, encode_payload
 
 logger = logging.getLogger(__name__)
 
@@ -168,17 +167,8 @@ class Interceptor:
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
         """Tell whether one message may pass: the call of AgentSociety's interceptor."""
         self._check()
-        line = encode_payload(message if isinstance(message, dict) else {"content": message}, PAYLOAD_LIMIT)
         self._forwarded += 1
-        batch = Batch(
-            sender=":forward",  # no messager's name holds a colon
-            epoch=max(0, self.epoch),
-            first=self._forwarded,
-            from_ids=Ids.of([None if from_id is None else check_id(from_id)]),
-            to_ids=Ids.of([None if to_id is None else check_id(to_id)]),
-            topics=(AGENT_CHAT,),
-            lines=Lines.of([line]),
-        )
+        batch = forwarded(from_id, to_id, message, epoch=max(0, self.epoch), number=self._forwarded)
         answer = self._judge(batch)
         verdicts = decode_verdicts(answer if isinstance(answer, bytes) else await answer)
         while verdicts.deferred:

@@ -189,7 +189,10 @@ class RemoteJudge(_Asking):
 
 
 class ForeignJudge:
-    """Ask a user's own actor, one `forward` per message, where both ids are given: as AgentSociety does."""
+    """Ask a user's own actor, one `forward` per message, where both ids are given: as AgentSociety does.
+
+    It gets the payload as it does there: JSON text.
+    """
 
     way = "forward"
 
@@ -214,9 +217,9 @@ class ForeignJudge:
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused; nothing where it may pass."""
-        payload = Message("", batch, row).payload
+        text = Message("", batch, row).data.decode()
         try:
-            passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], payload)
+            passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], text)
         except Exception as error:
             if not any(base.__name__.startswith(_APPLICATION_ERROR) for base in type(error).__mro__):
                 raise

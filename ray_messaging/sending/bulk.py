@@ -12,6 +12,7 @@ from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines, encode_payload
 from ray_messaging.message import Outgoing
+from ray_messaging.msg import Msg
 from ray_messaging.sending.parcel import BATCH_BYTES, BATCH_ROWS, Draft, Entry
 
 
@@ -58,9 +59,9 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
         senders = Ids.constant(None if from_ids is None else check_id(from_ids), rows)
     else:
         senders = Ids.checked(from_ids, none=True)
-    shared = encode_payload(payloads, limit_bytes) if isinstance(payloads, dict) else None
+    shared = encode_payload(payloads, limit_bytes) if isinstance(payloads, dict | Msg) else None
     if shared is None and (not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes)):
-        raise InvalidColumns(f"payloads must be a list of dicts or one dict for all, not {type(payloads).__name__}")
+        raise InvalidColumns(f"payloads must be a list of dicts or Msgs, or one for all, not {type(payloads).__name__}")
     count = rows if shared is not None else len(payloads)  # type: ignore[arg-type]  # a Sequence, as of the line above
     if not len(senders) == rows == count:
         raise InvalidColumns(f"the columns differ in length: {len(senders)} from_ids, {rows} to_ids, {count} payloads")

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.channels import build_channel
 from ray_messaging.directory import Directory
 from ray_messaging.frames import Batch, encode
+from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.sending import noting
 from ray_messaging.sending.posting import Posting, Rows
@@ -18,9 +21,19 @@ _CRATE_BYTES = 16 * 2**20  # of what goes to no mailbox, as of a frame by defaul
 BARE = ""  # the lane of what no mailbox owns
 
 
+class Told(NamedTuple):
+    """What the log is told of rows that are where they belong: the mailbox that has them ("": none), and their fate."""
+
+    mailbox: str
+    fate: int
+
+
 @dataclass(slots=True, eq=False)
 class Crate:
-    """Some rows of a posting (None: all) on their way to one mailbox, or to the log where they were blocked."""
+    """Some rows of a posting (None: all) on their way to one mailbox, or to the log where they were blocked.
+
+    `told` says what became of rows of which the log is told afterwards.
+    """
 
     posting: Posting
     mailbox: str
@@ -32,6 +45,7 @@ class Crate:
     noted: Noted | None
     verdicts: int
     deadline: float
+    told: Told | None = None
 
     def rows_of_posting(self) -> Rows:
         """Return its rows as indices into the posting."""
@@ -45,11 +59,12 @@ class Crate:
 
 
 class Cutter:
-    """Cut postings by one directory."""
+    """Cut postings by one directory; with `logs_apart` the log is told of rows when they are where they belong."""
 
-    def __init__(self, directory: Directory, *, mirror: bool) -> None:
+    def __init__(self, directory: Directory, *, mirror: bool, logs_apart: bool = False) -> None:
         self.directory = directory
         self.mirror = mirror
+        self.logs_apart = logs_apart
 
     def cut(self, posting: Posting, rows: Rows | None, verdicts: int, deadline: float) -> list[Crate]:
         """Cut rows (None: all) that are open; those that some of their mailboxes have go to the others only.
@@ -151,13 +166,27 @@ class Cutter:
         batch = posting.outgoing if rows is None else posting.outgoing.take(rows)
         publish = self._publications(batch) if mailbox == BARE or self.mirror else []
         noted: Noted | None = None
-        if self.directory.logged and mailbox == BARE:
+        logged = self.directory.logged and not self.logs_apart
+        if logged and mailbox == BARE:
             noted = noting.published(posting, batch, rows)
-        elif self.directory.logged and posting.rewritten:
+        elif logged and posting.rewritten:
             noted, batch = noting.rewritten(posting, batch, rows, mailbox)
         frame = b"" if mailbox == BARE else encode(batch)
         told = batch if publish else None
         return Crate(posting, mailbox, rows, len(batch), frame, publish, told, noted, verdicts, deadline)
+
+    def tell(self, crate: Crate, fates: "int | NDArray[np.intp]") -> list[Crate]:
+        """Cut what the log is told of rows that a mailbox has, or that were published, by their fate."""
+        rows, crates = crate.rows_of_posting(), []
+        found = np.broadcast_to(fates, len(rows))
+        for fate in np.unique(found).tolist():
+            part = rows[found == fate]
+            noted = noting.settled(crate.posting, part, fate, crate.mailbox)
+            told = Told(crate.mailbox, fate)
+            crates.append(
+                Crate(crate.posting, LOG, part, len(part), b"", [], None, noted, FOREIGN, crate.deadline, told)
+            )
+        return crates
 
     def _publications(self, batch: Batch) -> list[Published]:
         exp_id, lines = self.directory.exp_id, batch.lines

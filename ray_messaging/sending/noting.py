@@ -26,6 +26,11 @@ def published(posting: Posting, batch: Batch, rows: Rows | None) -> Noted:
     return _noted(batch, _rewriting(posting, PUBLISHED, "", list(places)))
 
 
+def settled(posting: Posting, rows: Rows, fate: int, mailbox: str) -> Noted:
+    """Tell of rows, the fate of which is known, where no mailbox's stream tells of any."""
+    return _noted(posting.outgoing.take(rows), _rewriting(posting, fate, mailbox, rows.tolist(), counted=True))
+
+
 def rewritten(posting: Posting, batch: Batch, rows: Rows | None, mailbox: str) -> tuple[Noted | None, Batch]:
     """Tell of those rows of a frame that were rewritten; return the frame's batch with them marked."""
     places = list(range(len(posting.batch)) if rows is None else rows.tolist())
@@ -39,7 +44,7 @@ def rewritten(posting: Posting, batch: Batch, rows: Rows | None, mailbox: str) -
     return noted, frame
 
 
-def _rewriting(posting: Posting, fate: int, mailbox: str, places: list[int]) -> Note:
+def _rewriting(posting: Posting, fate: int, mailbox: str, places: list[int], *, counted: bool = False) -> Note:
     """Build a note on rows of a posting, with what those that were rewritten said before."""
     rules: defaultdict[str, list[int]] = defaultdict(list)
     said: defaultdict[bytes, list[int]] = defaultdict(list)
@@ -49,7 +54,7 @@ def _rewriting(posting: Posting, fate: int, mailbox: str, places: list[int]) -> 
             rules[posting.rewritten[row][0]].append(at)
             said[lines.row(row)].append(at)
     why = tuple(Why(rule, "", _bytes(found)) for rule, found in rules.items())
-    return Note(fate, mailbox, why, tuple(Before(_bytes(found), line) for line, found in said.items()))
+    return Note(fate, mailbox, why, tuple(Before(_bytes(found), line) for line, found in said.items()), counted)
 
 
 def _noted(batch: Batch, note: Note) -> Noted:

@@ -74,6 +74,16 @@ def cut_off(why: Exception) -> OutcomeUnknown:
     return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
 
 
+def untold(cause: Exception) -> OutcomeUnknown:
+    """Build the error for messages that are where they belong, of which the event log could not be told."""
+    error = OutcomeUnknown(
+        f"these messages were sent and may have been read, but the event log could not be told of them ({cause}): do "
+        "not send them again; look at messaging.stats()['log']"
+    )
+    error.__cause__ = cause
+    return error
+
+
 def unknown(cause: Exception) -> OutcomeUnknown:
     """Build the error for messages of which the server could not be asked."""
     error = OutcomeUnknown(

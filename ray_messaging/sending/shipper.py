@@ -1,42 +1,24 @@
-"""Write crates into mailboxes: one script call for all that may go; a lane each, so that a full one waits alone."""
+"""Write crates into mailboxes: one call for all that may go."""
 
 import asyncio
 import logging
-from collections import deque
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.directory import Directory
 from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, TransitError
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate, Cutter
+from ray_messaging.sending.lanes import Lane, Lanes
 from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import LOG, FrameFate, SendReply, SendRequest, SendStatus, Shipment, Transport
 
 logger = logging.getLogger(__name__)
 
-CALL_BYTES = 32 * 2**20  # one script call holds the server up for as long as it takes to copy this much
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _FENCE_PAUSE_S = 1.0
-
-
-class _Lane:
-    """What waits for one mailbox, in order.
-
-    `written` is the last seq that the server has; `tried` counts the crates at the head of which an attempt is under
-    way, or may still be.
-    """
-
-    __slots__ = ("crates", "pause", "retry_at", "tried", "written")
-
-    def __init__(self, written: int) -> None:
-        self.crates: deque[Crate] = deque()
-        self.written = written
-        self.tried = 0
-        self.pause = 0.0
-        self.retry_at = 0.0
 
 
 class Shipper:
@@ -53,8 +35,7 @@ class Shipper:
         self._directory = directory
         self._cutter = cutter
         self._keep_s = keep_s
-        self._lanes: dict[str, _Lane] = {}
-        self._written: dict[str, int] = {}
+        self._lanes = Lanes()
         self._first_epoch = asyncio.Lock()
         self._attempted = False
         self._fence_at: float | None = None  # loop time; None: nothing of ours can still come
@@ -67,8 +48,7 @@ class Shipper:
         for mailbox in [
             name for name in self._lanes if name not in {BARE, LOG} and name not in self._directory.records
         ]:
-            if not self._lanes[mailbox].crates:
-                self._written[mailbox] = self._lanes.pop(mailbox).written
+            self._lanes.forget(mailbox)
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 
@@ -91,8 +71,9 @@ class Shipper:
     async def _fence(self) -> None:
         """Take a higher epoch, and learn from the server what it has by now."""
         state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s)
-        self.epoch, self._written, self._fence_at = state.epoch, state.last, None
-        for mailbox, lane in self._lanes.items():
+        self.epoch, self._fence_at = state.epoch, None
+        self._lanes.learn(state.last)
+        for mailbox, lane in list(self._lanes.items()):
             last = state.last.get(mailbox, 0)
             # A lost answer's frames are at the head of their lane.
             for _ in range(min(last - lane.written, lane.tried)):
@@ -105,10 +86,7 @@ class Shipper:
         """Cut rows of a posting (None: all) and queue their crates; `verdicts` is the epoch of who passed them."""
         self._follow()
         for crate in self._cutter.cut(posting, rows, verdicts, deadline):
-            lane = self._lanes.get(crate.mailbox)
-            if lane is None:
-                lane = self._lanes[crate.mailbox] = _Lane(self._written.get(crate.mailbox, 0))
-            lane.crates.append(crate)
+            self._lanes.queue(crate)
 
     def _follow(self) -> None:
         """Cut anew what was cut by an older directory: the receiving side reloads it, too."""
@@ -118,8 +96,8 @@ class Shipper:
     @property
     def retry_at(self) -> float | None:
         """Return when there is something to try again (loop time); None: nothing waits."""
-        times = [lane.retry_at for lane in self._lanes.values() if lane.crates]
-        return min(times if self._fence_at is None else [*times, self._fence_at], default=None)
+        times = [time for time in (self._lanes.retry_at, self._fence_at) if time is not None]
+        return min(times, default=None)
 
     async def ship(self) -> None:
         """Write all that can be written now; raises Fenced."""
@@ -140,7 +118,7 @@ class Shipper:
             self._directory.version,
             ready[0][0].verdicts,
             [
-                Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish, crate.noted)
+                Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish, crate.noted, crate.batch)
                 for crate, seq in ready
             ],
         )
@@ -154,19 +132,7 @@ class Shipper:
     def _ready(self) -> list[tuple[Crate, int]]:
         """Return the crates of the next call with their seqs: all under the verdicts of one interceptor."""
         self._follow()
-        now = asyncio.get_running_loop().time()
-        ready: list[tuple[Crate, int]] = []
-        volume = 0
-        for lane in self._lanes.values():
-            if lane.crates and lane.retry_at <= now:
-                for seq, crate in enumerate(lane.crates, lane.written + 1):
-                    volume += crate.nbytes
-                    if ready and (crate.verdicts != ready[0][0].verdicts or volume > CALL_BYTES):
-                        break
-                    ready.append((crate, seq))
-                    if crate.mailbox == BARE:
-                        break  # one set of takers is kept for a call that is repeated
-        return ready
+        return self._lanes.ready(asyncio.get_running_loop().time())
 
     async def _take(self, reply: SendReply, crates: list[Crate]) -> None:
         if reply.status is SendStatus.FENCED:
@@ -175,10 +141,7 @@ class Shipper:
         for crate, fate in zip(crates, reply.fates, strict=True):
             lane = self._lanes[crate.mailbox]
             if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                lane.crates.popleft()
-                lane.written += 1
-                lane.tried -= 1
-                lane.pause = lane.retry_at = 0.0
+                lane.took()
                 self._arrived(crate, reply.takers)
             else:
                 refused.append((crate, fate))
@@ -196,7 +159,7 @@ class Shipper:
             await self.reload()
             self._recut()
         elif status is SendStatus.STALE_VERDICTS:
-            for crate in self._unload():
+            for crate in self._lanes.unload():
                 rows = self.stale_verdicts.get(crate.posting, np.zeros(0, np.intp))
                 self.stale_verdicts[crate.posting] = np.union1d(rows, crate.rows_of_posting())
         else:
@@ -225,38 +188,37 @@ class Shipper:
         return error
 
     def _arrived(self, crate: Crate, takers: list[int]) -> None:
+        if crate.told is not None:
+            self._settle(crate, crate.told.mailbox, crate.told.fate)
+            return
         if crate.mailbox == LOG:
             crate.posting.stop(crate.rows_of_posting())
             return
-        if crate.mailbox != BARE:
-            crate.posting.deliver(crate.rows, crate.mailbox, DELIVERED)
+        fates = DELIVERED if crate.mailbox != BARE else np.where(np.array(takers) > 0, PUBLISHED, UNDELIVERABLE)
+        if self._transport.logs_apart and self._directory.logged:
+            # Whoever waits is told when the log knows: what has a receipt is in the log.
+            for told in self._cutter.tell(crate, fates):
+                self._lanes.queue(told)
+        else:
+            self._settle(crate, crate.mailbox, fates)
+
+    def _settle(self, crate: Crate, mailbox: str, fates: int | NDArray[np.intp]) -> None:
+        """Give rows their fate, where a mailbox has them as soon as all of theirs have them."""
+        if mailbox != BARE and isinstance(fates, int):
+            crate.posting.deliver(crate.rows, mailbox, fates)
             return
-        fates = np.where(np.array(takers) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
         if crate.posting.copies is not None:
             crate.posting.copies[crate.rows_of_posting()] = 0
-        crate.posting.settle(crate.rows_of_posting(), fates)
+        crate.posting.settle(crate.rows_of_posting(), fates if isinstance(fates, int) else fates.astype(np.uint8))
 
-    def _hold(self, lane: _Lane, fate: FrameFate) -> None:
+    def _hold(self, lane: Lane, fate: FrameFate) -> None:
         """Wait for room in a full mailbox, or for the log; give up on crates whose time is over."""
         now = asyncio.get_running_loop().time()
         while lane.crates and lane.crates[0].deadline <= now:
             late = lane.crates.popleft()
-            late.posting.fail(late.rows_of_posting(), refusals.full(late, log=fate is FrameFate.LOG_FULL))
-        lane.pause = min(max(2 * lane.pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        lane.retry_at = now + lane.pause
-
-    def _unload(self) -> list[Crate]:
-        """Empty the lanes; return the crates that were on them, the oldest first.
-
-        Rows of one posting that were loaded later, as they had to wait, have the later deadline.
-        """
-        crates: list[Crate] = []
-        for lane in self._lanes.values():
-            crates += lane.crates
-            lane.crates.clear()
-            lane.tried = 0
-            lane.pause = lane.retry_at = 0.0
-        return sorted(crates, key=lambda crate: (crate.posting.batch.first, crate.deadline))
+            error = refusals.full(late, log=fate is FrameFate.LOG_FULL)
+            late.posting.fail(late.rows_of_posting(), error if late.told is None else refusals.untold(error))
+        lane.wait(now)
 
     def _limit_of(self, mailbox: str) -> int:
         record = self._directory.records.get(mailbox)
@@ -267,7 +229,7 @@ class Shipper:
         self._cut_by = self._directory.version
         # Rows of one posting may have passed under several interceptors, and at several times.
         found: dict[tuple[Posting, int, float], list[Rows]] = {}
-        for crate in self._unload():
+        for crate in self._lanes.unload():
             key = (crate.posting, crate.verdicts, crate.deadline)
             found.setdefault(key, []).append(crate.rows_of_posting())
         for (posting, verdicts, deadline), rows in found.items():
@@ -295,5 +257,5 @@ class Shipper:
         stale, self.stale_verdicts = self.stale_verdicts, {}
         for posting, rows in stale.items():
             posting.fail(rows, error)
-        for crate in self._unload():
-            crate.posting.fail(crate.rows_of_posting(), error)
+        for crate in self._lanes.unload(told=True):
+            crate.posting.fail(crate.rows_of_posting(), error if crate.told is None else refusals.untold(error))

@@ -297,9 +297,9 @@ async def test_whoever_gives_up_waiting_for_room_lets_the_next_one_go(messagers,
     second = asyncio.create_task(sender.send_message(nowhere, {"n": 1}, from_id=1))
     third = asyncio.create_task(sender.send_message(nowhere, {"n": 2}, from_id=1))
     await asyncio.sleep(0)
-    add, loop = sender._log.add, asyncio.get_running_loop()
+    add, loop = sender.engine.log.add, asyncio.get_running_loop()
     # In the very moment in which its turn comes.
-    monkeypatch.setattr(sender._log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
+    monkeypatch.setattr(sender.engine.log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
     gate.set()
     await first
     async with asyncio.timeout(5):

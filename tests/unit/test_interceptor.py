@@ -309,3 +309,22 @@ def test_a_rule_whose_name_cannot_be_shown_or_kept(name):
     rule.name = name
     with pytest.raises(RuleError, match="cannot be used"):
         Interceptor("x", [rule])
+
+
+async def test_a_payload_is_forwarded_as_agentsociety_does_as_json_text():
+    seen = []
+
+    class Look(Rule):
+        name = "look"
+
+        def check(self, message):
+            seen.append(message.payload)
+            return ALLOW
+
+    interceptor = Interceptor("x", [Look()])
+    assert await interceptor.forward(1, 2, '{"content": "hi"}')
+    assert await interceptor.forward(1, 2, {"content": "ho"})
+    assert await interceptor.forward(1, 2, "no JSON")
+    assert await interceptor.forward(1, 2, "[1]")
+    assert seen == [{"content": "hi"}, {"content": "ho"}, {"content": "no JSON"}, {"content": "[1]"}]
+    await interceptor.close()

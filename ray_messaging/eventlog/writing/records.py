@@ -53,7 +53,7 @@ def _delivered(item: LogItem, batch: Batch) -> Part | None:
 
 
 def _fates(note: Note, takers: list[int] | None, rows: int) -> int | NDArray[np.uint8]:
-    if note.fate != PUBLISHED:
+    if note.fate != PUBLISHED or note.counted:
         return note.fate
     if takers is None or len(takers) != rows:
         raise FrameError(f"a note for the event log counts the takers of {len(takers or ())} messages, not of {rows}")
