@@ -16,6 +16,7 @@ from ray_messaging.errors import (
     InterceptorUnavailable,
     InvalidAddress,
     InvalidColumns,
+    InvalidMsg,
     InvalidPayload,
     InvalidQuery,
     LogError,
@@ -37,6 +38,7 @@ from ray_messaging.interception.rules import Rule
 from ray_messaging.message import Message, Outgoing
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
+from ray_messaging.msg import Msg
 from ray_messaging.receipt import Receipt, Receipts
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ __all__ = [
     "InterceptorUnavailable",
     "InvalidAddress",
     "InvalidColumns",
+    "InvalidMsg",
     "InvalidPayload",
     "InvalidQuery",
     "LogError",
@@ -77,6 +80,7 @@ __all__ = [
     "Messaging",
     "MessagingConfig",
     "MessagingError",
+    "Msg",
     "NotListening",
     "OutcomeUnknown",
     "Outgoing",

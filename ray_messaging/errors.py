@@ -5,6 +5,7 @@ MessagingError
 │   └── ServerRefused           the server refused the password, the user or the db (also a ConnectionFailed)
 ├── InvalidAddress              an id, channel, subtopic, group or experiment name that cannot be used
 ├── InvalidPayload              a payload that is no JSON object
+├── InvalidMsg                  a Msg, or the dict of one, that cannot be: its role, its keys, its class
 ├── InvalidColumns              columns of a bulk send that do not fit together
 ├── PayloadTooLarge             a payload above the limit
 ├── UnknownName                 an experiment, group or agent that does not exist
@@ -59,6 +60,17 @@ class InvalidAddress(MessagingError, ValueError):
 
 class InvalidPayload(MessagingError, TypeError):
     """A payload is no JSON object."""
+
+
+class InvalidMsg(MessagingError, ValueError, AssertionError):
+    """A Msg, or the dict of one, cannot be; `value`, and of a dict's keys the `missing` and the `extra`.
+
+    AgentScope raises ValueError for a role, AssertionError for a dict: who catches either catches this.
+    """
+
+    value: object
+    missing: tuple[str, ...] = ()
+    extra: tuple[object, ...] = ()
 
 
 class PayloadTooLarge(MessagingError, ValueError):

@@ -1,25 +1,28 @@
 """Payloads as JSON texts, one per line: compact JSON holds no newline, so that no lengths need be kept."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import InvalidPayload, PayloadTooLarge
+from ray_messaging.msg import Msg
 
 # One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
 _encoder = msgspec.json.Encoder()
 _encode = _encoder.encode
+# msgspec writes more than JSON knows (bytes, sets, nan as null), which would come back as something else.
+_strictly = json.JSONEncoder(allow_nan=False).encode
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
 
 def encode_payload(payload: object, limit_bytes: int) -> bytes:
-    """Encode one payload, a dict; raise InvalidPayload or PayloadTooLarge."""
+    """Encode one payload, a dict or a Msg; raise InvalidPayload or PayloadTooLarge."""
     if not isinstance(payload, dict):
-        raise InvalidPayload(
-            f"a payload must be a dict, this is a {type(payload).__name__}: wrap it, as in {{'content': ...}}"
-        )
+        payload = _dict_of(payload)
     try:
         line = _encode(payload)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
@@ -31,6 +34,30 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
     if len(line) > limit_bytes:
         raise too_large(len(line), limit_bytes)
     return line
+
+
+def _dict_of(payload: object) -> dict[str, Any]:
+    """Return a Msg as the dict that travels; raise InvalidPayload where it would not come back as it is."""
+    if not isinstance(payload, Msg):
+        raise InvalidPayload(
+            f"a payload must be a dict or a Msg, this is a {type(payload).__name__}: wrap it, as in {{'content': ...}}"
+        )
+    kind = type(payload)
+    if kind is not Msg:
+        raise InvalidPayload(
+            f"a {kind.__name__}, which derives from Msg, would not come back as one: send its to_dict(), "
+            f"and read it by {kind.__name__}.from_dict(message.payload)"
+        )
+    fields = payload.to_dict()
+    for name, value in fields.items():
+        if type(value) is not str and value is not None:
+            try:
+                _strictly(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidPayload(
+                    f"the {name} of this Msg cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
+                ) from error
+    return fields
 
 
 def too_large(size: int, limit: int) -> PayloadTooLarge:

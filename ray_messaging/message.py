@@ -8,6 +8,7 @@ import msgspec
 from ray_messaging.channels import AGENT_CHAT, AgentId, build_channel, check_id, check_subtopic
 from ray_messaging.errors import FrameError, InvalidAddress, InvalidPayload
 from ray_messaging.frames import Batch
+from ray_messaging.msg import Msg, Payload, msg_of
 
 # One reused decoder: payloads are JSON of any shape, foreign clients' included.
 _decode = msgspec.json.Decoder().decode
@@ -21,7 +22,7 @@ class Message:
     `["pattern"]`.
     """
 
-    __slots__ = ("_batch", "_exp_id", "_pattern", "_payload", "_row")
+    __slots__ = ("_batch", "_exp_id", "_msg", "_pattern", "_payload", "_row")
 
     def __init__(self, exp_id: str, batch: Batch, row: int, pattern: bytes | None = None) -> None:
         self._exp_id = exp_id
@@ -77,6 +78,20 @@ class Message:
                     f"the payload of message {self.id} on {self.channel} is no JSON ({error}): read message.data"
                 ) from error
         return self._payload
+
+    @property
+    def msg(self) -> Msg | None:
+        """Return the Msg that was sent, built on first use; None where the payload is none.
+
+        Raises: InvalidMsg for a payload that says it is one, and is broken.
+        """
+        if not hasattr(self, "_msg"):  # most messages are never asked: no time is spent on it before
+            try:
+                payload = self.payload
+            except FrameError:  # what is no JSON is no Msg
+                payload = None
+            self._msg = msg_of(payload)
+        return self._msg
 
     @property
     def step(self) -> int | None:
@@ -142,7 +157,7 @@ class Outgoing:
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids")
 
     def __init__(
-        self, channel: str | None, payload: dict[str, Any], from_id: AgentId | None = None, to_id: AgentId | None = None
+        self, channel: str | None, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
     ) -> None:
         if not isinstance(channel, str | None):
             raise InvalidAddress(f"channel {channel!r} must be a str", value=channel)
@@ -155,7 +170,7 @@ class Outgoing:
 
     @classmethod
     def to_agent(
-        cls, to_id: AgentId, payload: dict[str, Any], from_id: AgentId | None = None, subtopic: str = AGENT_CHAT
+        cls, to_id: AgentId, payload: Payload, from_id: AgentId | None = None, subtopic: str = AGENT_CHAT
     ) -> "Outgoing":
         """Address one agent."""
         made = cls(None, payload, from_id, to_id)
@@ -166,7 +181,7 @@ class Outgoing:
     def to_agents(
         cls,
         to_ids: Iterable[AgentId],
-        payload: dict[str, Any],
+        payload: Payload,
         from_id: AgentId | None = None,
         subtopic: str = AGENT_CHAT,
     ) -> "Outgoing":

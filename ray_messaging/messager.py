@@ -12,6 +12,7 @@ from ray_messaging.engine import Engine
 from ray_messaging.frames import decode
 from ray_messaging.message import Message, Outgoing
 from ray_messaging.messages import Messages
+from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.bulk import columns_of, entries_of
@@ -84,7 +85,7 @@ class Messager(names.ChannelNames):
     # -- sending --------------------------------------------------------------------------------------------------
 
     async def send_message(
-        self, channel: str, payload: dict[str, Any], from_id: AgentId | None = None, to_id: AgentId | None = None
+        self, channel: str, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
     ) -> Receipt:
         """Send one message and return its receipt.
 

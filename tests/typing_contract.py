@@ -1,6 +1,6 @@
 """The public face as a type checker sees it; mypy reads this, nobody runs it."""
 
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from ray_messaging import (
     Messager,
     Messages,
     Messaging,
+    Msg,
     Outgoing,
     Receipt,
     Receipts,
@@ -75,6 +76,23 @@ async def blocked(messaging: Messaging) -> None:
         assert_type(event.cursor, int)
         assert_type(event.from_id, int | str | None)
         assert_type(event.rule, str | None)
+
+
+def agentscope(message: Message) -> None:
+    msg = Msg("A", ["any"], "user", url=["u"], metadata={"a": 1}, host="unused")
+    assert_type(msg.role, Literal["system", "user", "assistant"])
+    assert_type(msg.content, Any)
+    assert_type(msg.url, str | list[str] | None)
+    assert_type(msg.metadata, str | dict[str, Any] | None)
+    assert_type(msg.timestamp, str)
+    assert_type(msg.formatted_str(colored=True), str)
+    assert_type(msg.to_dict(), dict[str, Any])
+    assert_type(Msg.from_dict({}), Msg)
+    assert_type(message.msg, Msg | None)
+    assert_type(rules.rewrite(msg), rules.Verdict)
+    assert_type(Outgoing.to_agent(1, msg), Outgoing)
+    msg.role = "system"
+    msg.role = "admin"  # type: ignore[assignment]  # none of the three
 
 
 class Mine(rules.Rule):

@@ -15,6 +15,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError
 from ray_messaging.message import Outgoing
 from ray_messaging.messages import Messages
+from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.lending import Token
 from ray_messaging.sending.bulk import columns_of, entries_of, frames_of_columns, frames_of_entries
@@ -60,7 +61,7 @@ class Group:
         return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
 
     def send(
-        self, from_id: AgentId | None, to_id: AgentId, payload: dict[str, Any], subtopic: str = AGENT_CHAT
+        self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str = AGENT_CHAT
     ) -> Receipt:
         """Send one message to an agent and return its receipt; raises as `Messager.send_message`."""
         return self.send_many([Outgoing.to_agent(to_id, payload, from_id, subtopic)])[0]

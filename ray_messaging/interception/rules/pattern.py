@@ -9,7 +9,7 @@ import regex
 from ray_messaging.errors import RuleError
 from ray_messaging.frames import Batch
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
-from ray_messaging.interception.rules.texts import decoded, plain, replaced, strings
+from ray_messaging.interception.rules.texts import decoded, plain, replaced, said, strings
 from ray_messaging.interception.rules.words import Words
 
 MASK = "***"
@@ -22,11 +22,12 @@ class Pattern(Rule):
     r"""Block, label or mask messages that hold a word or match a regex, whoever sends them, the user too.
 
     Args: words are found on word boundaries, phrases across any white space; regexes are those of the `regex` package,
-    searched in each string. Both look at all strings in the payload (not at its keys), or only at those in `field`, as
-    Unicode NFKC without invisible characters and piled-up marks; look-alikes of other scripts (a Cyrillic a) stay what
-    they are. time_limit_s is what regexes may take for one message, in seconds of CPU time: one that takes longer has
-    run away, and the rule fails on the message, which blocks it unless on_error is "allow". action: "label" puts the
-    rule's name on the message, "mask" rewrites it with *** in place of what was found.
+    searched in each string. Both look at all strings in the payload (not at its keys, nor at a Msg's class, role, id
+    and time), or only at those in `field`, as Unicode NFKC without invisible characters and piled-up marks; look-alikes
+    of other scripts (a Cyrillic a) stay what they are. time_limit_s is what regexes may take for one message, in
+    seconds of CPU time: one that takes longer has run away, and the rule fails on the message, which blocks it unless
+    on_error is "allow". action: "label" puts the rule's name on the message, "mask" rewrites it with *** in place of
+    what was found.
     Raises RuleError, naming the regex that does not compile.
     """
 
@@ -91,7 +92,7 @@ class Pattern(Rule):
     def _judge(self, line: bytes) -> Verdict:
         payload = decoded(line)
         field = self.field if isinstance(payload, dict) else None
-        value = payload if field is None else payload.get(field)
+        value = said(payload) if field is None else payload.get(field)
         clock = _Clock(self.time_limit_s)
         found = next((what for text in strings(value) if (what := self._found(text, clock))), None)
         if found is None:
@@ -100,7 +101,7 @@ class Pattern(Rule):
             return label(self.name)
         if self.action == "mask" and isinstance(payload, dict):
             masked = replaced(value, lambda text: self._masked(text, clock))
-            return rewrite(masked if field is None else {**payload, field: masked})
+            return rewrite({**payload, **masked} if field is None else {**payload, field: masked})
         return block(f"the payload holds {found}")
 
     def _found(self, text: str, clock: "_Clock") -> str | None:

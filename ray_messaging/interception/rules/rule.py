@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from ray_messaging.frames import Batch
 from ray_messaging.interception.state import Table
 from ray_messaging.message import Message
+from ray_messaging.msg import Msg, Payload
 
 if TYPE_CHECKING:
     from ray_messaging.interception.rules.black_list import BlackList
@@ -17,7 +18,7 @@ class Verdict(NamedTuple):
 
     blocked: bool = False
     reason: str = ""
-    payload: dict[str, Any] | None = None
+    payload: Payload | None = None
     labels: tuple[str, ...] = ()
 
 
@@ -29,7 +30,7 @@ def block(reason: str) -> Verdict:
     return Verdict(blocked=True, reason=reason)
 
 
-def rewrite(payload: dict[str, Any], *labels: str) -> Verdict:
+def rewrite(payload: Payload, *labels: str) -> Verdict:
     """Build the verdict that lets a message pass with another payload; the event log keeps the one it had."""
     return Verdict(payload=payload, labels=labels)
 
@@ -69,7 +70,7 @@ class Rule:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def check(self, message: Message) -> Verdict:
-        """Judge one message: ALLOW, block("why"), rewrite({...}) or label("tag")."""
+        """Judge one message: ALLOW, block("why"), rewrite({...}) or rewrite(msg), label("tag")."""
         raise NotImplementedError(f"rule {self.name!r} must override check or check_batch")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
@@ -125,7 +126,7 @@ def checked(verdict: object) -> Verdict:
     if (
         isinstance(verdict, Verdict)
         and isinstance(verdict.reason, str)
-        and (verdict.payload is None or isinstance(verdict.payload, dict))
+        and (verdict.payload is None or isinstance(verdict.payload, dict | Msg))
         and isinstance(verdict.labels, tuple)
         and all(isinstance(name, str) and name for name in verdict.labels)
     ):

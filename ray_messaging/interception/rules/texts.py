@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ray_messaging.msg import ROLES, names_msg
+
 # Scripts that set no space between words, so that no boundary is asked for beside their letters: Thai, Lao, Myanmar,
 # Khmer, Han, Hiragana, Katakana.
 _UNSPACED = (
@@ -23,6 +25,16 @@ _HIDDEN = re.compile(
     r"\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     r"\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+"
 )
+_UUID4 = re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")
+_TIME = re.compile(r"[0-9]{4}(-[0-9]{2}){2} [0-9]{2}(:[0-9]{2}){2}")
+# What a Msg says of itself, and how to know that it is no more than that.
+_OWN: dict[str, Callable[[Any], object]] = {
+    "__module__": lambda _: True,
+    "__name__": lambda _: True,
+    "role": ROLES.__contains__,
+    "id": lambda value: isinstance(value, str) and _UUID4.fullmatch(value),
+    "timestamp": lambda value: isinstance(value, str) and _TIME.fullmatch(value),
+}
 _decode = msgspec.json.Decoder().decode
 
 
@@ -45,6 +57,16 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return line.decode(errors="replace")
+
+
+def said(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
+    """Return what a payload says to its reader: of a Msg all but its class, role, id and time.
+
+    They are left out only in the form that a Msg gives them, so that nothing can hide there.
+    """
+    if not names_msg(payload):
+        return payload
+    return {key: value for key, value in payload.items() if key not in _OWN or not _OWN[key](value)}
 
 
 def strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON of any shape

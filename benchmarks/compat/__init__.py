@@ -1,0 +1,1 @@
+"""The seeds themselves, each in an environment of its own, beside ours."""

@@ -1,0 +1,267 @@
+"""AgentScope's message: who says what, in which role; it travels as JSON that AgentScope reads, too."""
+
+import time
+import warnings
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, Literal, Self, TypeAlias, TypeGuard
+from uuid import uuid4
+
+from pydantic_core import CoreSchema, core_schema
+
+from ray_messaging.errors import InvalidMsg
+
+Role: TypeAlias = Literal["system", "user", "assistant"]
+
+ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+_TIMESTAMP = "%Y-%m-%d %H:%M:%S"
+_FIELDS = ("id", "name", "content", "role", "url", "metadata", "timestamp")
+_KEYS = frozenset(("__module__", "__name__", *_FIELDS))
+# AgentScope's own name goes into every dict: its `from_dict` and `deserialize` take no other.
+_AGENTSCOPE = "agentscope.message.msg"
+_WRITERS = tuple((module, "Msg") for module in (_AGENTSCOPE, "agentscope.message", __name__, "ray_messaging"))
+_SHOWN = 10  # keys that an error names
+_FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
+
+
+class Msg:
+    """Be a message of AgentScope 0.1: `name` says `content`, as system, user or assistant.
+
+    It may be sent wherever a payload is taken. Equal are two with the same class and fields; the hash is that of `id`,
+    so that it stays when content is edited. Keywords that AgentScope does not know are not used; a warning names them.
+
+    Args: url is one URL or a list of them, metadata a str or dict; echo prints the message, its name in colour.
+    Raises: InvalidMsg, a ValueError, for a role that is none of the three.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        content: Any,  # noqa: ANN401 - the contract's
+        role: Role | str,
+        url: str | list[str] | None = None,
+        metadata: str | dict[str, Any] | None = None,
+        echo: bool = False,  # noqa: FBT001 - AgentScope's order
+        **kwargs: Any,  # noqa: ANN401 - AgentScope takes any, and uses none
+    ) -> None:
+        self._id = uuid4().hex
+        self._name = name
+        self._content = content
+        self._role = _checked_role(role)
+        self._url = url
+        self._metadata = metadata
+        self._timestamp = time.strftime(_TIMESTAMP)
+        if kwargs:
+            warnings.warn(
+                f"Msg does not use {', '.join(sorted(kwargs))}: leave them out, or put them into metadata", stacklevel=2
+            )
+        if echo:
+            print(self.formatted_str(colored=True))  # noqa: T201 - what echo asks for
+
+    @property
+    def id(self) -> str:
+        """Return its identity, 32 hex digits unless it was set."""
+        return self._id
+
+    @id.setter  # noqa: A003 - AgentScope's name
+    def id(self, value: str) -> None:
+        self._id = value
+
+    @property
+    def name(self) -> str:
+        """Return who says it."""
+        return self._name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._name = value
+
+    @property
+    def content(self) -> Any:  # noqa: ANN401 - the contract's
+        """Return what is said: anything here, what JSON can hold when it is sent."""
+        return self._content
+
+    @content.setter
+    def content(self, value: Any) -> None:  # noqa: ANN401 - as above
+        self._content = value
+
+    @property
+    def role(self) -> Role:
+        """Return the speaker's role; setting raises InvalidMsg for one that is none of the three."""
+        return self._role
+
+    @role.setter
+    def role(self, value: Role) -> None:
+        self._role = _checked_role(value)
+
+    @property
+    def url(self) -> str | list[str] | None:
+        """Return the URL or URLs of images, sounds, files that belong to it."""
+        return self._url
+
+    @url.setter
+    def url(self, value: str | list[str] | None) -> None:
+        self._url = value
+
+    @property
+    def metadata(self) -> str | dict[str, Any] | None:
+        """Return what the application keeps beside the content."""
+        return self._metadata
+
+    @metadata.setter
+    def metadata(self, value: str | dict[str, Any] | None) -> None:
+        self._metadata = value
+
+    @property
+    def timestamp(self) -> str:
+        """Return when it was made, `%Y-%m-%d %H:%M:%S` in local time unless it was set."""
+        return self._timestamp
+
+    @timestamp.setter
+    def timestamp(self, value: str) -> None:
+        self._timestamp = value
+
+    def formatted_str(self, colored: bool = False) -> str:  # noqa: FBT001 - AgentScope's signature
+        """Return `name: content`, and a line for each URL; `colored`: the name in a terminal colour of its own."""
+        name = _colored(str(self.name)) if colored else self.name
+        urls = self.url if isinstance(self.url, list) else [] if self.url is None else [self.url]
+        return "\n".join(f"{name}: {said}" for said in (self.content, *urls))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields with `__module__` and `__name__`; content and metadata are shared, not copied.
+
+        A Msg gives AgentScope's module, as its `from_dict` takes no other; a subclass gives its own.
+        """
+        module, name = _name_of(type(self))
+        return {
+            "__module__": module,
+            "__name__": name,
+            "id": self._id,
+            "name": self._name,
+            "content": self._content,
+            "role": self._role,
+            "url": self._url,
+            "metadata": self._metadata,
+            "timestamp": self._timestamp,
+        }
+
+    @classmethod
+    def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
+        """Build from what `to_dict` wrote, ours or AgentScope's; the dict is left as it is.
+
+        Nothing that the dict names is imported: Msg reads Msg's dicts, a subclass its own.
+        Raises: InvalidMsg for missing or extra keys, another class's dict, a bad role.
+        """
+        if not isinstance(serialized_dict, dict):
+            raise InvalidMsg(
+                f"a {type(serialized_dict).__name__} is no dict of a Msg: pass what to_dict() returned",
+                value=serialized_dict,
+            )
+        if serialized_dict.keys() != _KEYS:
+            raise _wrong_keys(serialized_dict)
+        writer = serialized_dict["__module__"], serialized_dict["__name__"]
+        if writer not in (_WRITERS if cls is Msg else (_name_of(cls),)):
+            raise InvalidMsg(
+                f"{writer[0]!r}, {writer[1]!r} as __module__ and __name__ are not {cls.__name__}'s: "
+                "read the dict with the class that wrote it",
+                value=writer,
+            )
+        fields = {f"_{key}": serialized_dict[key] for key in _FIELDS}
+        fields["_role"] = _checked_role(fields["_role"])
+        if cls is Msg:
+            made = cls.__new__(cls)  # its __init__ would make an id and a time for nothing, which takes 3 of 4 us
+        else:
+            made = cls(**{key: serialized_dict[key] for key in ("name", "content", "role", "url", "metadata")})
+        made.__dict__.update(fields)
+        return made
+
+    def __getitem__(self, item: str) -> Any:  # noqa: ANN401 - a field of any type
+        warnings.warn(f"a Msg is no dict: write msg.{item}", DeprecationWarning, stacklevel=2)
+        return getattr(self, item)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Msg):
+            return NotImplemented
+        return type(self) is type(other) and all(getattr(self, key) == getattr(other, key) for key in _FIELDS)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        fields = ("name", "content", "role", "url", "metadata", "id", "timestamp")
+        return f"{type(self).__name__}({', '.join(f'{field}={getattr(self, field)!r}' for field in fields)})"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        """Let pydantic validate one, or its dict, and write the dict."""
+        fields = _dict_schema()
+
+        def validated(value: object, from_dict: Callable[[object], Self]) -> object:
+            return value if isinstance(value, cls) else from_dict(value)
+
+        return core_schema.no_info_wrap_validator_function(
+            validated,
+            core_schema.no_info_after_validator_function(cls.from_dict, fields),
+            serialization=core_schema.plain_serializer_function_ser_schema(cls.to_dict, return_schema=fields),
+        )
+
+
+Payload: TypeAlias = dict[str, Any] | Msg
+
+
+def names_msg(payload: object) -> TypeGuard[dict[str, Any]]:
+    """Tell whether a payload says that it is a Msg; it may be broken nevertheless."""
+    return isinstance(payload, dict) and (payload.get("__module__"), payload.get("__name__")) in _WRITERS
+
+
+def msg_of(payload: object) -> Msg | None:
+    """Return the Msg that a payload is, None where it is none; raise InvalidMsg for one that is broken."""
+    return Msg.from_dict(payload) if names_msg(payload) else None
+
+
+def _checked_role(role: object) -> Role:
+    if isinstance(role, str):
+        for known in ROLES:
+            if role == known:
+                return known  # not what was given: an enum's member would not come back from JSON
+    raise InvalidMsg(f"role {role!r} must be one of {', '.join(map(repr, ROLES))}", value=role)
+
+
+def _name_of(kind: type[Msg]) -> tuple[str, str]:
+    return (_AGENTSCOPE if kind is Msg else kind.__module__), kind.__name__
+
+
+def _colored(name: str) -> str:
+    color = _FIRST_COLOR + int(sha256(name.encode()).hexdigest(), 16) % _COLORS
+    return f"\x1b[{color}m{name}{_PLAIN}"
+
+
+def _wrong_keys(found: dict[Any, Any]) -> InvalidMsg:
+    missing = tuple(sorted(_KEYS - found.keys()))
+    extra = tuple(sorted(found.keys() - _KEYS, key=repr))
+    wrong = [f"{what} {_listed(keys)}" for what, keys in (("lacks", missing), ("has also", extra)) if keys]
+    return InvalidMsg(
+        f"this dict {' and '.join(wrong)}: a Msg's dict has the keys {', '.join(('__module__', '__name__', *_FIELDS))}",
+        value=found,
+        missing=missing,
+        extra=extra,
+    )
+
+
+def _listed(keys: tuple[object, ...]) -> str:
+    more = [] if len(keys) <= _SHOWN else [f"{len(keys) - _SHOWN} more"]
+    return ", ".join([*map(repr, keys[:_SHOWN]), *more])
+
+
+def _dict_schema() -> CoreSchema:
+    text = core_schema.str_schema()
+    urls = core_schema.union_schema([text, core_schema.list_schema(text)])
+    metadata = core_schema.union_schema([text, core_schema.dict_schema(text, core_schema.any_schema())])
+    kinds: dict[str, CoreSchema] = dict.fromkeys(("__module__", "__name__", "id", "name", "timestamp"), text) | {
+        "content": core_schema.any_schema(),
+        "role": core_schema.literal_schema(list(ROLES)),
+        "url": core_schema.nullable_schema(urls),
+        "metadata": core_schema.nullable_schema(metadata),
+    }
+    fields = {key: core_schema.typed_dict_field(kind) for key, kind in kinds.items()}
+    return core_schema.typed_dict_schema(fields, extra_behavior="forbid")

@@ -1,0 +1,152 @@
+"""AgentScope's Msg as a payload: wherever a dict is taken, and back out as it was."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from contract_support import Only, fetch_all
+
+from ray_messaging import InvalidColumns, InvalidMsg, InvalidPayload, Msg, Outgoing
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import ALLOW, Pattern, block, rewrite
+
+
+def said(content="B", role="user", **fields):
+    return Msg("A", content, role, **fields)
+
+
+async def test_a_msg_comes_as_it_went(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    msg = said({"text": "你好\n", "n": [1, None]}, url=["u", "v"], metadata={"mood": "glad"})
+    receipt = await sender.send_message(sender.get_agent_chat_channel(1), msg, from_id=2)
+    assert receipt.fate == "delivered"
+    (message,) = await fetch_all(receiver, 1)
+    assert message.msg == msg
+    assert message.msg is message.msg
+    assert message.payload == msg.to_dict()
+    assert json.loads(message["data"].decode()) == msg.to_dict()
+    assert pickle.loads(pickle.dumps(message)).msg == msg
+    (row,) = sender.get_log_list()
+    assert row["payload"] == msg.to_dict()
+    assert row["sent"]
+
+
+async def test_what_is_no_msg_has_none(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1], listen=["news"])
+    await sender.send_message(sender.get_agent_chat_channel(1), {"content": "B", "role": "user"})
+    await sender.send_message("news", said().to_dict() | {"__name__": "Thought"})
+    for data in (b"no JSON", b"[1]", b'"text"', b"null"):
+        await store.publish("news", data)
+    assert [message.msg for message in await fetch_all(receiver, 6)] == [None] * 6
+
+
+async def test_bulk_sends_take_msgs_among_dicts(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1, 2, 3])
+    one, shared = said("one"), said("to all")
+    receipts = await sender.send_messages(
+        [
+            Outgoing.to_agent(1, one, from_id=9),
+            Outgoing(sender.get_agent_chat_channel(2), {"plain": True}, 9),
+            Outgoing.to_agents([1, 2, 3], shared, from_id=9),
+        ]
+    )
+    assert list(receipts.fates) == ["delivered"] * 5
+    found = await fetch_all(receiver, 5)
+    assert [message.to_id for message in found] == [1, 2, 1, 2, 3]
+    assert [message.msg for message in found] == [one, None, shared, shared, shared]
+
+
+async def test_columns_take_msgs(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1, 2, 3])
+    to_ids = np.array([1, 2, 3])
+    rows = [said("one"), {"plain": True}, said("three", "system")]
+    await sender.send_columns([9, 9, 9], to_ids, rows)
+    await sender.send_columns(9, to_ids, rows[0])
+    await sender.send_columns(9, to_ids, (rows[0], rows[0], rows[2]))
+    messages = await fetch_all(receiver, 9)
+    expected = [rows[0], None, rows[2], rows[0], rows[0], rows[0], rows[0], rows[0], rows[2]]
+    assert [message.msg for message in messages] == expected
+
+
+async def test_agentscope_writes_to_us_and_reads_us(messagers, store):
+    # A foreign client sends what AgentScope's to_dict made, in its order, and listens with a Redis client of its own.
+    receiver = await messagers(host=[1])
+    heard = await store.subscribe("agentscope")
+    msg = said("from far")
+    written = dict(reversed(msg.to_dict().items()))
+    await store.publish(receiver.get_user_chat_channel(1), json.dumps(written, indent=1).encode())
+    (message,) = await fetch_all(receiver, 1)
+    assert message.msg == msg
+    assert (await receiver.send_message("agentscope", message.msg)).fate == "published"
+    _, data = await heard()
+    assert json.loads(data) == written
+
+
+async def test_a_broken_msg_says_so(messagers, store):
+    receiver = await messagers(host=[1])
+    written = said().to_dict()
+    del written["url"]
+    await store.publish(receiver.get_user_chat_channel(1), json.dumps(written).encode())
+    await store.publish(receiver.get_user_chat_channel(1), json.dumps(said().to_dict() | {"role": "admin"}).encode())
+    first, second = await fetch_all(receiver, 2)
+    with pytest.raises(InvalidMsg, match="lacks 'url'"):
+        _ = first.msg
+    with pytest.raises(InvalidMsg, match="'admin'"):
+        _ = second.msg
+    assert first.payload == written
+
+
+async def test_what_cannot_be_sent_is_refused_before_anything_is(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    bad = said(b"bytes")
+    with pytest.raises(InvalidPayload, match="the content of this Msg"):
+        await sender.send_message(sender.get_agent_chat_channel(1), bad)
+    with pytest.raises(InvalidPayload, match="the content of this Msg"):
+        await sender.send_messages([Outgoing.to_agent(1, {}), Outgoing.to_agent(1, bad)])
+    with pytest.raises(InvalidPayload, match="row 1: the content of this Msg"):
+        await sender.send_columns(9, [1, 1], [said(), bad])
+    with pytest.raises(InvalidColumns, match="dicts or Msgs"):
+        await sender.send_columns(9, [1, 1], 5)
+    assert len(await receiver.fetch_messages()) == 0
+
+
+async def test_rules_read_and_rewrite_msgs(messagers):
+    def judge(message):
+        msg = message.msg
+        if msg is None:
+            return ALLOW
+        if msg.role == "system":
+            return block(f"{msg.name} is no system")
+        msg.content = msg.content.upper()
+        return rewrite(msg)
+
+    rule = Only(judge)
+    rule.needs_payload = True
+    sender, receiver = await messagers(Interceptor("x", [rule])), await messagers(host=[1])
+    msgs = [said("one"), said("two", "system")]
+    receipts = await sender.send_columns(9, [1, 1, 1], [*msgs, {"plain": True}])
+    assert list(receipts.fates) == ["delivered", "blocked", "delivered"]
+    assert receipts[1].reason == "A is no system"
+    first, second = await fetch_all(receiver, 2)
+    assert first.msg.to_dict() == msgs[0].to_dict() | {"content": "ONE"}
+    assert second.payload == {"plain": True}
+
+
+async def test_a_pattern_looks_at_what_a_msg_says(messagers):
+    # Nothing of these is said by the first one; its class, role, id and time would hold each of them.
+    rule = Pattern(["user", "agentscope", "msg"], [r"\d+"], action="mask")
+    sender, receiver = await messagers(Interceptor("x", [rule])), await messagers(host=[1])
+    clean, spoken, hidden = said("fine"), said("user 7"), said("fine")
+    hidden.id, hidden.timestamp = "msg", "user at 2026-01-01 00:00:00"
+    await sender.send_columns(9, [1, 1, 1], [clean, spoken, hidden])
+    first, second, third = [message.msg for message in await fetch_all(receiver, 3)]
+    assert first == clean
+    assert second.to_dict() == spoken.to_dict() | {"content": "*** ***"}
+    assert (third.id, third.timestamp, third.role) == ("***", "*** at ***-***-*** ***:***:***", "user")
+
+
+async def test_the_interceptors_own_call_takes_a_msg():
+    interceptor = Interceptor("x", [Pattern(["bad"], field="content")])
+    assert await interceptor.forward(1, 2, said("good"))
+    assert not await interceptor.forward(1, 2, said("bad"))
