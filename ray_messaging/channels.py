@@ -11,12 +11,11 @@ agent's channel, or `:` and the whole name of a plain one; as no subtopic holds 
 """
 
 import re
-from collections.abc import Callable
-from functools import cache
 from operator import index
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ray_messaging.errors import InvalidAddress
+from ray_messaging.patterns import GLOBS, Patterns
 
 AgentId = int | str
 
@@ -30,7 +29,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 # What a str id or a subtopic must not hold: the separator, Redis's glob characters, and control characters.
 _UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
 _UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
-_GLOB = re.compile(r"[*?\[\]\\]")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -105,76 +103,6 @@ def payback_channel(exp_id: str) -> str:
     return f"exps:{exp_id}:{USER_PAYBACK}"
 
 
-def is_glob(channel: str) -> bool:
-    """Tell whether a subscription is a Redis pattern rather than one channel."""
-    return _GLOB.search(channel) is not None
-
-
-@cache
-def glob_pattern(glob: str) -> re.Pattern[bytes]:
-    """Translate a Redis pattern, which speaks of bytes, knows [^a] but not [!a], and escapes by a backslash."""
-    text, at = glob.encode(), 0
-    parts: list[bytes] = []
-    while at < len(text):
-        character = text[at : at + 1]
-        at += 1
-        if character == b"[":
-            part, at = _glob_set(text, at)
-        elif character == b"\\" and at < len(text):
-            part, at = re.escape(text[at : at + 1]), at + 1
-        else:
-            part = {b"*": b".*", b"?": b"."}.get(character) or re.escape(character)
-        if part != b".*" or parts[-1:] != [b".*"]:
-            parts.append(part)
-    return re.compile(b"".join(parts), re.DOTALL)
-
-
-def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
-    """Translate what stands between [ and ] (or the end); return it and where it ends."""
-    inverted = text[at : at + 1] == b"^"
-    at += inverted
-    found: set[int] = set()
-    while at < len(text) and text[at] != ord("]"):
-        if text[at] == ord("\\") and at + 1 < len(text):
-            found.add(text[at + 1])
-            at += 2
-        elif at + 2 < len(text) and text[at + 1] == ord("-"):
-            low, high = sorted((text[at], text[at + 2]))
-            found.update(range(low, high + 1))
-            at += 3
-        else:
-            found.add(text[at])
-            at += 1
-    wanted = b"".join(b"\\x%02x" % byte for byte in sorted(set(range(256)) - found if inverted else found))
-    return (b"[" + wanted + b"]" if wanted else b"(?!)"), at + 1
-
-
-class Patterns(Protocol):
-    """Say which subscriptions a server takes for patterns, and what they match."""
-
-    def is_pattern(self, channel: str) -> bool:
-        """Tell whether a subscription is a pattern rather than one channel."""
-
-    def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tells whether the pattern matches a channel; raise InvalidAddress."""
-
-
-class Globs:
-    """Be Redis's patterns."""
-
-    def is_pattern(self, channel: str) -> bool:
-        """Tell whether a subscription is a pattern rather than one channel."""
-        return is_glob(channel)
-
-    def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tells whether the pattern matches a channel."""
-        matched = glob_pattern(pattern).fullmatch
-        return lambda channel: matched(channel.encode()) is not None
-
-
-GLOBS = Globs()
-
-
 def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> Address:
     """Take a channel apart; raise InvalidAddress where it is malformed, a pattern, or of another experiment."""
     if not isinstance(channel, str):
@@ -187,11 +115,13 @@ def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> A
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel, _UNFIT_CHANNEL)
+        patterns.check(channel)
         return Address(None, ":" + channel)
     _check_experiment(exp_id, channel)
     rest = channel[len(exp_id) + 6 :]
     if not rest.startswith("agents:"):
         _check_text("channel's end", rest, _UNFIT_CHANNEL)
+        patterns.check(channel)
         return Address(None, ":" + channel)
     agent_id, _, subtopic = rest[7:].partition(":")
     return Address(check_id(agent_id), check_subtopic(subtopic))

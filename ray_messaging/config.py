@@ -1,9 +1,10 @@
 """Settings: where the server is, and the limits of a messager."""
 
+import warnings
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from ray_messaging.errors import ConfigError
 
@@ -16,8 +17,8 @@ class RedisConfig(BaseModel):
     `timeout` (s) bounds a command; connecting has its own 5 s. A `server` that begins with `/` is a unix socket.
     """
 
-    # A typo in `password` must not go unnoticed, and an error about another field must not print it.
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    # An error about another field must not print the password.
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
     server: str
     port: int = Field(default=6379, ge=0, le=65535)
@@ -27,6 +28,16 @@ class RedisConfig(BaseModel):
     username: str | None = None
     ssl: bool = False
     ssl_ca_certs: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_unknown(cls, fields: object) -> object:
+        # AgentSociety's users have files with more in them; a typo in `password` must not go unnoticed all the same.
+        unknown = sorted(map(str, fields.keys() - cls.model_fields.keys())) if isinstance(fields, dict) else []
+        if unknown:
+            known = ", ".join(cls.model_fields)
+            warnings.warn(f"RedisConfig has no {', '.join(unknown)}, and ignores it: it has {known}", stacklevel=3)
+        return fields
 
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
@@ -56,6 +67,68 @@ class RedisConfig(BaseModel):
             raise ConfigError(
                 "cannot read the server's address: write redis://[user:password@]host:port/db, with a port of 0 to "
                 "65535, a number for db, and / @ : in the password as %2F %40 %3A"
+            ) from None
+
+
+class MqttConfig(BaseModel):
+    """Say where the MQTT broker is; the repr never shows the password.
+
+    `timeout` (s) bounds a command; connecting has its own 5 s. `ssl_ca_certs` is a file of the authorities to trust
+    (without it: the system's); `ssl_certfile` and `ssl_keyfile` are our own certificate, where the broker asks for one.
+    """
+
+    # A typo in `password` must not go unnoticed, and an error about another field must not print it.
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    server: str
+    port: int = Field(default=1883, ge=1, le=65535)
+    username: str | None = None
+    password: str | None = Field(default=None, repr=False)
+    timeout: float = Field(default=60.0, gt=0)
+    keepalive_s: int = Field(default=30, ge=1, le=65535)
+    ssl: bool = False
+    ssl_ca_certs: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "MqttConfig":
+        # paho leaves a lone password out without a word, and a key or a CA of a connection without TLS: who sets one
+        # believes that it protects.
+        if self.password is not None and self.username is None:
+            raise ValueError("a password needs a username")
+        if not self.ssl and (self.ssl_ca_certs or self.ssl_certfile or self.ssl_keyfile):
+            raise ValueError("ssl_ca_certs, ssl_certfile and ssl_keyfile need ssl=True")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("ssl_keyfile needs ssl_certfile")
+        return self
+
+    @classmethod
+    def from_url(cls, url: str) -> "MqttConfig":
+        """Read mqtt:// or mqtts:// ([user[:password]@]host[:port]; mqtts: port 8883); raise ConfigError otherwise."""
+        how = "write mqtt://[user:password@]host:port, or mqtts:// for TLS"
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise ConfigError(f"cannot read the broker's address: {how}") from None
+        if parts.scheme not in {"mqtt", "mqtts"}:
+            raise ConfigError(f"cannot read a broker's address with scheme {parts.scheme!r}: {how}")
+        default_port = 8883 if parts.scheme == "mqtts" else 1883
+        # A password with a raw / or ? in it ends there: what follows it must not go unnoticed.
+        more = parts.path.strip("/") + parts.query + parts.fragment
+        try:
+            return cls(
+                server=parts.hostname or "localhost",
+                port=-1 if more else default_port if parts.port is None else parts.port,
+                username=unquote(parts.username) if parts.username else None,
+                password=unquote(parts.password) if parts.password else None,
+                ssl=parts.scheme == "mqtts",
+            )
+        except (ValidationError, ValueError):
+            # The cause would show the password.
+            raise ConfigError(
+                f"cannot read the broker's address: {how}, with a port of 1 to 65535, nothing behind it, a user with a "
+                "password, and / @ : in the password as %2F %40 %3A"
             ) from None
 
 

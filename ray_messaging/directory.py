@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import GLOBS, AgentId, Patterns, build_channel
+from ray_messaging.channels import AgentId, build_channel
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, STR, Ids
+from ray_messaging.patterns import GLOBS, Patterns
 
 _KNOWN = 100_000  # routes kept for messages sent alone
 NOBODY = 0  # the route of a channel that no mailbox listens on
@@ -96,6 +97,7 @@ class Directory:
         self.version = -1
         self.logged = False  # whether an event log is registered
         self.records: dict[str, Record] = {}
+        self._compiled: dict[str, Callable[[str], bool]] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -105,7 +107,9 @@ class Directory:
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
         self._known: dict[tuple[AgentId | None, str], int] = {}
-        self._globs: list[tuple[Callable[[str], bool], str]] = []
+        # By their literal beginnings: who listens by a pattern per agent has as many as agents.
+        self._globs: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
+        self._glob_lengths: list[int] = []
 
     def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001 - a DirectoryDelta
         """Take over the records that changed; `mailboxes` names all that are there."""
@@ -115,10 +119,14 @@ class Directory:
         self.records = {name: self.records[name] for name in sorted(self.records) if name in there}
         self.version = version
         self._clear()
+        compiled, self._compiled = self._compiled, {}
         for record in self.records.values():
-            self._globs += [(self.patterns.compile(glob), record.mailbox) for glob in record.globs]
+            for glob in record.globs:
+                matches = self._compiled[glob] = compiled.get(glob) or self.patterns.compile(glob)
+                self._globs.setdefault(self.patterns.prefix(glob), []).append((matches, record.mailbox))
             for channel in record.channels:
                 self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
+        self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
     def owner_of(self, agents: set[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
         """Return an agent that an exclusive mailbox other than `besides` claims, and that mailbox."""
@@ -138,11 +146,14 @@ class Directory:
         key = (agent_id, topic)
         route = self._known.get(key)
         if route is None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            batch = _one(agent_id, topic)
-            route = self._known[key] = int(self.route(batch)[0])
+            route = int(self.route(_one(agent_id, topic))[0])
+            self._keep(key, route)
         return route
+
+    def _keep(self, key: tuple[AgentId | None, str], route: int) -> None:
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[key] = route
 
     def route(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each message, int32 (n,)."""
@@ -208,18 +219,26 @@ class Directory:
     def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
         """Route where somebody listens by a pattern: each channel is matched once."""
         routes = np.zeros(len(batch), np.int32)
-        known: dict[tuple[AgentId | None, str], int] = {}
         for row, to_id in enumerate(batch.to_ids.tolist()):
-            topic = batch.topic_of(row)
-            if (to_id, topic) not in known:
-                route = int(self._route_topic(topic, Ids.of([to_id]))[0])
-                channel = build_channel(self.exp_id, to_id, topic)
-                for matches, mailbox in self._globs:
-                    if matches(channel):
-                        route = self._extend(route, mailbox)
-                known[to_id, topic] = route
-            routes[row] = known[to_id, topic]
+            key = (to_id, batch.topic_of(row))
+            route = self._known.get(key)
+            if route is None:
+                route = self._match(*key)
+                self._keep(key, route)
+            routes[row] = route
         return routes
+
+    def _match(self, to_id: AgentId | None, topic: str) -> int:
+        """Return the route of a channel, those counted in who listen by a pattern."""
+        route = int(self._route_topic(topic, Ids.of([to_id]))[0])
+        channel = build_channel(self.exp_id, to_id, topic)
+        for length in self._glob_lengths:
+            if length > len(channel):
+                break
+            for matches, mailbox in self._globs.get(channel[:length], ()):
+                if matches(channel):
+                    route = self._extend(route, mailbox)
+        return route
 
 
 def _one(agent_id: AgentId | None, topic: str) -> Batch:

@@ -138,15 +138,9 @@ class Engine:
 
     @step.setter
     def step(self, step: int | None) -> None:
-        try:
-            number = None if step is None else index(step)
-        except TypeError:
-            number = 2**64
-        if number is not None and not names.INT64_MIN <= number <= names.INT64_MAX:
-            raise ConfigError(f"step {step!r} must be an int of 64 bits, or None")
-        self._step = number
+        self._step = check_step(step)
         if self.outbox is not None:
-            self.outbox.step = number
+            self.outbox.step = self._step
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -211,3 +205,14 @@ class Engine:
             "batches": 0 if outbox is None else outbox.batches,
             "log_dropped": self.log.dropped,
         } | ({} if subscription is None else subscription.stats())
+
+
+def check_step(step: object) -> int | None:
+    """Return a simulation step as it is stamped; raise ConfigError."""
+    try:
+        number = None if step is None else index(step)  # type: ignore[arg-type]  # others raise
+    except TypeError:
+        number = 2**64
+    if number is not None and not names.INT64_MIN <= number <= names.INT64_MAX:
+        raise ConfigError(f"step {step!r} must be an int of 64 bits, or None")
+    return number

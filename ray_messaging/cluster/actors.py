@@ -114,15 +114,18 @@ class InterceptorActor:
         """Return the experiment once everything runs; raise why it does not."""
         return self._host.experiment
 
-    async def lane(self, exp_id: str) -> tuple[str, int, str]:
-        """Return host, port and token of the verdict lane to a messager of our experiment; raises ConfigError."""
+    async def lane(self, exp_id: str | None = None) -> tuple[str, int, str]:
+        """Return host, port and token of the verdict lane to a messager of our experiment; raises ConfigError.
+
+        Args: exp_id is the messager's; None: on MQTT, where no epoch of ours counts, it need not be of any.
+        """
         self._check_ours(exp_id)
         return self._host.lane_address
 
-    def _check_ours(self, exp_id: str) -> None:
+    def _check_ours(self, exp_id: str | None) -> None:
         """Refuse to judge for others: epochs are small numbers, so that theirs may be the same as ours."""
         ours = self._newest.experiment.exp_id
-        if exp_id != ours:
+        if exp_id not in {None, ours}:
             raise ConfigError(
                 f"a messager of experiment {exp_id!r} was given the interceptor of experiment {ours!r}: pass it "
                 f"Messaging.connect({exp_id!r}).interceptor"
@@ -132,7 +135,7 @@ class InterceptorActor:
         """Tell whether a message may pass."""
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
-    async def forward_batch(self, request: bytes, patient: bool, exp_id: str) -> bytes:  # noqa: FBT001 - by Ray call
+    async def forward_batch(self, request: bytes, patient: bool, exp_id: str | None = None) -> bytes:  # noqa: FBT001 - by Ray call
         """Answer a request for verdicts: what the lane does, by Ray call."""
         self._check_ours(exp_id)
         answer = self._host.interceptor.answer(request, patient=patient)

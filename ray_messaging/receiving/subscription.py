@@ -9,7 +9,15 @@ from typing import Any
 from ray_messaging.channels import AgentId, parse_channel
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory, Record
-from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, InvalidAddress, MessagingError, NotListening
+from ray_messaging.errors import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    Fenced,
+    InvalidAddress,
+    MessagingError,
+    NotListening,
+)
 from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
@@ -260,6 +268,7 @@ class Subscription:
         await self._reader.close()
         if fenced:
             return
+        self._reader.stop(Closed("this messager was closed while you waited for its messages: make another one"))
         try:
             await self._leave(self._commits, self._epoch, commit=commit)
         except Fenced as error:  # its remedy is to close, which is what happens here

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ray_messaging.channels import AgentId, Patterns, build_channel, check_id, check_subtopic, parse_channel
+from ray_messaging.channels import AgentId, build_channel, check_id, check_subtopic, parse_channel
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Claim, Record
 from ray_messaging.errors import InvalidAddress
+from ray_messaging.patterns import Patterns
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ray_messaging.channels import build_channel
 from ray_messaging.directory import Directory
 from ray_messaging.frames import Batch, encode
 from ray_messaging.interception.verdicts import FOREIGN
-from ray_messaging.receipt import DELIVERED
+from ray_messaging.receipt import DELIVERED, UNKNOWN
 from ray_messaging.sending import noting
 from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import LOG, Noted, Published
@@ -179,7 +179,7 @@ class Cutter:
         """Cut what the log is told of rows that a mailbox has, or that were published, by their fate."""
         rows, crates = crate.rows_of_posting(), []
         found = np.broadcast_to(fates, len(rows))
-        for fate in np.unique(found).tolist():
+        for fate in np.unique(found[found != UNKNOWN]).tolist():
             part = rows[found == fate]
             noted = noting.settled(crate.posting, part, fate, crate.mailbox)
             told = Told(crate.mailbox, fate)

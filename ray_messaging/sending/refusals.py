@@ -9,6 +9,7 @@ from ray_messaging.errors import (
     PayloadTooLarge,
 )
 from ray_messaging.sending.cutter import Crate
+from ray_messaging.transports.base import Published
 
 
 def full(crate: Crate, *, log: bool = False) -> MailboxFull:
@@ -36,6 +37,16 @@ def too_large(crate: Crate, limit: int) -> PayloadTooLarge:
         "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
         size=len(crate.frame),
         limit=limit,
+    )
+
+
+def not_published(publication: Published) -> PayloadTooLarge:
+    """Build the error for a message that the server refused for its size, where no mailbox listens."""
+    return PayloadTooLarge(
+        f"the server takes no message of {len(publication.data):,} bytes, so this one on {publication.channel!r} was "
+        "not sent: send a reference to the data instead, or raise the server's limit",
+        size=len(publication.data),
+        limit=len(publication.data) - 1,
     )
 
 

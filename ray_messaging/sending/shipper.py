@@ -9,12 +9,21 @@ from numpy.typing import NDArray
 
 from ray_messaging.directory import Directory
 from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, TransitError
-from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate, Cutter
 from ray_messaging.sending.lanes import Lane, Lanes
 from ray_messaging.sending.posting import Posting, Rows
-from ray_messaging.transports.base import LOG, FrameFate, SendReply, SendRequest, SendStatus, Shipment, Transport
+from ray_messaging.transports.base import (
+    LOG,
+    TOO_LARGE_TAKER,
+    FrameFate,
+    SendReply,
+    SendRequest,
+    SendStatus,
+    Shipment,
+    Transport,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -194,13 +203,22 @@ class Shipper:
         if crate.mailbox == LOG:
             crate.posting.stop(crate.rows_of_posting())
             return
-        fates = DELIVERED if crate.mailbox != BARE else np.where(np.array(takers) > 0, PUBLISHED, UNDELIVERABLE)
+        fates = DELIVERED if crate.mailbox != BARE else self._fates(crate, np.array(takers))
         if self._transport.logs_apart and self._directory.logged:
             # Whoever waits is told when the log knows: what has a receipt is in the log.
             for told in self._cutter.tell(crate, fates):
                 self._lanes.queue(told)
         else:
             self._settle(crate, crate.mailbox, fates)
+
+    def _fates(self, crate: Crate, takers: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the fate of each publication; those that the server refused are told so, and get none."""
+        refused = np.flatnonzero(takers == TOO_LARGE_TAKER)
+        for row in refused.tolist():
+            crate.posting.fail(crate.rows_of_posting()[[row]], refusals.not_published(crate.publish[row]))
+        fates = np.where(takers > 0, PUBLISHED, UNDELIVERABLE)
+        fates[refused] = UNKNOWN
+        return fates
 
     def _settle(self, crate: Crate, mailbox: str, fates: int | NDArray[np.intp]) -> None:
         """Give rows their fate, where a mailbox has them as soon as all of theirs have them."""

@@ -1,20 +1,34 @@
-"""Where frames are kept: Redis, or memory for tests."""
+"""Where frames are kept: Redis, an MQTT broker, or memory for tests."""
 
-from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.transports.base import Transport
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.redis import RedisTransport
 
-Server = RedisConfig | MemoryServer | str
-
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
-    """Make the transport for a server: a RedisConfig, its URL, or a MemoryServer; raise ConfigError."""
+    """Make the transport for a server: a RedisConfig, an MqttConfig, a URL, or a MemoryServer; raise ConfigError."""
     if isinstance(server, MemoryServer):
         return MemoryTransport(server, exp_id)
     if isinstance(server, str):
-        server = RedisConfig.from_url(server)
+        server = MqttConfig.from_url(server) if server.startswith("mqtt") else RedisConfig.from_url(server)
     if isinstance(server, RedisConfig):
         return RedisTransport(server, exp_id, patience_s=settings.send_timeout_s)
-    raise ConfigError(f"{type(server).__name__} says no server: pass a RedisConfig, a redis:// URL or a MemoryServer")
+    if isinstance(server, MqttConfig):
+        return open_mqtt(server, exp_id, settings)
+    raise ConfigError(
+        f"{type(server).__name__} says no server: pass a RedisConfig, an MqttConfig, a redis:// or mqtt:// URL or a "
+        "MemoryServer"
+    )
+
+
+def open_mqtt(server: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None) -> Transport:
+    """Make the transport for an MQTT broker; `log` is told what the event log should know. Raises ConfigError."""
+    try:
+        from ray_messaging.transports.mqtt.transport import MqttTransport  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"MQTT needs the extra: pip install 'ray-messaging[mqtt]' (there is no module {error.name!r})"
+        ) from error
+    return MqttTransport(server, exp_id, settings, log=log)

@@ -16,13 +16,13 @@ from ray_messaging.transports.base import (
     Cursor,
     FrameFate,
     Limits,
-    LogMark,
     Noted,
     Published,
     SendRequest,
     SendStatus,
     Shipment,
 )
+from ray_messaging.transports.log_store import LogMark
 
 WRITTEN, DUPLICATE, FULL, LOG_FULL = FrameFate.WRITTEN, FrameFate.DUPLICATE, FrameFate.FULL, FrameFate.LOG_FULL
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)

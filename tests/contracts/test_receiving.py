@@ -342,6 +342,20 @@ async def test_numbers_go_on_under_a_successor(messagers):
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
+async def test_who_waits_for_messages_is_told_of_the_close(messagers):
+    async def iterate(messager):
+        async for _ in messager:
+            pass
+
+    for wait in (lambda messager: messager.fetch_messages(timeout=None), iterate):
+        messager = await messagers(listen=["news"])
+        waiting = asyncio.create_task(wait(messager))
+        await asyncio.sleep(0)  # so that it waits
+        await messager.close()
+        with pytest.raises(Closed, match="closed"):
+            await waiting
+
+
 async def test_a_nameless_messager_leaves_when_it_closes(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     await send(sender, 1, 2)

@@ -5,18 +5,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.channels import build_channel, glob_pattern
+from ray_messaging.channels import build_channel
 from ray_messaging.directory import Claim, Directory, Record, decode_record, encode_record
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
+from ray_messaging.patterns import Globs, glob_pattern
 
 EXP = "e"
 INT = st.one_of(st.integers(-5, 30), st.integers(-(2**63), 2**63 - 1))
 AGENT = st.one_of(INT, st.sampled_from(["ann", "bob", "cid"]))
 TOPICS = ["chat", "survey", "other"]
 PLAIN = ["news", "exps:e:user-payback"]
-GLOBS = ["exps:e:agents:*:chat", "n*", "exps:e:agents:[1-3]:*", "*"]
+GLOBS = [
+    "exps:e:agents:*:chat",
+    "n*",
+    "exps:e:agents:[1-3]:*",
+    "*",
+    "exps:e:agents:1:*",
+    "exps:e:agents:ann:*",
+    "news?",
+]
 
 
 def claim(agents, subtopics):
@@ -126,6 +135,39 @@ def test_owners():
     assert directory.owner_of({1, 2}, besides="") == (2, "own")
     assert directory.owner_of({"ann"}, besides="") == ("ann", "own")
     assert directory.owner_of({2}, besides="own") is None
+
+
+class Counted(Globs):
+    """Count what is compiled and matched."""
+
+    def __init__(self):
+        self.compiled = self.matched = 0
+
+    def compile(self, pattern):
+        self.compiled += 1
+        matches = super().compile(pattern)
+
+        def counted(channel):
+            self.matched += 1
+            return matches(channel)
+
+        return counted
+
+
+def test_a_pattern_for_each_agent_costs_a_match_for_each_message():
+    patterns, agents = Counted(), [*range(2000), *(f"agent-{n}" for n in range(1000))]
+    directory = Directory(EXP, patterns)
+    globs = [f"exps:e:agents:{agent}:*" for agent in agents]
+    directory.update(1, [Record("m", [], [], globs), Record("all", [], [], ["exps:*"])], ["all", "m"])
+    directory.update(2, [Record("other", [], ["news"], [])], ["all", "m", "other"])
+    assert patterns.compiled == len(agents) + 1
+    batch = Batch(sender="s", epoch=0, first=0, from_ids=Ids.of(agents), to_ids=Ids.of(agents), topics=("chat",))
+    for _ in range(2):
+        assert {directory.mailboxes(route) for route in directory.route(batch)} == {("all", "m")}
+        assert patterns.matched == 2 * len(agents)
+    assert set(directory.mailboxes(directory.route_one(1, "chat"))) == {"all", "m"}
+    assert patterns.matched == 2 * len(agents)
+    assert directory.mailboxes(directory.route_one(2000, "chat")) == ("all",)
 
 
 @given(st.binary(max_size=60))

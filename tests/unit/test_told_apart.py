@@ -1,4 +1,4 @@
-"""The event log of a transport the mailboxes of which it cannot read: it is told of each row, once its fate is known."""
+"""The event log of a transport whose mailboxes it cannot read: it is told of each row, once its fate is known."""
 
 import asyncio
 from collections import Counter

@@ -8,7 +8,7 @@ import pyarrow as pa
 from ray_messaging.eventlog.folder import Segment
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.streams import Streams
-from ray_messaging.transports.base import LogMark
+from ray_messaging.transports.log_store import LogMark
 
 # A batch costs about 10 KB beside its rows: of messages that come one by one, so many become one batch, and so many of
 # these again, until a batch has as many rows as a frame of the bulk path.

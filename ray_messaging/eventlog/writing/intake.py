@@ -14,7 +14,7 @@ from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
 from ray_messaging.eventlog.writing.records import NOTHING, take
 from ray_messaging.eventlog.writing.streams import Read, key, size
-from ray_messaging.transports.base import LogItem, LogStore, LogStreams
+from ray_messaging.transports.log_store import LogItem, LogStore, LogStreams
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.frames import Batch, decode
 from ray_messaging.notes import Note, decode_note
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
-from ray_messaging.transports.base import LogItem
+from ray_messaging.transports.log_store import LogItem
 
 
 class Taken(NamedTuple):

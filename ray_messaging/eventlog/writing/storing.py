@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ray_messaging.errors import ConnectionFailed, LogError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
 from ray_messaging.eventlog.writing.growing import Sealed
-from ray_messaging.transports.base import LogMark, LogStore
+from ray_messaging.transports.log_store import LogMark, LogStore
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ray_messaging.transports.base import START, LogItem, LogMark, LogStreams
+from ray_messaging.transports.base import START
+from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
 # One read brings about so many bytes: enough that its cost is not felt, little enough that memory stays flat however
 # many streams there are, and that whoever shares the event loop does not wait for it to be parsed.

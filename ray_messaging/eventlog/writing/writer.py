@@ -15,7 +15,8 @@ from ray_messaging.eventlog.writing.growing import Growing, Sealed
 from ray_messaging.eventlog.writing.intake import Chunk, Intake
 from ray_messaging.eventlog.writing.storing import Storing
 from ray_messaging.eventlog.writing.streams import Streams
-from ray_messaging.transports.base import Limits, LogStore
+from ray_messaging.transports.base import Limits
+from ray_messaging.transports.log_store import LogStore
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from ray_messaging.errors import Fenced
-from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LogItem, LogMark, LogStreams, Noted
+from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, Noted
+from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, number
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ray_messaging.channels import glob_pattern
-from ray_messaging.transports.base import START, Cursor, Ingress, Limits, LogItem
+from ray_messaging.patterns import glob_pattern
+from ray_messaging.transports.base import START, Cursor, Ingress, Limits
+from ray_messaging.transports.log_store import LogItem
 
 
 @dataclass

@@ -7,7 +7,8 @@ import msgspec
 
 from ray_messaging.channels import Keys
 from ray_messaging.errors import Fenced
-from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LogItem, LogMark, LogStreams
+from ray_messaging.transports.base import LOG, LOG_STREAM, Limits
+from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.redis.link import RedisLink
 from ray_messaging.transports.redis.reads import BlockingReads, after
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.channels import GLOBS, Keys, Patterns
+from ray_messaging.channels import Keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull
+from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
     LOG,
     LOG_STREAM,

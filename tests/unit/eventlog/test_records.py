@@ -15,7 +15,8 @@ from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.receipt import NO_LISTENER
-from ray_messaging.transports.base import LOG_STREAM, LogItem
+from ray_messaging.transports.base import LOG_STREAM
+from ray_messaging.transports.log_store import LogItem
 
 ENTRY = "1790000000123-4"
 

@@ -1,0 +1,91 @@
+"""Subscriptions that stand for many channels: the seam, and Redis's globs."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+_GLOB = re.compile(r"[*?\[\]\\]")
+
+
+class Patterns(Protocol):
+    """Say which subscriptions a server takes for patterns, and what they match."""
+
+    def is_pattern(self, channel: str) -> bool:
+        """Tell whether a subscription is a pattern rather than one channel."""
+
+    def compile(self, pattern: str) -> Callable[[str], bool]:
+        """Return a function that tells whether the pattern matches a channel; raise InvalidAddress."""
+
+    def prefix(self, pattern: str) -> str:
+        """Return what every channel begins with that the pattern matches; no more than that is asked of it."""
+
+    def check(self, channel: str) -> None:
+        """Raise InvalidAddress for a plain channel that the server cannot carry, or would take for another one."""
+
+
+def is_glob(channel: str) -> bool:
+    """Tell whether a subscription is a Redis pattern rather than one channel."""
+    return _GLOB.search(channel) is not None
+
+
+@cache
+def glob_pattern(glob: str) -> re.Pattern[bytes]:
+    """Translate a Redis pattern, which speaks of bytes, knows [^a] but not [!a], and escapes by a backslash."""
+    text, at = glob.encode(), 0
+    parts: list[bytes] = []
+    while at < len(text):
+        character = text[at : at + 1]
+        at += 1
+        if character == b"[":
+            part, at = _glob_set(text, at)
+        elif character == b"\\" and at < len(text):
+            part, at = re.escape(text[at : at + 1]), at + 1
+        else:
+            part = {b"*": b".*", b"?": b"."}.get(character) or re.escape(character)
+        if part != b".*" or parts[-1:] != [b".*"]:
+            parts.append(part)
+    return re.compile(b"".join(parts), re.DOTALL)
+
+
+def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
+    """Translate what stands between [ and ] (or the end); return it and where it ends."""
+    inverted = text[at : at + 1] == b"^"
+    at += inverted
+    found: set[int] = set()
+    while at < len(text) and text[at] != ord("]"):
+        if text[at] == ord("\\") and at + 1 < len(text):
+            found.add(text[at + 1])
+            at += 2
+        elif at + 2 < len(text) and text[at + 1] == ord("-"):
+            low, high = sorted((text[at], text[at + 2]))
+            found.update(range(low, high + 1))
+            at += 3
+        else:
+            found.add(text[at])
+            at += 1
+    wanted = b"".join(b"\\x%02x" % byte for byte in sorted(set(range(256)) - found if inverted else found))
+    return (b"[" + wanted + b"]" if wanted else b"(?!)"), at + 1
+
+
+class Globs:
+    """Be Redis's patterns."""
+
+    def is_pattern(self, channel: str) -> bool:
+        """Tell whether a subscription is a pattern rather than one channel."""
+        return is_glob(channel)
+
+    def compile(self, pattern: str) -> Callable[[str], bool]:
+        """Return a function that tells whether the pattern matches a channel."""
+        matched = glob_pattern(pattern).fullmatch
+        return lambda channel: matched(channel.encode()) is not None
+
+    def prefix(self, pattern: str) -> str:
+        """Return what every channel begins with that the pattern matches."""
+        return _GLOB.split(pattern, maxsplit=1)[0]
+
+    def check(self, channel: str) -> None:
+        """Take any: a channel is nothing but a name."""
+
+
+GLOBS = Globs()

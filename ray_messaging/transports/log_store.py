@@ -1,0 +1,80 @@
+"""What the event log asks of a transport: every stream to its end, and nothing trimmed before it was read."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ray_messaging.transports.base import Limits, Transport
+
+
+class LogStreams(NamedTuple):
+    """The streams that the event log must read, each by its key: `mailbox:born`.
+
+    `born` tells apart the mailboxes that had one name after the other. `ended` are streams of mailboxes that were
+    removed: nothing comes any more, and `log_written` drops them when they were read to their end.
+    """
+
+    live: list[str]
+    ended: list[str]
+
+
+class LogMark(NamedTuple):
+    """Up to where the log has a stream: an entry, and what it took from it under its epoch so far (totals).
+
+    `messages` are rows of frames and `nbytes` bytes of frames; in the log stream, of notes, too.
+    """
+
+    entry: str
+    messages: int
+    nbytes: int
+
+
+class LogItem(NamedTuple):
+    """One entry of a stream that the event log reads: a frame, and in the log stream a note on it.
+
+    `takers` counts, for a frame of published messages, who took each row. An entry of the log stream without a frame
+    says that mailboxes came or went: ask for the streams again.
+    """
+
+    stream: str
+    entry: str
+    frame: bytes
+    note: bytes | None = None
+    takers: list[int] | None = None
+
+
+class LogStore(Transport, Protocol):
+    """Be a transport that keeps what the event log reads: its mailboxes, and the log stream."""
+
+    async def open_log(self, limits: Limits) -> int:
+        """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
+
+        Whoever wrote the log before is fenced, and totals begin anew. Args: limits are those of the log stream, which
+        takes any note while it holds none; what the log lacks of a mailbox is held against the mailbox's own.
+        """
+
+    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+        """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced.
+
+        One that died may have kept more than it told by `log_written`. Called once, before that, with all streams.
+        """
+
+    async def log_streams(self) -> LogStreams:
+        """Return the streams to read; the log stream is the first of the live ones."""
+
+    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+        """Return the last entry that each stream had, trimmed or not; "0-0" where there was none."""
+
+    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+        """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
+
+    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+        """Note up to where the log has each stream, and trim what lies behind that and its reader; raises Fenced.
+
+        Args: dropped are streams that ended and were read to their end.
+        """
+
+    async def close_log(self, epoch: int) -> None:
+        """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced.
+
+        What the log has not read of ended streams, and of the log stream, is dropped.
+        """
