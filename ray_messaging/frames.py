@@ -17,6 +17,7 @@ from ray_messaging.errors import FrameError
 from ray_messaging.ids import NONE, STR, Ids
 from ray_messaging.lines import Lines
 
+FOREIGN_SENDER = "foreign-"  # before a mailbox's name: the sender of what foreign clients published
 MAGIC = b"RM"
 VERSION = 1
 FRAME_LIMIT = 256 * 2**20

@@ -5,14 +5,16 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
 
@@ -98,6 +100,119 @@ def redis_process(tmp_path) -> Iterator[RedisProcess]:
         process.kill()
 
 
+class MosquittoProcess:
+    """Debian's Mosquitto on a free port; it can be killed, stopped, and started again on the same data.
+
+    `durable` writes its database after each change; `users` maps names to passwords, nobody else is let in then; `tls`
+    is a folder with ca.pem, server.pem and server.key; `options` are further lines of its configuration.
+    """
+
+    def __init__(self, folder, *, durable=True, users=None, tls=None, options=()):
+        self.binary = binary("mosquitto")
+        self.folder = folder
+        self.config = MqttConfig(server=HOST, port=free_port(), timeout=10)
+        self.lines = deque(maxlen=200)
+        self.process = None
+        self._reader = None
+        self._durable, self._users, self._tls, self._options = durable, users, tls, list(options)
+
+    def _configured(self):
+        lines = [
+            f"listener {self.config.port} {HOST}",
+            f"allow_anonymous {'false' if self._users else 'true'}",
+            "max_queued_messages 0",
+            "connection_messages false",
+            "log_dest stderr",  # it writes stdout by the bufferful
+        ]
+        if os.geteuid() == 0:
+            lines.append("user root")  # else it becomes a user who may not write here
+        if self._durable:
+            lines += ["persistence true", f"persistence_location {self.folder}/"]
+            lines += ["autosave_interval 1", "autosave_on_changes true"]
+        if self._users:
+            names = self.folder / "users"
+            names.touch(mode=0o600)
+            for name, password in self._users.items():
+                subprocess.run([binary("mosquitto_passwd"), "-b", str(names), name, password], check=True)
+            lines.append(f"password_file {names}")
+        if self._tls:
+            lines += [
+                f"cafile {self._tls}/ca.pem",
+                f"certfile {self._tls}/server.pem",
+                f"keyfile {self._tls}/server.key",
+            ]
+        path = self.folder / "mosquitto.conf"
+        path.write_text("\n".join([*lines, *self._options, ""]))
+        return path
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [self.binary, "-c", str(self._configured())], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        running = threading.Event()
+        # It logs for as long as it lives, and a full pipe would stop it.
+        self._reader = threading.Thread(target=self._read, args=(self.process, running))
+        self._reader.start()
+        running.wait()
+        if self.process.poll() is not None or not any(" running" in line for line in self.lines):
+            self.kill()
+            raise AssertionError("mosquitto did not start:\n" + "".join(self.lines))
+        return self
+
+    def _read(self, process, running):
+        for line in process.stdout:
+            self.lines.append(line)
+            if line.rstrip().endswith(" running"):
+                running.set()
+        running.set()
+
+    def kill(self):
+        self._end(lambda process: process.kill())
+
+    def stop(self):
+        """Let it write its database and say farewell to its clients."""
+        self._end(lambda process: process.terminate())
+
+    def _end(self, signal):
+        if self.process is not None:
+            signal(self.process)
+            self.process.wait()
+            self._reader.join()
+            self.process.stdout.close()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def mosquitto_config(tmp_path_factory) -> Iterator[MqttConfig]:
+    process = MosquittoProcess(tmp_path_factory.mktemp("mosquitto"), durable=False)
+    try:
+        yield process.start().config
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def mosquittos(tmp_path) -> Iterator:
+    """Start brokers of the test's own, with options of MosquittoProcess."""
+    started = []
+
+    def start(**options):
+        folder = tmp_path / f"mosquitto-{len(started)}"
+        folder.mkdir()
+        started.append(MosquittoProcess(folder, **options))
+        return started[-1].start()
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def mosquitto(mosquittos) -> MosquittoProcess:
+    """Start a broker of the test's own, which it may kill."""
+    return mosquittos()
+
+
 @pytest.fixture
 def exp_id() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
@@ -105,7 +220,7 @@ def exp_id() -> str:
 
 @pytest.fixture(params=["memory", "valkey", "redis"])
 def server(request):
-    """Give each kind of server that a messager can be opened on."""
+    """Give each kind of server that keeps an event log, too."""
     if request.param == "memory":
         return MemoryServer()
     return request.getfixturevalue(f"{request.param}_config")
@@ -126,6 +241,7 @@ async def opener(exp_id) -> AsyncIterator:
             await messager.host_agents(host, ["agent-chat", "user-chat"], owner=owner)
         return messager
 
+    open_one.opened = opened
     yield open_one
     for messager in reversed(opened):
         await messager.close()

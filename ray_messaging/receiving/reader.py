@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ray_messaging.channels import NAME_LENGTH
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
-from ray_messaging.frames import Batch, decode
+from ray_messaging.frames import FOREIGN_SENDER, Batch, decode
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
 
@@ -26,6 +26,7 @@ class Reader:
     def __init__(self, transport: Transport, mailbox: str, inbox: Inbox, cursor: Cursor, frame_rows: int) -> None:
         self.error: MessagingError | None = None
         self.unreadable = 0
+        self.foreign = 0  # messages of foreign clients that came through the mailbox
         self._transport = transport
         self._mailbox = mailbox
         self._inbox = inbox
@@ -88,6 +89,8 @@ class Reader:
             await self._insist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
             self._inbox.put(Piece(entry, None, 0, 0, 0))
             return
+        if batch.sender.startswith(FOREIGN_SENDER):
+            self.foreign += len(batch)
         low = min(self._cursor.row if entry == self._cursor.entry else 0, len(batch))
         # A frame without messages only moves the cursor.
         self._inbox.put(Piece(entry, batch if low < len(batch) else None, low, len(batch), len(frame)))

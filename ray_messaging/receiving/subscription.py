@@ -18,7 +18,7 @@ from ray_messaging.errors import (
     MessagingError,
     NotListening,
 )
-from ray_messaging.frames import Batch
+from ray_messaging.frames import FOREIGN_SENDER, Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.message import Message
@@ -122,7 +122,7 @@ class Subscription:
             agent_id, topic = None, ":" + ingress.channel
         self._ingress_count += 1
         batch = Batch(
-            sender=f"foreign-{self._name}",
+            sender=FOREIGN_SENDER + self._name,
             epoch=self._epoch or 0,
             first=self._ingress_count,
             from_ids=Ids.of([None]),
@@ -290,6 +290,6 @@ class Subscription:
         return {
             "inbox": self.inbox.size,
             "unreadable": 0 if self._reader is None else self._reader.unreadable,
-            "ingress": self._ingress_count,
+            "ingress": self._ingress_count + (0 if self._reader is None else self._reader.foreign),
             "ingress_dropped": self.ingress_dropped,
         }

@@ -40,6 +40,17 @@ def too_large(crate: Crate, limit: int) -> PayloadTooLarge:
     )
 
 
+def above_the_servers_limit(crate: Crate, limit: int) -> PayloadTooLarge:
+    """Build the error for a frame that the server does not carry; `limit` in bytes, as far as it is known."""
+    return PayloadTooLarge(
+        f"the server does not carry {len(crate.frame):,} bytes at a time (its limit is about {limit:,}), so this "
+        f"message to mailbox {crate.mailbox!r} was not sent: send a reference to the data instead, or raise its limit "
+        "(of an MQTT broker: max_packet_size, message_size_limit)",
+        size=len(crate.frame),
+        limit=limit,
+    )
+
+
 def not_published(publication: Published) -> PayloadTooLarge:
     """Build the error for a message that the server refused for its size, where no mailbox listens."""
     return PayloadTooLarge(

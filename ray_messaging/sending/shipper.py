@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.directory import Directory
-from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, TransitError
+from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, PayloadTooLarge, TransitError
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate, Cutter
@@ -183,9 +183,7 @@ class Shipper:
                     self._hold(lane, fate)
                 elif fate is FrameFate.TOO_LARGE:
                     lane.crates.popleft()
-                    crate.posting.fail(
-                        crate.rows_of_posting(), refusals.too_large(crate, self._limit_of(crate.mailbox))
-                    )
+                    crate.posting.fail(crate.rows_of_posting(), self._too_large(crate))
 
     def _fenced(self, unknown: list[Crate]) -> Fenced:
         """Give up for good: the name has a successor; `unknown` crates may have been written before it came."""
@@ -238,9 +236,12 @@ class Shipper:
             late.posting.fail(late.rows_of_posting(), error if late.told is None else refusals.untold(error))
         lane.wait(now)
 
-    def _limit_of(self, mailbox: str) -> int:
-        record = self._directory.records.get(mailbox)
-        return 0 if record is None else 4 * record.frame_bytes  # as the record's frames are cut
+    def _too_large(self, crate: Crate) -> PayloadTooLarge:
+        limit = self._transport.largest_frame
+        if limit is not None:
+            return refusals.above_the_servers_limit(crate, limit)
+        record = self._directory.records.get(crate.mailbox)
+        return refusals.too_large(crate, 0 if record is None else 4 * record.frame_bytes)  # as its frames are cut
 
     def _recut(self) -> None:
         """Cut anew by the new directory what has not been written."""

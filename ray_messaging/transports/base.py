@@ -168,6 +168,10 @@ class Transport(Protocol):
     patterns: Patterns
     logs_apart: bool
 
+    @property
+    def largest_frame(self) -> int | None:
+        """Return how many bytes of a frame the server takes, as far as is known; None: what the mailbox takes."""
+
     async def connect(self) -> None:
         """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
 

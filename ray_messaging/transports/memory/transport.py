@@ -30,6 +30,7 @@ class MemoryTransport(MemoryLog):
 
     patterns: Patterns = GLOBS
     logs_apart = False
+    largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str) -> None:
         super().__init__(server, exp_id)

@@ -35,6 +35,7 @@ class RedisTransport(RedisLog):
 
     patterns: Patterns = GLOBS
     logs_apart = False
+    largest_frame: int | None = None
 
     def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float) -> None:
         super().__init__(RedisLink(config, patience_s), Keys(exp_id))

@@ -1,0 +1,1 @@
+"""The transport over an MQTT 5 broker (extra `mqtt`)."""

@@ -1,0 +1,102 @@
+"""What comes on topics of users: frames of the messages of foreign clients, and of our own that went to no mailbox."""
+
+import time
+from collections import OrderedDict
+
+import numpy as np
+
+from ray_messaging.channels import AgentId, parse_channel
+from ray_messaging.errors import InvalidAddress
+from ray_messaging.frames import Batch, encode
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+from ray_messaging.transports.mqtt import bare
+from ray_messaging.transports.mqtt.packets import Arrival
+from ray_messaging.transports.mqtt.topics import Filters, channel_of_topic
+
+_FRAME_BYTES = 4 * 2**20
+_SEEN = 10_000  # ids of our own messages, which come again when a connection was cut
+
+
+class Foreign:
+    """Gather publications until somebody reads, and make frames of them; `rows` bounds a frame."""
+
+    def __init__(self, exp_id: str, mailbox: str, epoch: int, rows: int) -> None:
+        self.count = 0
+        self._exp_id = exp_id
+        self._filters = Filters(exp_id)
+        self._sender = f"foreign-{mailbox}"
+        self._epoch = epoch
+        self._rows = rows
+        self._gathered: list[tuple[AgentId | None, str, Arrival]] = []
+        self._nbytes = 0
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def full(self) -> bool:
+        """Tell whether what is gathered fills a frame."""
+        return len(self._gathered) >= self._rows or self._nbytes >= _FRAME_BYTES
+
+    def address(self, topic: str) -> tuple[AgentId | None, str]:
+        """Take a topic apart as the channel it is."""
+        channel = channel_of_topic(self._exp_id, topic)
+        try:
+            return parse_channel(self._exp_id, channel, self._filters)
+        except InvalidAddress:  # a filter may match topics that are no channel of ours
+            return None, ":" + channel
+
+    def gather(self, arrival: Arrival) -> None:
+        """Take a publication."""
+        self._gathered.append((*self.address(arrival.topic), arrival))
+        self._nbytes += len(arrival.payload)
+        self.count += 1
+
+    def pour(self) -> tuple[bytes, list[Arrival]] | None:
+        """Make a frame of what is gathered; None: nothing is."""
+        if not self._gathered:
+            return None
+        gathered, self._gathered, self._nbytes = self._gathered, [], 0
+        topics = {topic: number for number, topic in enumerate(dict.fromkeys(topic for _, topic, _ in gathered))}
+        arrivals = [arrival for _, _, arrival in gathered]
+        batch = Batch(
+            sender=self._sender,
+            epoch=self._epoch,
+            first=self.count - len(gathered) + 1,
+            from_ids=Ids.of([None] * len(gathered)),
+            to_ids=Ids.of([agent_id for agent_id, _, _ in gathered]),
+            topics=tuple(topics),
+            topic=None if len(topics) == 1 else np.array([topics[topic] for _, topic, _ in gathered], np.uint16),
+            sent_at=time.time(),
+            lines=Lines.of([arrival.payload for arrival in arrivals], raw=True),
+        )
+        return encode(batch), arrivals
+
+    def told(self, arrival: Arrival) -> bare.Told | None:
+        """Return what one of our own senders tells of a publication; None: it is a foreign client's."""
+        return bare.read(arrival.properties) if arrival.properties else None
+
+    def seen(self, told: bare.Told) -> bool:
+        """Tell whether a message of our own has come before."""
+        name = f"{told.sender}-{told.epoch}-{told.number}"
+        if name in self._seen:
+            return True
+        self._seen[name] = None
+        if len(self._seen) > _SEEN:
+            self._seen.popitem(last=False)
+        return False
+
+    def frame(self, told: bare.Told, arrival: Arrival) -> bytes:
+        """Make a frame of one message of our own."""
+        agent_id, topic = self.address(arrival.topic)
+        batch = Batch(
+            sender=told.sender,
+            epoch=told.epoch,
+            first=told.number,
+            from_ids=Ids.of([told.from_id]),
+            to_ids=Ids.of([told.to_id if agent_id is None else agent_id]),
+            topics=(topic,),
+            step=told.step,
+            sent_at=told.sent_at,
+            lines=Lines.of([arrival.payload], raw=True),
+        )
+        return encode(batch)

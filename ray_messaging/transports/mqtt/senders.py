@@ -1,0 +1,170 @@
+"""The sending side: a way to each mailbox, and what its receiver answers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ray_messaging.errors import FrameError
+from ray_messaging.transports.base import FrameFate, Shipment
+from ray_messaging.transports.mqtt.control import Control
+from ray_messaging.transports.mqtt.reasons import Reason
+from ray_messaging.transports.mqtt.registry import Registry
+from ray_messaging.transports.mqtt.way import Proof, Way
+from ray_messaging.transports.mqtt.window import Window
+from ray_messaging.transports.mqtt.wire import Card, SignalKind, decode_signal
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+_LONGEST_LOOK = 5  # doublings of it
+_SMALLEST_FRAME = 1024
+_REFUSALS = {Reason.NOT_AUTHORIZED, Reason.BAD_TOPIC}
+
+
+class Senders:
+    """Keep the ways to all mailboxes under one sender's name and epoch; all windows together hold `most_bytes`."""
+
+    def __init__(self, control: Control, registry: Registry, most_bytes: int) -> None:
+        self.sender = ""
+        self.epoch = 0
+        self.written: dict[str, int] = {}  # the last seq of each mailbox that was written, as the shipper counts
+        self._control = control
+        self._registry = registry
+        self._most_bytes = most_bytes
+        self._ways: dict[str, Way] = {}
+        self._last: dict[str, int] = {}  # of mailboxes that are gone: their windows go on counting
+        self._proof = Proof()
+
+    def begin(self, sender: str, epoch: int) -> None:
+        """Take a name and an epoch."""
+        self.sender, self.epoch = sender, epoch
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Return the messages in each window."""
+        return {mailbox: way.window.messages for mailbox, way in self._ways.items()}
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def offer(self, part: Shipment) -> "FrameFate | asyncio.Future[int]":
+        """Put a frame on its way; return what became of it, or a future with the broker's code."""
+        entry = self._registry.entries.get(part.mailbox)
+        if entry is None:
+            return FrameFate.GONE
+        last = self.written.get(part.mailbox, 0)
+        if part.seq <= last:
+            return FrameFate.DUPLICATE
+        if len(part.frame) > entry.card.nbytes:
+            return FrameFate.TOO_LARGE
+        way = self._way(part.mailbox, entry.card)
+        if way.stalled:
+            return self._absent(part.mailbox)
+        held = sum(way.window.nbytes for way in self._ways.values())
+        if not way.window.fits(part.rows, len(part.frame)) or (held and held + len(part.frame) > self._most_bytes):
+            return FrameFate.FULL
+        if part.rows > entry.card.messages:
+            return FrameFate.FULL
+        return way.offer(part.frame, part.rows)
+
+    def _way(self, mailbox: str, card: Card) -> Way:
+        way = self._ways.get(mailbox)
+        if way is None:
+            topic = self._control.topics.mailbox(mailbox)
+            window = Window(self.sender, self.epoch, card.messages, card.nbytes, last=self._last.pop(mailbox, 0))
+            way = self._ways[mailbox] = Way(window, _publisher(self._control, topic), self._proof)
+            way.stamp = card.stamp
+        return way
+
+    def settle(self, part: Shipment, code: int) -> FrameFate:
+        """Return what became of a frame by the broker's code; raise ServerRefused where we may not publish."""
+        if code == Reason.SUCCESS:
+            self.written[part.mailbox] = part.seq
+            return FrameFate.WRITTEN
+        if code == Reason.NO_MATCHING_SUBSCRIBERS:
+            return self._absent(part.mailbox)
+        if code == Reason.PACKET_TOO_LARGE:
+            if part.rows > 1:
+                self._registry.limit(max(_SMALLEST_FRAME, len(part.frame) // 2))
+            return FrameFate.TOO_LARGE
+        if code in _REFUSALS:
+            raise self._control.refused(self._control.topics.mailbox(part.mailbox), code)
+        return FrameFate.FULL  # a quota, or what the broker does not name: it is tried again
+
+    def _absent(self, mailbox: str) -> FrameFate:
+        """Nobody listens: say whether the mailbox may come back."""
+        if self._registry.returning(mailbox, self._control.connected_at):
+            return FrameFate.FULL
+        self._registry.forget(mailbox)
+        self._drop(mailbox)
+        return FrameFate.GONE
+
+    def abandon(self) -> None:
+        """Let go of what the broker did not confirm."""
+        for way in self._ways.values():
+            way.abandon()
+
+    # -- what is heard --------------------------------------------------------------------------------------------
+
+    def on_card(self, mailbox: str, card: Card | None) -> None:
+        """Follow what becomes of a mailbox."""
+        way = self._ways.get(mailbox)
+        if way is None:
+            return
+        if card is None:
+            self._drop(mailbox)
+        elif not card.pending:
+            way.window.max_messages, way.window.max_bytes = card.messages, card.nbytes
+            if way.stalled or way.stamp != card.stamp:
+                way.stamp = card.stamp
+                way.again()
+
+    def _drop(self, mailbox: str) -> None:
+        way = self._ways.pop(mailbox, None)
+        if way is None:
+            return
+        if way.window.messages:
+            logger.warning("mailbox %s is gone: it had not handled %d of our messages", mailbox, way.window.messages)
+        self._last[mailbox] = way.window.last
+        way.end(Reason.NO_MATCHING_SUBSCRIBERS)
+
+    def on_signal(self, _sender: str, payload: bytes, _retained: bool) -> None:  # noqa: FBT001 - a handler
+        """Take what a receiver tells us; what speaks of another incarnation of this name is passed over."""
+        try:
+            signal = decode_signal(payload)
+        except FrameError as error:
+            logger.warning("a signal to %s is passed over: %s", self.sender, error)
+            return
+        way = self._ways.get(signal.mailbox)
+        if way is None or signal.epoch != self.epoch:
+            return
+        if signal.kind is SignalKind.CONFIRM:
+            way.confirm(signal.seq)
+        else:
+            logger.info("mailbox %s lacks what we sent from %d on: sent again", signal.mailbox, signal.seq)
+            way.resend(signal.seq)
+
+    def reconnected(self) -> None:
+        """Publish all windows again."""
+        for way in self._ways.values():
+            way.reconnected()
+
+    def look(self) -> None:
+        """Ask receivers that do not move whether they lack something: no later frame tells that the last one is lost."""
+        for way in self._ways.values():
+            if way.moved or not len(way.window):
+                way.moved, way.looks = False, 0
+                continue
+            way.looks += 1
+            if way.stalled:
+                way.again()
+            elif way.looks & (way.looks - 1) == 0 or way.looks % 2**_LONGEST_LOOK == 0:
+                way.probe(int(LOOK_S * 2**_LONGEST_LOOK))
+
+    def fail(self, error: Exception) -> None:
+        """Give all who wait an error: the connection has ended for good."""
+        for way in self._ways.values():
+            way.end(0, error)
+
+
+def _publisher(control: Control, topic: str) -> "Callable[[bytes, int | None], asyncio.Future[int]]":
+    return lambda payload, expiry_s: control.publish(topic, payload, (), expiry_s)
