@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray_messaging.cluster.group import Group
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.errors import (
     AlreadyExists,
     Closed,
@@ -80,6 +80,7 @@ __all__ = [
     "Messaging",
     "MessagingConfig",
     "MessagingError",
+    "MqttConfig",
     "Msg",
     "NotListening",
     "OutcomeUnknown",
