@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from os import PathLike, fspath
 from typing import Any
 
 import msgspec
@@ -11,8 +12,18 @@ from numpy.typing import NDArray
 from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 from ray_messaging.msg import Msg
 
+
+def _as_json(value: object) -> object:
+    """Return what JSON can hold in place of numpy's numbers and arrays, and of paths: simulations are full of them."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, PathLike):
+        return fspath(value)
+    raise TypeError(f"objects of type {type(value).__name__} are not supported")
+
+
 # One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=_as_json)
 _encode = _encoder.encode
 # msgspec writes more than JSON knows (bytes, sets, nan as null), which would come back as something else.
 _strictly = json.JSONEncoder(allow_nan=False).encode

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 # Where the lane cannot be opened (a firewall that drops packets), it is tried again after so many seconds.
 _BY_RAY_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+# An actor that answers `forward` is asked about so many messages at a time.
+_CALLS = 256
 # What a Ray handle raises when its actor will not come back; by name, as Ray is not imported here.
 _GONE = {"ActorDiedError"}
 # What it raises when the user's own code raised: asking again would not help.
@@ -204,8 +206,9 @@ class ForeignJudge:
         """Ask for each message; what `forward` refuses is blocked."""
         from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
-        # One after the other: the actor may count, and Ray's async actors keep no order.
-        answers = [await _persist(partial(self._forward, batch, row), self._timeout_s) for row in rows]
+        answers: list[bytes] = []
+        for low in range(0, len(rows), _CALLS):
+            answers += await self._forward_all(batch, rows[low : low + _CALLS])
         refused = [
             Why("forward", reason.decode(), np.array([row], "<u4").tobytes())
             for row, reason in zip(rows, answers, strict=True)
@@ -214,6 +217,15 @@ class ForeignJudge:
         return Verdicts(FOREIGN, blocked=tuple(refused))
 
     wait = judge
+
+    async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
+        """Ask about some messages in order, but at the same time, as AgentSociety's many senders do."""
+        calls = [asyncio.ensure_future(_persist(partial(self._forward, batch, row), self._timeout_s)) for row in rows]
+        try:
+            return await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused; nothing where it may pass."""

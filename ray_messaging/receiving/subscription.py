@@ -149,6 +149,9 @@ class Subscription:
         """Commit what was handed out, and hand out what is there; wait for the first."""
         if limit is not None and limit < 1:
             raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
+        if self._reader is None and timeout == 0:
+            await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe: nothing has come, so far
+            return Messages(self._directory.exp_id, [])
         async with self._fetching:
             _, commits = self._ready()
             commits.acknowledge()

@@ -1,5 +1,7 @@
 """Where frames are kept: Redis, an MQTT broker, or memory for tests."""
 
+from pydantic import BaseModel, ValidationError
+
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.transports.base import Transport
@@ -13,14 +15,22 @@ def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Tr
         return MemoryTransport(server, exp_id)
     if isinstance(server, str):
         server = MqttConfig.from_url(server) if server.startswith("mqtt") else RedisConfig.from_url(server)
-    if isinstance(server, RedisConfig):
-        return RedisTransport(server, exp_id, patience_s=settings.send_timeout_s)
     if isinstance(server, MqttConfig):
         return open_mqtt(server, exp_id, settings)
+    if isinstance(server, BaseModel):
+        return RedisTransport(_redis_config(server), exp_id, patience_s=settings.send_timeout_s)
     raise ConfigError(
         f"{type(server).__name__} says no server: pass a RedisConfig, an MqttConfig, a redis:// or mqtt:// URL or a "
         "MemoryServer"
     )
+
+
+def _redis_config(server: BaseModel) -> RedisConfig:
+    """Read a config's fields anew: AgentSociety's own does as well, and what was assigned to a field is checked."""
+    try:
+        return RedisConfig.model_validate(dict(server))
+    except ValidationError as error:  # which shows no values: they may be passwords
+        raise ConfigError(f"this {type(server).__name__} says no server: {error}") from None
 
 
 def open_mqtt(server: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None) -> Transport:

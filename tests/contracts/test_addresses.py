@@ -106,7 +106,7 @@ async def test_channels_that_cannot_be_used(bad):
             with pytest.raises(InvalidAddress):
                 await messager.subscribe_and_start_listening([bad])
         with pytest.raises(NotListening):
-            await messager.fetch_messages()
+            await messager.fetch_messages(timeout=1.0)
         assert (await messager.send_message("news", {})).fate == "undeliverable"
 
 

@@ -1,5 +1,7 @@
 """Payloads as lines."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -82,3 +84,16 @@ def test_a_blob_that_does_not_hold_what_it_says(blob):
     assert not Lines(b"a\nb\n", 2).whole(3)
     assert not Lines(b"a\nb\n", 2, np.array([0, 2], np.uint32)).whole(2)
     assert Lines(b"a\nb\n", 2, np.array([0, 1, 1], np.uint32)).whole(3)
+
+
+def test_numpys_numbers_and_paths_become_what_json_has():
+    said = {"n": np.int64(3), "x": np.float32(0.5), "yes": np.bool_(True), "ids": np.arange(3), "at": Path("a") / "b"}
+    whole = b'{"n":3,"x":0.5,"yes":true,"ids":[0,1,2],"at":"a/b"}'
+    assert encode_payload(said, 1_000) == whole
+    assert Lines.encode([said, said], 1_000).list == [whole, whole]
+
+
+@pytest.mark.parametrize("value", [np.complex128(1j), np.longdouble(1), object(), 1j])
+def test_what_json_has_nothing_for(value):
+    with pytest.raises(InvalidPayload, match="cannot become JSON"):
+        encode_payload({"a": value}, 1_000)

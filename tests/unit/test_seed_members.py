@@ -1,6 +1,7 @@
 """Every member of the three seeds' pages: it stands in docs/migrating.md with a test, and our classes have it."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -110,6 +111,7 @@ def table_of(text, heading):
     return {member: re.findall(r"`([^`]+)`", tests) for member, tests in rows}
 
 
+@functools.cache
 def names_of_tests(path):
     """Return the names of a file's tests."""
     tree = ast.parse(path.read_text())
