@@ -9,6 +9,7 @@ import logging
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def rate(halves: list[Any], kind: str, seconds: float, before: list[int]) -> flo
     return sum(sent) / (max(ends) - start)
 
 
-def measure(peer_class: Any, agents: int, seconds: float, repeats: int) -> dict[str, Any]:
-    """Measure one peer at one size; rates are medians, with the lowest and the highest."""
-    peer = peer_class(agents)
+def measure(peer_class: Any, agents: int, seconds: float, repeats: int, *where: Any) -> dict[str, Any]:
+    """Measure one peer at one size (`where` is what its constructor asks for); rates are medians, with low and high."""
+    peer = peer_class(agents, *where)
     try:
         ray.get([half.ready.remote() for half in peer.halves])
         before = [0, 0]
@@ -57,12 +58,24 @@ def measure(peer_class: Any, agents: int, seconds: float, repeats: int) -> dict[
         peer.close()
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    """Draw the rows, each peer's beside ours."""
-    made = Table(title="delivered messages/s, two groups, both directions (median); lone message, send to inbox")
+def measure_all(peers: Sequence[Any], args: argparse.Namespace, console: Console, *where: Any) -> list[dict[str, Any]]:
+    """Measure every peer at every size."""
+    rows = []
+    with console.status("measuring ...") as status:
+        for agents in args.agents:
+            for peer in peers:
+                status.update(f"measuring {peer.name} with {agents:,} agents ...")
+                rows.append(measure(peer, agents, args.seconds, args.repeats, *where))
+    return rows
+
+
+def table(rows: list[dict[str, Any]], reference: str, where: str = "") -> Table:
+    """Draw the rows, each peer's beside those of `reference`, one of the peers."""
+    title = f"delivered messages/s{where}, two groups, both directions (median); lone message, send to inbox"
+    made = Table(title=title)
     for column in ("agents", "", "bulk", "ours is", "one awaited call each", "ours is", "p50 ms", "p99 ms"):
         made.add_column(column, justify="left" if not column else "right")
-    ours = {row["agents"]: row for row in rows if row["peer"] == Ours.name}
+    ours = {row["agents"]: row for row in rows if row["peer"] == reference}
     for row in rows:
         mine = ours[row["agents"]]
         cells = [f"{row['agents']:,}", row["peer"]]
@@ -73,23 +86,27 @@ def table(rows: list[dict[str, Any]]) -> Table:
     return made
 
 
-def main() -> None:
-    """Run all peers at all sizes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agents", type=int, nargs="+", default=[200, 2000, 10_000])
+def options(about: str | None, agents: list[int]) -> argparse.ArgumentParser:
+    """Make a parser of what every run of peers can be told; `agents` are the sizes unless told otherwise."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--agents", type=int, nargs="+", default=agents)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    return parser
+
+
+def screen() -> Console:
+    """Make the console: a file or a pipe has no width of its own."""
+    return Console(width=None if sys.stdout.isatty() else 130)
+
+
+def main() -> None:
+    """Run all peers at all sizes."""
+    args, console = options(__doc__, [200, 2000, 10_000]).parse_args(), screen()
     ray.init(include_dashboard=False, logging_level=logging.ERROR)
-    rows = []
-    with console.status("measuring ...") as status:
-        for agents in args.agents:
-            for peer in PEERS:
-                status.update(f"measuring {peer.name} with {agents:,} agents ...")
-                rows.append(measure(peer, agents, args.seconds, args.repeats))
-    console.print(table(rows))
+    rows = measure_all(PEERS, args, console)
+    console.print(table(rows, Ours.name))
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))
     ray.shutdown()

@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from benchmarks.work import SUBTOPICS, Half, payload
-from ray_messaging import Messaging
+from ray_messaging import Messager, Messaging
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
@@ -19,14 +19,13 @@ CALL_ROWS = 32_768
 PROBE_GAP_S = 0.001
 
 
-@ray.remote(num_cpus=0)
-class OurHalf(Half):
+class MessagerHalf(Half):
     """Send by a messager: columns in bulk, or one awaited call per message."""
 
-    async def __init__(self, messaging: Messaging, name: str, agents: range, others: range) -> None:  # type: ignore[misc]
+    def __init__(self, messager: Messager, agents: range, others: range) -> None:
         super().__init__(agents, others)
-        self.messager = await messaging.open_messager(name, agents, subtopics=SUBTOPICS)
-        self.channels = {agent: self.messager.get_agent_chat_channel(agent) for agent in others}
+        self.messager = messager
+        self.channels = {agent: messager.get_agent_chat_channel(agent) for agent in others}
         rng = np.random.default_rng(7)
         self.senders, self.receivers = rng.choice(np.array(agents), CALL_ROWS), rng.choice(np.array(others), CALL_ROWS)
         self.payloads = [payload(number) for number in range(CALL_ROWS)]
@@ -61,6 +60,14 @@ class OurHalf(Half):
             delivered += int(receipts.sent.sum())
             await asyncio.sleep(gap_s)
         return delivered
+
+
+@ray.remote(num_cpus=0)
+class OurHalf(MessagerHalf):
+    """Be a group of the experiment."""
+
+    async def __init__(self, messaging: Messaging, name: str, agents: range, others: range) -> None:  # type: ignore[misc]
+        super().__init__(await messaging.open_messager(name, agents, subtopics=SUBTOPICS), agents, others)
 
 
 @ray.remote(num_cpus=0)

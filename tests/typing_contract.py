@@ -22,6 +22,8 @@ from ray_messaging import (
     RedisConfig,
     rules,
 )
+from ray_messaging.mqtt import Deliveries, Delivery, MqttConfig
+from ray_messaging.mqtt import Messager as MqttMessager
 
 
 async def in_process(messager: Messager) -> None:
@@ -100,3 +102,28 @@ class Mine(rules.Rule):
         assert_type(rules.block("why"), rules.Verdict)
         assert_type(rules.rewrite({}, "label"), rules.Verdict)
         return rules.label("tag") if message.labels else rules.ALLOW
+
+
+async def on_mqtt() -> None:
+    MqttMessager.remote("broker", port=1883)
+    MqttMessager.options(num_cpus=0).remote(hostname="broker")
+    async with MqttMessager(MqttConfig(server="broker"), exp_id="e", name="n") as messager:
+        assert_type(messager, MqttMessager)
+        assert_type(await messager.is_connected(), bool)
+        await messager.subscribe([("exps/e/agents/1/#", 1)], [1])
+        await messager.subscribe(["exps/e/agents/1/#"], [1])
+        await messager.subscribe("exps/e/agents/1/#", "1")
+        assert_type(await messager.send_message("exps/e/agents/1/agent-chat", {"a": 1}, "2", "1"), Receipt)
+        assert_type(await messager.send_messages([Outgoing("news", {"a": 1})]), Receipts)
+        fetched = await messager.fetch_messages(limit=3, timeout=None)
+        assert_type(fetched, Deliveries)
+        assert_type(fetched[0], Delivery)
+        assert_type(fetched[:2], list[Delivery])
+        assert_type(fetched.messages, Messages)
+        async for item in messager:
+            assert_type(item.topic.value, str)
+            assert_type(item.payload, bytes)
+            assert_type(item.to_uuid, str | None)
+            assert_type(item.message, Message)
+        assert_type(messager.get_log_list(), list[dict[str, Any]])
+        assert_type(messager.step, int | None)

@@ -60,7 +60,7 @@ class _Sender(Generic[T]):
         self.epoch = epoch
         self.expected = expected
         self.held: dict[int, tuple[Data, T | None]] = {}
-        self.order: list[tuple[int, int]] = []  # heap of (after, seq) of what is held; it may name what is not any more
+        self.order: list[tuple[int, int]] = []  # heap of (after, seq) of what is held; may name what is not any more
         self.asked = 0  # the gap that was asked for
         self.highest = 0  # of what came behind the gap since: the sender is not there again yet
         self.refused = 0  # the highest seq for which there was no room
@@ -176,8 +176,10 @@ class Arrivals(Generic[T]):
 
     def _hold(self, state: _Sender[T], data: Data, token: T, taken: Taken[T]) -> None:
         """Keep what came too early, and ask for what is missing: once for each time that the sender goes through."""
-        if data.seq in state.held:
+        known = state.held.get(data.seq)
+        if known is not None:
             _add(taken.acknowledge, self._release(state, data.seq))
+            data = data._replace(after=min(data.after, known[0].after))  # a hole stays one, whatever older copies say
         if self.held_bytes + len(data.frame) + HELD_BYTES > self._hold_bytes:
             taken.acknowledge.append(token)
             state.refused = max(state.refused, data.seq)
@@ -186,6 +188,8 @@ class Arrivals(Generic[T]):
             if not kept:
                 taken.acknowledge.append(token)
             self._keep(state, data, token if kept else None)
+            if known is None or data.after < known[0].after:
+                heappush(state.order, (data.after, data.seq))
         # Within one connection seqs rise: one that does not begins a new round, and the last one missed something.
         if state.asked != state.expected or data.seq <= state.highest:
             taken.resend = self._ask(state, data)
@@ -193,7 +197,6 @@ class Arrivals(Generic[T]):
 
     def _keep(self, state: _Sender[T], data: Data, token: T | None) -> None:
         state.held[data.seq] = (data, token)
-        heappush(state.order, (data.after, data.seq))
         self.held += 1
         self.held_bytes += len(data.frame) + HELD_BYTES
         self._held_tokens += token is not None
@@ -213,10 +216,10 @@ class Arrivals(Generic[T]):
             if after >= state.expected and not over:
                 return
             heappop(state.order)
-            data, _ = state.held.get(seq, (None, None))
-            if data is None or data.after != after:
-                continue  # it was replaced, and stands elsewhere in the heap, too
-            token = self._release(state, seq)
+            if seq not in state.held:
+                continue  # it was in the heap twice
+            data, token = state.held[seq]
+            self._release(state, seq)
             if seq < state.expected:
                 _add(taken.acknowledge, token)  # withdrawn
             else:
@@ -278,13 +281,14 @@ class Arrivals(Generic[T]):
         return {name: state.place for name, state in self._senders.items() if state.place is not None}
 
     def _forget(self) -> None:
-        """Forget the sender that was silent longest, unless something of it is open."""
-        if len(self._senders) > self._most_senders:
-            name, state = next(iter(self._senders.items()))
-            if state.opened or state.waits:
-                self._senders.move_to_end(name)
-            else:
-                del self._senders[name]
+        """Forget who was silent longest, unless something of it is open; two looks, so that it does not fall behind."""
+        for _ in range(2):
+            if len(self._senders) > self._most_senders:
+                name, state = next(iter(self._senders.items()))
+                if state.opened or state.waits:
+                    self._senders.move_to_end(name)
+                else:
+                    del self._senders[name]
 
 
 def _add(tokens: list[T], token: T | None) -> None:

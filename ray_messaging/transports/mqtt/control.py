@@ -155,8 +155,8 @@ class Control:
         why = "not authorized" if code == Reason.NOT_AUTHORIZED else "refused"
         return ServerRefused(
             f"the MQTT broker at {reasons.where(self._config)} took no publication on {topic!r} from user "
-            f"{self._config.username!r}: {why} (0x{code:02X}); let that user publish and subscribe below ray_messaging/ "
-            "and on the topics it uses",
+            f"{self._config.username!r}: {why} (0x{code:02X}); let that user publish and subscribe below "
+            "ray_messaging/ and on the topics it uses",
             host=self._config.server,
             port=self._config.port,
         )
@@ -208,7 +208,7 @@ class Control:
         try:
             self.link.publish(self.topics.dead(mailbox), payload, properties=(("rm-reason", reason),))
         except MessagingError as error:
-            logger.error("a publication for mailbox %s that cannot be read is lost: %s", mailbox, error)  # noqa: TRY400 - no bug
+            logger.warning("a publication for mailbox %s that cannot be read is lost: %s", mailbox, error)
 
     def publish(
         self, topic: str, payload: bytes, properties: UserProperties = (), expiry_s: int | None = None

@@ -7,7 +7,7 @@ import numpy as np
 
 from ray_messaging.channels import AgentId, parse_channel
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import FOREIGN_SENDER, Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.transports.mqtt import bare
@@ -25,7 +25,7 @@ class Foreign:
         self.count = 0
         self._exp_id = exp_id
         self._filters = Filters(exp_id)
-        self._sender = f"foreign-{mailbox}"
+        self._sender = FOREIGN_SENDER + mailbox
         self._epoch = epoch
         self._rows = rows
         self._gathered: list[tuple[AgentId | None, str, Arrival]] = []

@@ -6,26 +6,19 @@ import math
 
 from ray_messaging.config import MqttConfig
 from ray_messaging.directory import Record, decode_record
-from ray_messaging.errors import Fenced, FrameError, MessagingError
+from ray_messaging.errors import Fenced, MessagingError
 from ray_messaging.transports.base import Cursor, Limits
-from ray_messaging.transports.mqtt.arrivals import Resend, Taken
+from ray_messaging.transports.mqtt.answers import Answers
+from ray_messaging.transports.mqtt.arrivals import Taken
 from ray_messaging.transports.mqtt.claims import Claims
 from ray_messaging.transports.mqtt.control import Control, insist
+from ray_messaging.transports.mqtt.cursors import Cursors
 from ray_messaging.transports.mqtt.link import MqttLink
 from ray_messaging.transports.mqtt.mailbox import RECEIVE_MAXIMUM, Mailbox, fenced
 from ray_messaging.transports.mqtt.packets import Arrival, Will
-from ray_messaging.transports.mqtt.reasons import Reason
 from ray_messaging.transports.mqtt.registry import Registry
 from ray_messaging.transports.mqtt.wanted import Wanted
-from ray_messaging.transports.mqtt.wire import (
-    Card,
-    Place,
-    Signal,
-    SignalKind,
-    decode_places,
-    encode_places,
-    encode_signal,
-)
+from ray_messaging.transports.mqtt.wire import Card, Place
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +31,7 @@ class Listener:
     def __init__(self, config: MqttConfig, exp_id: str, control: Control, registry: Registry) -> None:
         self.mailbox: Mailbox | None = None
         self.claims = Claims(control, registry)
+        self.cursors = Cursors(control)
         self._config = config
         self._exp_id = exp_id
         self._control = control
@@ -48,10 +42,10 @@ class Listener:
         self._asked: set[str] = set()  # what the session is subscribed to
         self._session_present = False
         self._open_yet = False
+        self._leaving: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
         self._fresh_stamp = False  # what was sent to a session that is lost must come again
-        self._unanswered: dict[Resend, float] = {}  # what nobody was there to answer, since when (loop time)
-        self._cursor = b""
+        self._answers = Answers(control, 0.0)
 
     # -- taking a mailbox -----------------------------------------------------------------------------------------
 
@@ -66,12 +60,12 @@ class Listener:
         # Where it goes on, senders do, too; and nobody else can have claimed what its last reader had.
         goes_on = known is not None and not (record.exclusive and record.agents() - known.record.agents())
         try:
-            if goes_on:
-                await claims.publish(name, card, owner)
-            elif record.exclusive or not limits.leased:
+            if not goes_on and (record.exclusive or not limits.leased):
                 await claims.claim(record, card)
+            if known is not None:  # its last reader hears it from this, and does not connect again
+                await claims.publish(name, card, owner)
             mailbox = await self._open(record, epoch)
-            if not (goes_on and self._session_present):
+            if known is None or not self._session_present:
                 stamp = card.stamp if self._session_present else ""
                 await claims.publish(name, claims.make(record, epoch, owner, limits, stamp=stamp), owner)
         except BaseException:
@@ -97,6 +91,7 @@ class Listener:
 
     async def _open(self, record: Record, epoch: int) -> Mailbox:
         name = record.mailbox
+        self._answers = Answers(self._control, self._limits.lease_s)
         mailbox = self.mailbox = Mailbox(
             self._exp_id,
             name,
@@ -104,8 +99,9 @@ class Listener:
             epoch=epoch,
             frame_rows=record.frame_rows,
             wanted=Wanted(self._exp_id, record),
-            places={} if self._limits.leased else await self._places(name),
+            places={} if self._limits.leased else await self.cursors.load(name),
             answer=self._answer,
+            marked=self._marked,
             bury=self._bury,
         )
         lease_s = max(1, math.ceil(self._limits.lease_s))
@@ -127,23 +123,6 @@ class Listener:
         self._open_yet = True
         return mailbox
 
-    async def _places(self, name: str) -> dict[str, Place]:
-        """Return up to where the last reader of this name had handled each sender's frames."""
-        topic = self._topics.cursor(name)
-        self._cursor = b""
-        await self._control.listen([topic])
-        await self._control.insist(self._control.barrier)
-        await self._control.unlisten([topic])
-        try:
-            return decode_places(self._cursor) if self._cursor else {}
-        except FrameError as error:
-            logger.error("the cursor of mailbox %s cannot be read, messages may come again: %s", name, error)  # noqa: TRY400 - no bug
-            return {}
-
-    def on_cursor(self, _name: str, payload: bytes, _retained: bool) -> None:  # noqa: FBT001 - a handler
-        """Take a cursor."""
-        self._cursor = payload
-
     # -- its connection -------------------------------------------------------------------------------------------
 
     async def _welcome(self, session_present: bool) -> None:  # noqa: FBT001 - a link's callback
@@ -151,6 +130,11 @@ class Listener:
         assert mailbox is not None
         assert link is not None
         self._session_present = session_present
+        if self._open_yet:
+            # We may have been cut as somebody newer has connected, and not every broker says so.
+            await self._control.insist(self._control.barrier)
+            if mailbox.error is not None:
+                raise mailbox.error
         if session_present:
             return
         mailbox.inherited = False
@@ -160,6 +144,12 @@ class Listener:
         if self._open_yet and self.claims.card is not None:
             self._fresh_stamp = True
             self.say_soon()
+
+    def _fence(self, mailbox: Mailbox) -> None:
+        """Leave the mailbox, and its session, to somebody newer."""
+        mailbox.stop(fenced(mailbox.name, mailbox.epoch))
+        if self._link is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self._link.abort(), name="ray_messaging mqtt fenced")
 
     def _lost(self, error: Exception) -> None:
         if self.mailbox is not None:
@@ -197,7 +187,7 @@ class Listener:
         if card is None:
             self.claims.card = None  # somebody has removed it, or we were away for longer than our lease
         elif card.reader != self.claims.reader and not card.pending and card.epoch >= mailbox.epoch:
-            mailbox.stop(fenced(name, mailbox.epoch))
+            self._fence(mailbox)
 
     def reconnected(self) -> None:
         """Say again what the broker has lost, and what senders may not have heard."""
@@ -214,8 +204,7 @@ class Listener:
             return
         if entry is None or not entry.seen or self._fresh_stamp:
             self.say_soon()
-        for sender in mailbox.arrivals.places():
-            self._confirm(sender)
+        self._answers.confirm_all(mailbox)
 
     def say_soon(self) -> None:
         """Publish our card in the background."""
@@ -234,59 +223,23 @@ class Listener:
                     return
         except MessagingError as error:
             if isinstance(error, Fenced) and mailbox is not None:
-                mailbox.stop(error)
+                self._fence(mailbox)
             logger.warning("our card is not in the directory: %s", error)
 
     # -- what senders are told ------------------------------------------------------------------------------------
 
     def _answer(self, taken: Taken[Arrival], sender: str) -> None:
-        if taken.confirm:
-            self._confirm(sender)
-        if taken.resend is not None:
-            self._ask(taken.resend)
+        if self.mailbox is not None:
+            self._answers.answer(self.mailbox, taken, sender)
 
-    def _confirm(self, sender: str) -> None:
-        mailbox = self.mailbox
-        place = None if mailbox is None else mailbox.arrivals.confirmed(sender)
-        if mailbox is not None and place is not None:
-            signal = Signal(SignalKind.CONFIRM, mailbox.name, place.epoch, place.seq)
-            self._control.signal(self._topics.sender(sender), encode_signal(signal))
-
-    def _ask(self, resend: Resend) -> None:
-        mailbox = self.mailbox
-        if mailbox is None:
-            return
-        signal = Signal(SignalKind.RESEND, mailbox.name, resend.epoch, resend.seq)
-        asked = self._control.signal(self._topics.sender(resend.sender), encode_signal(signal))
-        if asked is not None:
-            asked.add_done_callback(lambda answer: self._answered(resend, answer))
-
-    def _answered(self, resend: Resend, answer: "asyncio.Future[int]") -> None:
-        if answer.cancelled() or answer.exception() is not None:
-            return
-        if answer.result() == Reason.NO_MATCHING_SUBSCRIBERS:
-            self._unanswered.setdefault(resend, asyncio.get_running_loop().time())
-        else:
-            self._unanswered.pop(resend, None)
+    def _marked(self, mark: bytes) -> None:
+        if self.mailbox is not None:
+            self._answers.marked(self.mailbox, mark)
 
     def look(self) -> None:
-        """Ask again for what is missing; do without it where its sender has been gone for as long as a lease."""
-        mailbox = self.mailbox
-        if mailbox is None:
-            return
-        gaps = mailbox.arrivals.gaps()
-        self._unanswered = {gap: since for gap, since in self._unanswered.items() if gap in gaps}
-        now = asyncio.get_running_loop().time()
-        for gap in gaps:
-            if now - self._unanswered.get(gap, now) < self._limits.lease_s:
-                self._ask(gap)
-                continue
-            before = mailbox.arrivals.lost
-            mailbox.follow(mailbox.arrivals.give_up(gap), gap.sender)
-            lost = mailbox.arrivals.lost - before
-            logger.error(
-                "mailbox %s lost %d frames of %s: the broker lost them, and it is gone", mailbox.name, lost, gap.sender
-            )
+        """Look after what is missing."""
+        if self.mailbox is not None:
+            self._answers.look(self.mailbox)
 
     def _bury(self, payload: bytes, reason: str) -> None:
         mailbox = self.mailbox
@@ -300,11 +253,11 @@ class Listener:
         mailbox = self.mailbox
         assert mailbox is not None
         for sender in await mailbox.commit(cursor, None if self._limits.leased else self._keep):
-            self._confirm(sender)
+            self._answers.confirm(mailbox, sender)
 
     async def _keep(self, places: dict[str, Place]) -> None:
         assert self.mailbox is not None
-        await self._control.insist_say((self._topics.cursor(self.mailbox.name), encode_places(places)))
+        await self.cursors.keep(self.mailbox.name, places)
 
     async def remove(self) -> int:
         """Take our mailbox out; what is not handled becomes dead letters. Returns their frames."""
@@ -343,6 +296,8 @@ class Listener:
         if self._saying is not None:
             self._saying.cancel()
             await asyncio.gather(self._saying, return_exceptions=True)
+        if self._leaving is not None:
+            await self._leaving
         link, self._link = self._link, None
         if link is None:
             return

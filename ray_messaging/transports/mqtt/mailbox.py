@@ -22,6 +22,7 @@ from ray_messaging.transports.mqtt.wire import Place, decode_data
 logger = logging.getLogger(__name__)
 
 RECEIVE_MAXIMUM = 10_000  # arrivals that are not handled yet; the broker keeps the rest
+MARK = b"RM?"  # begins what we send through our own mailbox, to see when it comes
 _HOLD_BYTES = 64 * 2**20  # behind gaps
 _UNREAD_BYTES = 64 * 2**20  # above this we leave what comes in the socket
 
@@ -43,8 +44,8 @@ class Entry:
 class Mailbox:
     """Take what comes over the mailbox's own connection, in order, and keep it until it is handled.
 
-    `answer` is called with what is to be told to senders; `bury` with a payload that is no frame; `lost` when the
-    connection has ended for good.
+    `answer` is called with what is to be told to senders, `marked` with marks of ours that have come, and `bury` with a
+    payload that is no frame.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Mailbox:
         wanted: Wanted,
         places: dict[str, Place],
         answer: Callable[[Taken[Arrival], str], None],
+        marked: Callable[[bytes], None],
         bury: Callable[[bytes, str], None],
     ) -> None:
         self.name = name
@@ -70,6 +72,7 @@ class Mailbox:
         self.deaf = False
         self._topic = topic
         self._answer = answer
+        self._marked = marked
         self._bury = bury
         self._entries: deque[Entry] = deque()
         self._next = 1
@@ -101,6 +104,10 @@ class Mailbox:
             self._take_foreign(arrival)
 
     def _take_frame(self, arrival: Arrival) -> None:
+        if arrival.payload.startswith(MARK):
+            arrival.acknowledge()
+            self._marked(arrival.payload)
+            return
         try:
             data = decode_data(arrival.payload)
         except FrameError as error:

@@ -11,7 +11,7 @@ from ray_messaging.transports.mqtt.reasons import Reason
 from ray_messaging.transports.mqtt.registry import Registry
 from ray_messaging.transports.mqtt.way import Proof, Way
 from ray_messaging.transports.mqtt.window import Window
-from ray_messaging.transports.mqtt.wire import Card, SignalKind, decode_signal
+from ray_messaging.transports.mqtt.wire import Card, SignalKind, decode_signal, encode_data
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ class Senders:
             return FrameFate.TOO_LARGE
         way = self._way(part.mailbox, entry.card)
         if way.stalled:
-            return self._absent(part.mailbox)
+            gone = way.refusal == Reason.NO_MATCHING_SUBSCRIBERS
+            return self._absent(part.mailbox) if gone else FrameFate.FULL
         held = sum(way.window.nbytes for way in self._ways.values())
         if not way.window.fits(part.rows, len(part.frame)) or (held and held + len(part.frame) > self._most_bytes):
             return FrameFate.FULL
@@ -128,13 +129,15 @@ class Senders:
         way.end(Reason.NO_MATCHING_SUBSCRIBERS)
 
     def on_signal(self, _sender: str, payload: bytes, _retained: bool) -> None:  # noqa: FBT001 - a handler
-        """Take what a receiver tells us; what speaks of another incarnation of this name is passed over."""
+        """Take what a receiver tells us."""
         try:
             signal = decode_signal(payload)
         except FrameError as error:
             logger.warning("a signal to %s is passed over: %s", self.sender, error)
             return
         way = self._ways.get(signal.mailbox)
+        if signal.epoch < self.epoch and signal.kind is SignalKind.RESEND:
+            self._say_newer(signal.mailbox)
         if way is None or signal.epoch != self.epoch:
             return
         if signal.kind is SignalKind.CONFIRM:
@@ -143,13 +146,20 @@ class Senders:
             logger.info("mailbox %s lacks what we sent from %d on: sent again", signal.mailbox, signal.seq)
             way.resend(signal.seq)
 
+    def _say_newer(self, mailbox: str) -> None:
+        """Tell a receiver that whoever sent under this name before is gone, with what it lacks of him."""
+        way = self._ways.get(mailbox)
+        last = self._last.get(mailbox, 0)
+        window = Window(self.sender, self.epoch, 1, 1, last=last) if way is None else way.window
+        self._control.signal(self._control.topics.mailbox(mailbox), encode_data(window.probe()))
+
     def reconnected(self) -> None:
         """Publish all windows again."""
         for way in self._ways.values():
             way.reconnected()
 
     def look(self) -> None:
-        """Ask receivers that do not move whether they lack something: no later frame tells that the last one is lost."""
+        """Ask receivers that do not move whether they lack something: no later frame tells that the last is lost."""
         for way in self._ways.values():
             if way.moved or not len(way.window):
                 way.moved, way.looks = False, 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.directory import Record
 from ray_messaging.errors import ConnectionFailed, MessagingError
+from ray_messaging.patterns import Patterns
 from ray_messaging.transports.base import (
     LOG,
     START,
@@ -45,14 +46,14 @@ class MqttTransport:
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None
     ) -> None:
         self.exp_id = exp_id
-        self.patterns = Filters(exp_id)
+        self.patterns: Patterns = Filters(exp_id)
         self.logs_apart = log is not None
         self._settings = settings
         self._topics = Topics(exp_id)
         self._control = Control(config, self._topics, exp_id, settings.send_timeout_s)
         self._registry = Registry(settings.lease_s, time.monotonic, self._on_card)
         self._companion = None if log is None else Companion(log)
-        self._senders = Senders(self._control, self._registry, settings.outbox_bytes)
+        self._senders = Senders(self._control, self._registry, settings.outbox_bytes + settings.mailbox_bytes)
         self._outlet = Outlet(exp_id, self._control, self._registry, self._senders, self._companion)
         self._listener = Listener(config, exp_id, self._control, self._registry)
         self._looking: asyncio.Task[None] | None = None
@@ -67,7 +68,7 @@ class MqttTransport:
             "owner": lambda name, payload, _: self._registry.own(name, payload),
             "sender": self._senders.on_signal,
             "epoch": self._on_epoch,
-            "cursor": self._listener.on_cursor,
+            "cursor": self._listener.cursors.on_cursor,
         }
 
     # -- the connection -------------------------------------------------------------------------------------------
@@ -76,6 +77,11 @@ class MqttTransport:
     def error(self) -> Exception | None:
         """Return why the connection has ended for good; None: it has not."""
         return self._control.link.error
+
+    @property
+    def largest_frame(self) -> int | None:
+        """Return how many bytes of a frame the broker takes, as far as is known."""
+        return self._registry.clamp
 
     async def connect(self) -> None:
         """Reach the broker; raise ConnectionFailed within 5 s, ServerRefused at once."""

@@ -7,7 +7,8 @@ import numpy as np
 
 from ray_messaging.channels import agent_channel
 from ray_messaging.directory import Record
-from ray_messaging.transports.mqtt.topics import channel_of_topic, compile_filter, cover, topic_of_channel
+from ray_messaging.transports.mqtt.cover import cover
+from ray_messaging.transports.mqtt.topics import channel_of_topic, compile_filter, topic_of_channel
 
 _KNOWN = 100_000  # topics that were looked at
 

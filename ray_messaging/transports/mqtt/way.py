@@ -34,6 +34,7 @@ class Way:
     def __init__(self, window: Window, publish: Publish, proof: Proof) -> None:
         self.window = window
         self.stalled = False
+        self.refusal = 0  # the broker's code for which it is stalled
         self.stamp = ""  # of the card that we know
         self.moved = True  # since somebody looked
         self.looks = 0
@@ -120,7 +121,7 @@ class Way:
         self._refused, self._taken_now = None, 0
         first = max(seq, self._unsure + 1, self._taken + 1)
         self.window.withdraw(first)
-        self.stalled = len(self.window) > 0
+        self.stalled, self.refusal = len(self.window) > 0, code
         for lost in sorted(lost for lost in self._waiting if lost >= first):
             _resolve(self._waiting.pop(lost), code)
 

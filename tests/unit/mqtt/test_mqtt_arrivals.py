@@ -1,299 +1,212 @@
-"""Window and arrivals, joined by a broker that loses, repeats and delays; and arrivals case by case."""
+"""What arrives in a mailbox, case by case (all cases at random: test_mqtt_lossy_broker.py)."""
 
+from ray_messaging.transports.mqtt.arrivals import HELD_BYTES, Arrivals, Frame, Resend
+from ray_messaging.transports.mqtt.wire import Data, Place
 
-from broker_model import IN_FLIGHT, MOST_HELD, ROWS, Broker, Receiver, Sender
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
-from ray_messaging.transports.mqtt.arrivals import HELD_BYTES
-from ray_messaging.transports.mqtt.wire import decode_data
-
-NAMES = ["a", "b"]
-NAME = st.sampled_from(NAMES)
-FLAG = st.booleans()
-PARTS = ["publish", "answer", "deliver", "commit", "signal", "probe", "come_back"]
-TROUBLES = [
-    "refuse", "lose", "cut_sender", "reconnect_sender", "abandon", "kill_sender", "next_incarnation", "give_up",
-    "reconnect_receiver", "kill_receiver", "restart_broker", "lose_signals",
-]  # fmt: skip
-WORK, TROUBLE = st.sampled_from(PARTS), st.sampled_from(TROUBLES)
 ENOUGH = 10**6
 
 
-class Reliable(RuleBasedStateMachine):
-    """Whatever the broker does: of a sender that lives, each frame is read once and in order; of one that has died
-    only what no broker and no reader had any more is missing, and what is missing between two frames was counted."""
-
-    @initialize(queue_limit=st.sampled_from([2, 5, ENOUGH]), window=st.sampled_from([4, 12]), tight=st.booleans())
-    def begin(self, queue_limit, window, tight):
-        self.broker = Broker(queue_limit)
-        self.tight = tight
-        self.receiver = Receiver(self.broker, 2 * (HELD_BYTES + 8) if tight else ENOUGH)
-        self.window = window * ROWS
-        self.senders = {name: Sender(name, 1, self.window) for name in NAMES}
-        self.dead = []
-        self.gone = set()  # of what a copy was lost by the broker
-        self.excused = set()
-        self.newest = dict.fromkeys(NAMES, 0)  # the epoch that has come to the receiver
-        for sender in self.senders.values():
-            sender.connect()
-
-    @rule(counts=st.tuples(st.integers(0, 6), st.integers(0, 3)))
-    def send(self, counts):
-        for sender, count in zip(self.senders.values(), counts, strict=True):
-            for _ in range(count if sender.alive else 0):
-                sender.send()
-
-    @rule(plan=st.lists(st.tuples(WORK, NAME, st.integers(1, 8), FLAG), min_size=2, max_size=16))
-    def work(self, plan):
-        """Let parts of what is under way get on; how far each gets delays the others."""
-        for part, *arguments in plan:
-            getattr(self, part)(*arguments)
-
-    @rule(chance=st.randoms(use_true_random=True), steps=st.integers(20, 150), calm=st.integers(5, 40))
-    def storm(self, chance, steps, calm):
-        """Go deeper than drawn steps do."""
-        for _ in range(steps):
-            self.send((chance.randint(0, 2), chance.randint(0, 2)))
-            part = chance.choice(PARTS if chance.randint(0, calm) else TROUBLES)
-            getattr(self, part)(chance.choice(NAMES), chance.randint(1, 4), chance.random() < 0.5)
-            self.bounds()
-
-    @rule(part=TROUBLE, name=NAME, count=st.integers(0, 4), flag=FLAG)
-    def trouble(self, part, name, count, flag):
-        getattr(self, part)(name, count, flag)
-
-    # -- what goes right ------------------------------------------------------------------------------------------
-
-    def publish(self, name, count, old):
-        """The broker takes publications, of an old connection, too."""
-        pipes = [pipe for sender in self.incarnations(name) for pipe in sender.pipes if pipe.up]
-        if pipes:
-            pipe = pipes[0 if old else -1]
-            for _ in range(min(count, len(pipe.up))):
-                self.broker.accept(pipe)
-            self.note_lost()
-
-    def answer(self, name, count, _):
-        sender = self.senders[name]
-        for _ in range(count if sender.pipe is not None else 0):
-            if sender.pipe.answers:
-                sender.hear_answer()
-
-    def deliver(self, _, count, __):
-        for _ in range(count):
-            if not self.deliver_one():
-                break
-
-    def commit(self, _, count, partly):
-        self.tell(self.receiver.commit(count // 2, 1 + count % 2 if partly else 0))
-
-    def signal(self, name, count, _):
-        sender = self.senders[name]
-        for _ in range(min(count, len(sender.signals))):
-            sender.hear_signal()
-
-    def probe(self, name, _, __):
-        self.senders[name].publish(self.senders[name].window.probe())
-
-    def come_back(self, name, _, next_one):
-        sender = self.senders[name]
-        if sender.alive and sender.pipe is None:
-            sender.connect()
-        elif not sender.alive and next_one:
-            self.next_incarnation(name, 0, False)
-
-    # -- what goes wrong ------------------------------------------------------------------------------------------
-
-    def refuse(self, name, count, _):
-        """The broker refuses a publication of which it never got a copy."""
-        sender = self.senders[name]
-        if sender.pipe is not None and sender.pipe.up:
-            data = decode_data(sender.pipe.up[0])
-            if data.frame and sender.published[data.seq] == 1:
-                self.broker.accept(sender.pipe, refuse=True)
-                self.publish(name, count, False)
-
-    def lose(self, name, count, _):
-        """The broker takes publications and loses them."""
-        pipe = self.senders[name].pipe
-        for _ in range(0 if pipe is None else min(1 + count, len(pipe.up))):
-            self.broker.accept(pipe, lose=True)
-        self.note_lost()
-
-    def cut_sender(self, name, _, linger):
-        self.senders[name].disconnect(linger=linger)
-
-    def reconnect_sender(self, name, _, linger):
-        if self.senders[name].alive:
-            self.senders[name].disconnect(linger=linger)
-            self.senders[name].connect()
-
-    def abandon(self, name, _, reconnect):
-        if self.senders[name].alive:
-            self.senders[name].abandon()
-            if reconnect:
-                self.reconnect_sender(name, 0, True)
-
-    def kill_sender(self, name, _, linger):
-        self.senders[name].disconnect(linger=linger)
-        self.senders[name].alive = False
-
-    def next_incarnation(self, name, _, linger):
-        old = self.senders[name]
-        if old.alive:
-            self.kill_sender(name, 0, linger)
-        self.dead.append(old)
-        self.senders[name] = Sender(name, old.epoch + 1, self.window)
-        self.senders[name].connect()
-
-    def reconnect_receiver(self, _, __, ___):
-        self.receiver.reconnect()
-
-    def kill_receiver(self, _, count, partly):
-        """The reader dies just after its cursor was written; another one comes."""
-        self.receiver.commit(count, 1 if partly else 0, dies=True)
-        self.broker.requeue()
-        there = self.at_the_broker()
-        memory = {frame[:3] for frame in self.receiver.buffer} | self.receiver.early
-        self.excused |= {key for key in memory - there if key in self.receiver.early or key in self.gone}
-        self.receiver.begin()
-        for sender in self.living():
-            sender.republish()
-
-    def restart_broker(self, _, count, empty):
-        for sender in self.senders.values():
-            sender.disconnect(linger=count % 2 and not empty)
-        if empty:
-            for sender in [*self.dead, *self.senders.values()]:
-                for pipe in sender.pipes:
-                    pipe.up.clear()
-            self.broker.forget()
-        self.receiver.reconnect()
-        self.note_lost()
-
-    def lose_signals(self, name, _, __):
-        self.senders[name].signals.clear()
-
-    def give_up(self, *_):
-        for resend in self.receiver.arrivals.gaps():
-            of_it = [sender for sender in self.incarnations(resend.sender) if sender.epoch == resend.epoch]
-            if not of_it[0].alive and not any(pipe.up for pipe in of_it[0].pipes) and not self.queued(resend):
-                self.receiver.put(self.receiver.arrivals.give_up(resend))
-
-    # -- what is checked ------------------------------------------------------------------------------------------
-
-    @invariant()
-    def bounds(self):
-        receiver = getattr(self, "receiver", None)
-        if receiver is not None:
-            assert len(self.broker.in_flight) <= len(receiver.buffer) + MOST_HELD, "a token was forgotten"
-            assert receiver.arrivals.held_bytes <= receiver.hold_bytes
-            assert receiver.log == sorted(set(receiver.log), key=receiver.log.index), "read twice"
-
-    def teardown(self):
-        if not hasattr(self, "receiver"):
-            return
-        self.settle()
-        for sender in [*self.dead, *self.senders.values()]:
-            rows = [row for row in self.receiver.log if row[:2] == (sender.name, sender.epoch)]
-            assert rows == sorted(set(rows)), "read twice, or out of order"
-            read = {seq for _, _, seq, _ in rows}
-            whole = {seq for seq in read if len([row for row in rows if row[2] == seq]) == ROWS}
-            promised = set(range(1, sender.window.last + 1)) - sender.withdrawn - sender.abandoned
-            if sender.alive:
-                assert not read & sender.withdrawn, "what was refused was read"
-                assert promised <= whole, f"lost: {promised - whole}"
-                assert len(sender.window) == 0
-                assert sender.window.messages == sender.window.nbytes == 0
-            elif not self.tight:
-                missing = {seq for seq in sender.told - whole if (sender.name, sender.epoch, seq) not in self.excused}
-                assert not missing, f"lost though somebody had it: {missing}"
-        for name in NAMES:
-            keys = [row[1:] for row in self.receiver.log if row[0] == name]
-            assert keys == sorted(keys)
-        assert self.between() <= self.receiver.lost + self.receiver.arrivals.lost
-
-    def between(self):
-        """Count the frames of dead senders that are missing between two that were read."""
-        count = 0
-        for sender in [*self.dead, *self.senders.values()]:
-            read = {row[2] for row in self.receiver.log if row[:2] == (sender.name, sender.epoch)}
-            count += len([seq for seq in sender.told - read if read and seq < max(read)])
-        return count
-
-    # -- parts ----------------------------------------------------------------------------------------------------
-
-    def incarnations(self, name):
-        return [sender for sender in [*self.dead, *self.senders.values()] if sender.name == name]
-
-    def living(self):
-        return [sender for sender in self.senders.values() if sender.alive]
-
-    def queued(self, resend):
-        return any(decode_data(payload)[:2] == resend[:2] for payload in self.broker.queue)
-
-    def at_the_broker(self):
-        payloads = [*self.broker.queue, *(token.payload for token in self.broker.in_flight)]
-        return {decode_data(payload)[:3] for payload in payloads}
-
-    def note_lost(self):
-        """Note of what the last copy is lost by the broker's fault."""
-        lost = {decode_data(payload)[:3] for payload in self.broker.dropped}
-        self.broker.dropped.clear()
-        self.gone |= lost
-        memory = {frame[:3] for frame in self.receiver.buffer} | self.receiver.early
-        self.excused |= lost - self.at_the_broker() - memory
-
-    def deliver_one(self):
-        if not self.broker.queue or len(self.broker.in_flight) >= IN_FLIGHT:
-            return False
-        data, signals = self.receiver.take()
-        if data.epoch < self.newest[data.sender]:
-            self.excused |= {data[:3]} - self.at_the_broker()  # its successor was there first
-        self.newest[data.sender] = max(self.newest[data.sender], data.epoch)
-        self.tell(signals)
-        return True
-
-    def tell(self, signals):
-        for name, signal in signals:
-            if self.senders[name].pipe is not None:
-                self.senders[name].signals.append(signal)
-
-    def settle(self):
-        """Let everything go right for long enough."""
-        self.receiver.reconnect()
-        for sender in self.living():
-            sender.disconnect(linger=True)
-            sender.connect()
-        for _ in range(80):
-            self.flow()
-            for sender in self.living():
-                sender.publish(sender.window.probe())
-        assert not self.receiver.arrivals.gaps()
-        assert self.receiver.arrivals.held == self.receiver.arrivals.held_bytes == 0
-        assert not self.broker.in_flight
-
-    def flow(self):
-        moved = True
-        while moved:
-            moved = False
-            for sender in [*self.dead, *self.senders.values()]:
-                for pipe in sender.pipes:
-                    if pipe.up:
-                        self.broker.accept(pipe)
-                        moved = True
-                while sender.pipe is not None and sender.pipe.answers:
-                    sender.hear_answer()
-                while sender.signals:
-                    sender.hear_signal()
-            self.note_lost()
-            while self.deliver_one() or self.receiver.buffer:
-                self.tell(self.receiver.commit(1, 0))
-                moved = True
-            self.give_up()
+def data(seq, *, after=None, base=1, epoch=1, frame=None, sender="s"):
+    text = f"{epoch}.{seq}".encode() if frame is None else frame
+    return Data(sender, epoch, seq, base, seq - 1 if after is None else after, text)
 
 
-TestReliable = Reliable.TestCase
-TestReliable.settings = settings(max_examples=60, stateful_step_count=50)
+def fresh(places=None, hold_bytes=ENOUGH, **limits):
+    return Arrivals(places or {}, hold_bytes, **limits)
+
+
+def seqs(taken):
+    return [frame.seq for frame in taken.frames]
+
+
+def test_a_gap_is_asked_for_once_in_each_round_and_filled_in_order():
+    arrivals = fresh()
+    assert seqs(arrivals.take(data(1), "one")) == [1]
+    early = arrivals.take(data(3), "three")
+    assert (early.frames, early.acknowledge, early.resend) == ([], [], Resend("s", 1, 2))
+    assert arrivals.take(data(4), "four").resend is None
+    assert arrivals.gaps() == [Resend("s", 1, 2)]
+    # The sender has begun again, and the broker lost 2 once more.
+    again = arrivals.take(data(3), "three again")
+    assert again.resend == Resend("s", 1, 2)
+    assert again.acknowledge == ["three"]
+    assert seqs(arrivals.take(data(2), "two")) == [2, 3, 4]
+    assert arrivals.gaps() == []
+    assert arrivals.held == arrivals.held_bytes == arrivals.lost == 0
+    assert arrivals.committed("s", 1, 4, 0) == ["one", "two", "three again", "four"]
+
+
+def test_what_comes_again_before_its_commit_is_acknowledged_under_its_newest_token():
+    arrivals = fresh()
+    arrivals.take(data(1), "old connection")
+    again = arrivals.take(data(1), "new connection")
+    assert again.frames == []
+    assert again.acknowledge == ["old connection"]
+    assert not again.confirm
+    assert arrivals.committed("s", 1, 1, 0) == ["new connection"]
+    after = arrivals.take(data(1), "late")
+    assert after.acknowledge == ["late"]
+    assert after.confirm
+    assert arrivals.confirmed("s") == Place(1, 1, 0)
+
+
+def test_a_held_frame_that_comes_again_in_its_turn_gives_back_its_older_token():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    arrivals.take(data(4), "four")
+    # 2 and 3 were given up meanwhile.
+    taken = arrivals.take(data(4, after=1), "four again")
+    assert seqs(taken) == [4]
+    assert taken.acknowledge == ["four"]
+    assert arrivals.held == 0
+
+
+def test_what_was_withdrawn_is_dropped_once_a_later_frame_or_a_probe_tells_so():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    arrivals.take(data(3), "orphan")
+    taken = arrivals.take(data(4, after=1), "four")
+    assert seqs(taken) == [4]
+    assert taken.acknowledge == ["orphan"]
+    arrivals.take(data(6), "orphan")
+    probed = arrivals.take(data(8, after=4, frame=b""), "probe")
+    assert probed.frames == []
+    assert sorted(probed.acknowledge) == ["orphan", "probe"]
+    assert arrivals.held == arrivals.lost == 0
+    assert arrivals.gaps() == []
+
+
+def test_an_older_copy_of_a_frame_behind_a_hole_goes_before_nothing():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    arrivals.take(data(6, after=3), "six, 4 and 5 given up")
+    arrivals.take(data(5), "five, an older copy")
+    taken = arrivals.take(data(2), "two")
+    assert seqs(taken) == [2]
+    taken = arrivals.take(data(3), "three")
+    assert seqs(taken) == [3, 6]
+    assert taken.acknowledge == ["five, an older copy"]
+
+
+def test_an_older_copy_of_a_held_frame_brings_no_hole_back():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    arrivals.take(data(6, after=3), "six, 4 and 5 given up")
+    assert arrivals.take(data(6), "six, an older copy").acknowledge == ["six, 4 and 5 given up"]
+    arrivals.take(data(2), "two")
+    assert seqs(arrivals.take(data(3), "three")) == [3, 6]
+
+
+def test_a_probe_asks_again_for_what_is_missing_and_has_the_rest_confirmed():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    for token in ("probe", "and another"):
+        probed = arrivals.take(data(3, frame=b""), token)
+        assert probed.resend == Resend("s", 1, 2)
+        assert probed.acknowledge == [token]
+    arrivals.take(data(2), "two")
+    assert not arrivals.take(data(3, frame=b""), "probe").confirm
+    arrivals.committed("s", 1, 2, 0)
+    probed = arrivals.take(data(3, frame=b""), "probe")
+    assert probed.confirm
+    assert probed.resend is None
+    assert not arrivals.take(data(3, base=3, frame=b""), "a sender that knows").confirm
+
+
+def test_a_frame_handled_in_part_goes_on_where_the_reader_before_stopped():
+    first = fresh()
+    first.take(data(1), "one")
+    first.take(data(2), "two")
+    assert first.committed("s", 1, 2, 5) == ["one"]
+    assert first.confirmed("s") == Place(1, 1, 0)
+    assert first.places() == {"s": Place(1, 2, 5)}
+    second = fresh(first.places())
+    assert second.take(data(1), "one again").acknowledge == ["one again"]
+    assert second.take(data(2), "two").frames == [Frame("s", 1, 2, 5, b"1.2")]
+    assert seqs(second.take(data(3), "three")) == [3]
+    assert second.committed("s", 1, 2, 0) == ["two"]
+    assert second.places() == {"s": Place(1, 2, 0)}
+
+
+def test_a_newer_incarnation_ends_the_older_one():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    arrivals.take(data(3), "three")
+    taken = arrivals.take(data(7, epoch=2, base=7), "next")
+    assert [(frame.epoch, frame.seq) for frame in taken.frames] == [(1, 3), (2, 7)]
+    assert arrivals.lost == 1
+    assert arrivals.take(data(4), "late").acknowledge == ["late"]
+    # The broker sends again what is not acknowledged, whoever sent it.
+    assert arrivals.take(data(3), "three again").acknowledge == ["three"]
+    assert arrivals.committed("s", 2, 7, 0) == ["one", "three again", "next"]
+
+
+def test_what_a_dead_sender_leaves_behind_a_gap_is_read_and_the_gap_counted():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    asked = arrivals.take(data(4), "four").resend
+    arrivals.take(data(6), "six")
+    assert seqs(arrivals.give_up(asked)) == [4, 6]
+    assert arrivals.lost == 3
+    assert arrivals.gaps() == []
+    assert arrivals.committed("s", 1, 6, 0) == ["one", "four", "six"]
+
+
+def test_giving_up_a_gap_that_was_filled_meanwhile_does_nothing():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    asked = arrivals.take(data(3), "three").resend
+    arrivals.take(data(2), "two")
+    arrivals.take(data(6), "six")
+    assert arrivals.give_up(asked).frames == []
+    assert arrivals.give_up(Resend("nobody", 1, 1)).frames == []
+    assert arrivals.lost == 0
+
+
+def test_what_the_sender_does_not_keep_any_more_is_not_waited_for():
+    arrivals = fresh()
+    assert seqs(arrivals.take(data(9, base=9), "nine")) == [9]
+    arrivals.take(data(12, base=9), "twelve")
+    taken = arrivals.take(data(14, base=12), "fourteen")
+    assert seqs(taken) == [12]
+    assert taken.resend == Resend("s", 1, 13)
+    assert arrivals.lost == 0
+
+
+def test_what_is_held_is_bounded_in_bytes_and_tokens_over_all_senders():
+    arrivals = fresh(hold_bytes=4 * (HELD_BYTES + 3), most_held=2)
+    for sender in "ab":
+        arrivals.take(data(1, sender=sender), "one")
+    assert arrivals.take(data(3, sender="a"), "a3").acknowledge == []
+    assert arrivals.take(data(3, sender="b"), "b3").acknowledge == []
+    assert arrivals.take(data(4, sender="b"), "b4").acknowledge == ["b4"]
+    assert arrivals.take(data(4, sender="a"), "a4").acknowledge == ["a4"]
+    assert arrivals.take(data(5, sender="a"), "a5").acknowledge == ["a5"]
+    assert arrivals.held == 4
+    assert seqs(arrivals.take(data(2, sender="a"), "a2")) == [2, 3, 4]
+    assert sorted(arrivals.gaps()) == [Resend("a", 1, 5), Resend("b", 1, 2)]
+    assert arrivals.committed("a", 1, 4, 0) == ["one", "a2", "a3"]
+    arrivals.give_up(Resend("a", 1, 5))
+    assert arrivals.lost == 1
+
+
+def test_the_sender_that_was_silent_longest_is_forgotten_unless_something_of_it_is_open():
+    arrivals = fresh(most_senders=2)
+    arrivals.take(data(1, sender="busy"), "token")
+    for number in range(5):
+        sender = f"s{number}"
+        arrivals.take(data(1, sender=sender), "token")
+        arrivals.committed(sender, 1, 1, 0)
+    assert len(arrivals.places()) == 1
+    assert arrivals.take(data(1, sender="busy"), "again").acknowledge == ["token"]
+    # One that comes back goes on where its window stands.
+    assert seqs(arrivals.take(data(2, base=2, sender="s0"), "token")) == [2]
+    assert arrivals.committed("nobody", 1, 1, 0) == []
+    assert arrivals.confirmed("nobody") is None
+
+
+def test_the_cursor_never_goes_back():
+    arrivals = fresh({"s": Place(2, 5, 0)})
+    arrivals.committed("s", 2, 5, 3)
+    arrivals.committed("s", 1, 9, 0)
+    assert arrivals.places() == {"s": Place(2, 5, 0)}

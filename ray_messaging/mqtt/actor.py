@@ -1,0 +1,30 @@
+"""A class that starts as a Ray actor by `.remote(...)`, and in this process by a plain call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+
+class ActorClass(type):
+    """Give a class `remote` and `options`, as `ray.remote` does, and leave it a class that can be called.
+
+    They stand here rather than in the class, where they would be methods of the actor.
+    """
+
+    @property
+    def remote(cls) -> Callable[..., Any]:
+        """Start an actor with the class's own arguments; return its handle."""
+        return _on_ray(cls, "remote").remote  # type: ignore[no-any-return]  # Ray's are untyped
+
+    @property
+    def options(cls) -> Callable[..., Any]:
+        """Take Ray's options for an actor (name, num_cpus ...); `.remote(...)` of what this returns starts it."""
+        return _on_ray(cls, "options").options  # type: ignore[no-any-return]  # as above
+
+
+def _on_ray(cls: type, attribute: str) -> Any:  # noqa: ANN401 - an actor class of Ray's
+    if hasattr(cls, "__ray_actor_class__"):
+        # What Ray derives from the class gets its own: Ray looks for one, and warns that it overwrites ours.
+        raise AttributeError(f"{cls.__name__} has no {attribute!r}")
+    return ray.remote(cls)

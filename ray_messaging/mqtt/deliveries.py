@@ -1,0 +1,104 @@
+"""What a fetch returns: messages as aiomqtt's users know them, each with our typed view."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, overload
+
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice
+from ray_messaging.mqtt.addresses import agent_of, uuid_of
+from ray_messaging.transports.mqtt.topics import topic_of_channel
+
+if TYPE_CHECKING:
+    from aiomqtt import Topic
+
+# Agents are written to again and again, and a topic takes longer to build than all the rest of an item.
+_topic_of = lru_cache(50_000)(topic_of_channel)
+
+
+class Delivery:
+    """Be one message fetched: `topic` and `payload` as in aiomqtt, and `message`, which knows its sender and its id."""
+
+    __slots__ = ("_namespace", "message")
+
+    def __init__(self, namespace: str, message: Message) -> None:
+        self._namespace = namespace
+        self.message = message
+
+    @property
+    def topic(self) -> "Topic":
+        """Return the topic it came by; `.value` is its text, `.matches(filter)` holds it against a filter."""
+        from aiomqtt import Topic  # noqa: PLC0415 - of an extra, for the want of which `connect` has the right words
+
+        return Topic(self._topic)
+
+    @property
+    def _topic(self) -> str:
+        return _topic_of(self._namespace, self.message.channel)
+
+    @property
+    def payload(self) -> bytes:
+        """Return the payload as it travelled: JSON, or whatever a foreign client published."""
+        return self.message.data
+
+    @property
+    def from_uuid(self) -> str | None:
+        """Return who sent it; None is the user, or a foreign client."""
+        return uuid_of(self.message.from_id)
+
+    @property
+    def to_uuid(self) -> str | None:
+        """Return whom it was sent to; None where nobody said so, and the topic is no agent's."""
+        to_id = self.message.to_id
+        return uuid_of(agent_of(self._topic) if to_id is None else to_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Delivery, (self._namespace, self.message)
+
+    def __repr__(self) -> str:
+        return f"Delivery(topic={self._topic!r}, from_uuid={self.from_uuid!r}, {len(self.payload)} bytes)"
+
+
+class Deliveries(Sequence[Delivery]):
+    """Be a fetched batch, in the order it came; `messages` has it in columns. An item is built when it is looked at."""
+
+    __slots__ = ("messages",)
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Delivery]: ...
+    def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
+        found = self.messages[index]
+        namespace = self.messages.exp_id
+        if isinstance(found, Message):
+            return Delivery(namespace, found)
+        return [Delivery(namespace, message) for message in found]
+
+    def __iter__(self) -> Iterator[Delivery]:
+        namespace = self.messages.exp_id
+        for message in self.messages:
+            yield Delivery(namespace, message)
+
+    def split(self, count: int) -> "tuple[Deliveries, Deliveries]":
+        """Return the first `count` of them, and the others."""
+        head: list[Slice] = []
+        rest: list[Slice] = []
+        for batch, low, high, pattern in self.messages.slices:
+            middle = min(high, low + count)
+            count -= middle - low
+            head += [Slice(batch, low, middle, pattern)] if middle > low else []
+            rest += [Slice(batch, middle, high, pattern)] if high > middle else []
+        return Deliveries(Messages(self.messages.exp_id, head)), Deliveries(Messages(self.messages.exp_id, rest))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Deliveries, (self.messages,)
+
+    def __repr__(self) -> str:
+        return f"Deliveries({len(self):,} messages)"

@@ -1,0 +1,66 @@
+"""An experiment that an MQTT messager joins: its interceptor judges, its event log is told."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import ray
+
+from ray_messaging.channels import AgentId
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import ConfigError
+from ray_messaging.interception.judges import ForeignJudge, judge_for
+from ray_messaging.interception.verdicts import Judge
+from ray_messaging.mqtt.addresses import uuid_of
+from ray_messaging.transports import open_transport
+from ray_messaging.transports.base import Transport
+
+
+class Joined(NamedTuple):
+    """Hold an experiment's interceptor, and the way to its event log (None: it keeps none)."""
+
+    interceptor: object
+    log: Transport | None
+
+
+NOBODY = Joined(None, None)
+
+
+async def join(exp_id: str, settings: MessagingConfig) -> Joined:
+    """Find a running experiment; raise UnknownName, and ConfigError outside a Ray cluster."""
+    if not ray.is_initialized():
+        # Ray would start a cluster of its own to look for it there.
+        raise ConfigError(
+            f"exp_id={exp_id!r} joins an experiment that runs on Ray, and this process is in no Ray cluster: "
+            "ray.init(address='auto') first, or leave exp_id out"
+        )
+    return await asyncio.to_thread(_join, exp_id, settings)  # Ray's calls wait
+
+
+def _join(exp_id: str, settings: MessagingConfig) -> Joined:
+    messaging = Messaging.connect(exp_id)
+    try:
+        messaging.log_actor  # noqa: B018 - it is there, or it raises
+    except ConfigError:
+        return Joined(messaging.interceptor, None)
+    return Joined(messaging.interceptor, open_transport(messaging.redis, exp_id, settings))
+
+
+class _ByUuid:
+    """Be an interceptor's handle that is asked with str ids, as AgentSociety's on MQTT is."""
+
+    def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._handle = handle
+        self.forward = self
+
+    def remote(self, from_id: AgentId, to_id: AgentId, msg: str) -> object:
+        """Ask it."""
+        return self._handle.forward.remote(uuid_of(from_id), uuid_of(to_id), msg)
+
+
+def make_judge(interceptor: object, settings: MessagingConfig, exp_id: str | None) -> Judge:
+    """Choose the way to ask an interceptor; raise ConfigError. Without exp_id it judges for every experiment."""
+    judge = judge_for(interceptor, settings.interceptor_timeout_s, exp_id)
+    return (
+        ForeignJudge(_ByUuid(interceptor), settings.interceptor_timeout_s) if isinstance(judge, ForeignJudge) else judge
+    )
