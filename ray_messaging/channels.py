@@ -13,6 +13,7 @@ agent's channel, or `:` and the whole name of a plain one; as no subtopic holds 
 import re
 from operator import index
 from typing import NamedTuple
+from uuid import UUID
 
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.patterns import GLOBS, Patterns
@@ -72,6 +73,8 @@ def check_id(agent_id: object) -> AgentId:
             return int(agent_id)
         _check_text("agent id", agent_id, _UNFIT)
         return str(agent_id)  # numpy's str cannot be encoded
+    if isinstance(agent_id, UUID):
+        return str(agent_id)
     try:
         number = None if isinstance(agent_id, bool) else index(agent_id)  # type: ignore[arg-type]  # others raise
     except TypeError:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import date, time
 from os import PathLike, fspath
 from typing import Any
 
@@ -14,11 +15,26 @@ from ray_messaging.msg import Msg
 
 
 def _as_json(value: object) -> object:
-    """Return what JSON can hold in place of numpy's numbers and arrays, and of paths: simulations are full of them."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+    """Return what JSON can hold in place of what simulations are full of."""
     if isinstance(value, PathLike):
         return fspath(value)
+    if isinstance(value, date | time):  # those of pandas derive from datetime's, and msgspec takes none but these
+        return value.isoformat()
+    return _same(value)
+
+
+def _same(value: object) -> object:
+    """Return what comes back as much the same: numpy's numbers and arrays, a Msg, what derives from str and numbers."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Msg):
+        return value.to_dict()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
     raise TypeError(f"objects of type {type(value).__name__} are not supported")
 
 
@@ -26,7 +42,7 @@ def _as_json(value: object) -> object:
 _encoder = msgspec.json.Encoder(enc_hook=_as_json)
 _encode = _encoder.encode
 # msgspec writes more than JSON knows (bytes, sets, nan as null), which would come back as something else.
-_strictly = json.JSONEncoder(allow_nan=False).encode
+_strictly = json.JSONEncoder(allow_nan=False, default=_same).encode
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
 

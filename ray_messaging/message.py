@@ -128,8 +128,24 @@ class Message:
         """Return the keys of redis-py's dicts."""
         return _KEYS
 
+    def values(self) -> tuple[Any, ...]:
+        """Return what redis-py's dicts hold."""
+        return tuple(self[key] for key in _KEYS)
+
+    def items(self) -> tuple[tuple[str, Any], ...]:
+        """Return key and value of each entry of redis-py's dicts."""
+        return tuple((key, self[key]) for key in _KEYS)
+
     def __iter__(self) -> Iterator[str]:
         return iter(_KEYS)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self.id == other.id and self.channel == other.channel
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as dict.get
         """Return `message[key]`, or `default` for an unknown key."""

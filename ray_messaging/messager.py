@@ -44,6 +44,9 @@ class Messager(names.ChannelNames):
         self.engine = Engine(transport, message_interceptor, name=name, settings=self.settings)
         self.name = self.engine.name
 
+    def __repr__(self) -> str:
+        return f"Messager(exp_id={self.exp_id!r}, name={self.name!r})"
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def init(self) -> None:

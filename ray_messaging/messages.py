@@ -1,6 +1,6 @@
 """A fetched batch: a sequence of messages over frames, taken apart when it is looked at."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -51,6 +51,19 @@ class Messages(Sequence[Message]):
         for batch, low, high, pattern in self.slices:
             for row in range(low, high):
                 yield Message(self.exp_id, batch, row, pattern)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Messages | list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __add__(self, other: Iterable[Message]) -> list[Message]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Message]) -> list[Message]:
+        return [*other, *self]
 
     @property
     def from_ids(self) -> NDArray[Any]:

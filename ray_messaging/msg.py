@@ -44,13 +44,14 @@ class Msg:
         echo: bool = False,  # noqa: FBT001 - AgentScope's order
         **kwargs: Any,  # noqa: ANN401 - AgentScope takes any, and uses none
     ) -> None:
-        self._id = uuid4().hex
-        self._name = name
-        self._content = content
-        self._role = _checked_role(role)
-        self._url = url
-        self._metadata = metadata
-        self._timestamp = time.strftime(_TIMESTAMP)
+        # By the properties: a subclass may have setters of its own.
+        self.id = uuid4().hex
+        self.name = name
+        self.content = content
+        self.role = role  # type: ignore[assignment]  # the setter checks it
+        self.url = url
+        self.metadata = metadata
+        self.timestamp = time.strftime(_TIMESTAMP)
         if kwargs:
             warnings.warn(
                 f"Msg does not use {', '.join(sorted(kwargs))}: leave them out, or put them into metadata", stacklevel=2
@@ -166,13 +167,13 @@ class Msg:
                 "read the dict with the class that wrote it",
                 value=writer,
             )
-        fields = {f"_{key}": serialized_dict[key] for key in _FIELDS}
-        fields["_role"] = _checked_role(fields["_role"])
         if cls is Msg:
             made = cls.__new__(cls)  # its __init__ would make an id and a time for nothing, which takes 3 of 4 us
-        else:
-            made = cls(**{key: serialized_dict[key] for key in ("name", "content", "role", "url", "metadata")})
-        made.__dict__.update(fields)
+            fields = {f"_{key}": serialized_dict[key] for key in _FIELDS}
+            made.__dict__.update(fields, _role=_checked_role(fields["_role"]))
+            return made
+        made = cls(**{key: serialized_dict[key] for key in ("name", "content", "role", "url", "metadata")})
+        made.id, made.timestamp = serialized_dict["id"], serialized_dict["timestamp"]
         return made
 
     def __getitem__(self, item: str) -> Any:  # noqa: ANN401 - a field of any type
@@ -182,7 +183,13 @@ class Msg:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Msg):
             return NotImplemented
-        return type(self) is type(other) and all(getattr(self, key) == getattr(other, key) for key in _FIELDS)
+        if type(self) is not type(other):
+            return False
+        # As tuples: what is the same object is equal, whatever its == says, and other ids are looked at no further.
+        try:
+            return tuple(getattr(self, key) for key in _FIELDS) == tuple(getattr(other, key) for key in _FIELDS)
+        except ValueError:  # two arrays are neither equal nor not
+            return False
 
     def __hash__(self) -> int:
         return hash(self.id)

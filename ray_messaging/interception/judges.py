@@ -4,6 +4,7 @@ Handles of Ray actors are used as they are, so that nothing here imports Ray.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -229,7 +230,8 @@ class ForeignJudge:
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
         """Return why a message is refused; nothing where it may pass."""
-        text = Message("", batch, row).data.decode()
+        # As AgentSociety's messager writes it: who looks for '"type": "news"' in it must find it.
+        text = json.dumps(Message("", batch, row).payload)
         try:
             passed = await self._handle.forward.remote(batch.from_ids[row], batch.to_ids[row], text)
         except Exception as error:

@@ -28,7 +28,8 @@ def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Tr
 def _redis_config(server: BaseModel) -> RedisConfig:
     """Read a config's fields anew: AgentSociety's own does as well, and what was assigned to a field is checked."""
     try:
-        return RedisConfig.model_validate(dict(server))
+        known = {name: getattr(server, name) for name in RedisConfig.model_fields if hasattr(server, name)}
+        return RedisConfig.model_validate(known)
     except ValidationError as error:  # which shows no values: they may be passwords
         raise ConfigError(f"this {type(server).__name__} says no server: {error}") from None
 

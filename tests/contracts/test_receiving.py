@@ -695,3 +695,22 @@ async def test_what_a_mailbox_could_never_hold_is_too_large_and_holds_up_nobody(
     assert error.value.size > error.value.limit > 0
     assert (await sender.send_message(channel, {"n": 1})).sent
     assert numbers(await fetch_all(receiver, 1)) == [1]
+
+
+# -- messages and batches as what they stand for ----------------------------------------------------------------------
+
+
+async def test_batches_and_messages_compare_and_add_up_as_lists_of_dicts(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    assert await receiver.fetch_messages() == []
+    await send(sender, 1, 2)
+    found = await fetch_all(receiver, 2)
+    await send(sender, 3)
+    batch = await receiver.fetch_messages(timeout=10)
+    assert batch == list(batch) != []
+    assert batch[0] == batch[0] != found[0]
+    assert found[1] in found
+    assert numbers(found + batch) == numbers([*found, *batch]) == [1, 2, 3]
+    assert numbers(batch + found) == [3, 1, 2]
+    assert len({*found, *found, *batch}) == 3
+    assert dict(batch[0].items()) == dict(zip(batch[0].keys(), batch[0].values(), strict=True)) == dict(batch[0])

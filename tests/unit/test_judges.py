@@ -363,7 +363,7 @@ async def test_forward_is_asked_where_both_ids_are_given():
     assert set(found) == {0, 4}
     assert found[0] == ("forward", "the interceptor refused it")
     # As AgentSociety's messager asks: the payload as JSON text.
-    assert actor.forward.calls == [(1, 2, '{"n":1}'), ("ann", 3, '{"n":1}'), (3, 2, '{"n":1}')]
+    assert actor.forward.calls == [(1, 2, '{"n": 1}'), ("ann", 3, '{"n": 1}'), (3, 2, '{"n": 1}')]
 
 
 @pytest.mark.parametrize(("answer", "passes"), [(True, True), (False, False), (None, False), (1, True), ("", False)])

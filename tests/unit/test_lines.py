@@ -4,12 +4,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 from ray_messaging.lines import Lines, encode_payload
+from ray_messaging.msg import Msg
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
@@ -97,3 +99,25 @@ def test_numpys_numbers_and_paths_become_what_json_has():
 def test_what_json_has_nothing_for(value):
     with pytest.raises(InvalidPayload, match="cannot become JSON"):
         encode_payload({"a": value}, 1_000)
+
+
+def test_what_derives_from_str_numbers_and_times_and_a_msg_within():
+    class UserId(str):
+        __slots__ = ()
+
+        def __str__(self):
+            return "shown otherwise"
+
+    class Metres(float):
+        pass
+
+    class Count(int):
+        pass
+
+    said = {"id": UserId("u1"), "far": Metres(1.5), "n": Count(3), "at": pd.Timestamp("2026-11-20 10:00")}
+    assert encode_payload(said, 1_000) == b'{"id":"u1","far":1.5,"n":3,"at":"2026-11-20T10:00:00"}'
+    inner = Msg("A", "hi", "user")
+    assert msgspec.json.decode(encode_payload({"messages": [inner]}, 1_000)) == {"messages": [inner.to_dict()]}
+    outer = Msg("B", {"said": [inner], "n": np.int64(3)}, "assistant")
+    found = msgspec.json.decode(encode_payload(outer, 1_000))
+    assert found["content"] == {"said": [inner.to_dict()], "n": 3}
