@@ -59,7 +59,7 @@ def decode_record(data: bytes) -> Record:
         record = _decode(data)
         for claim in record.claims:
             np.frombuffer(claim.ints, "<i8")
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
     return record
 

@@ -232,7 +232,7 @@ def decode(frame: bytes) -> Batch:
     _check(header_length <= len(view), "its header is longer than itself")
     try:
         header = _read_header(view[:header_length])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"this is no valid frame: its header cannot be read ({error})") from error
     _check(0 <= header.rows <= len(view), "its count of rows is impossible")
     _check(header.topics and all(header.topics), "it names no topic")

@@ -73,7 +73,7 @@ class Message:
         if self._payload is _UNSET:
             try:
                 self._payload = _decode(self.data)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise FrameError(
                     f"the payload of message {self.id} on {self.channel} is no JSON ({error}): read message.data"
                 ) from error

@@ -51,7 +51,7 @@ def decode_note(data: bytes, rows: int) -> Note:
         note = _decode(data)
         told = [*(why.rows for why in note.why), *(said.rows for said in note.before)]
         named = [np.frombuffer(part, "<u4") for part in told]
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a note for the event log cannot be read: {error}") from error
     if not 0 <= note.fate <= 3 or any(len(part) and int(part.max()) >= rows for part in named):
         raise FrameError("a note for the event log speaks of what is not there")

@@ -31,11 +31,16 @@ class Commits:
         """Note something as handled that was not handed out here."""
         self._done = self._done.plus(handled)
 
+    @property
+    def open(self) -> bool:
+        """Tell whether something was handled that the store does not know of."""
+        return self._done.cursor is not None and self._done.cursor != self._written
+
     async def write(self) -> None:
         """Write the cursor, unless the store has it; raise Fenced where a newer reader holds the mailbox."""
         async with self._writing:
             done = self._done  # totals: a write that is repeated, or takes the next one along, counts nothing twice
-            if done.cursor is not None and done.cursor != self._written:
+            if self.open and done.cursor is not None:
                 await self._transport.commit(
                     self._mailbox, self._epoch, done.cursor, messages=done.messages, nbytes=done.nbytes
                 )

@@ -13,10 +13,12 @@ from ray_messaging.errors import (
     AlreadyExists,
     Closed,
     ConfigError,
+    ConnectionFailed,
     Fenced,
     InvalidAddress,
     MessagingError,
     NotListening,
+    TransitError,
 )
 from ray_messaging.frames import FOREIGN_SENDER, Batch
 from ray_messaging.ids import Ids
@@ -31,6 +33,8 @@ from ray_messaging.transports.base import START, Cursor, Ingress, Limits, Transp
 
 logger = logging.getLogger(__name__)
 
+# A server that is away when a messager closes is not waited for any longer, in seconds.
+_LEAVE_S = 5.0
 # The state of a nameless sender outlives it by this much, in seconds: longer than any retry.
 KEEP_S = 86_400.0
 
@@ -273,9 +277,21 @@ class Subscription:
             return
         self._reader.stop(Closed("this messager was closed while you waited for its messages: make another one"))
         try:
-            await self._leave(self._commits, self._epoch, commit=commit)
+            async with asyncio.timeout(_LEAVE_S):
+                await self._leave(self._commits, self._epoch, commit=commit)
+        except (TimeoutError, ConnectionFailed) as error:
+            self._left_alone(self._commits, error)
         except Fenced as error:  # its remedy is to close, which is what happens here
             logger.info("%s was closed after somebody newer took its mailbox over: %s", self._name, error)
+
+    def _left_alone(self, commits: Commits, error: Exception) -> None:
+        """Say that the server was away when we left; raise where messages that were handled come again for it."""
+        if self._named and commits.open:
+            raise TransitError(
+                f"the server did not answer within {_LEAVE_S:g} s when {self._name!r} was closed: its next messager gets "
+                "again what was fetched last"
+            ) from error
+        logger.warning("the server was away when %s was closed: its lease ends by itself", self._name)
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:

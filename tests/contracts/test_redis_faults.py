@@ -21,7 +21,7 @@ from ray_messaging import (
 )
 from ray_messaging.channels import Keys
 from ray_messaging.config import CONNECT_TIMEOUT_S
-from ray_messaging.errors import ServerRefused
+from ray_messaging.errors import ServerRefused, TransitError
 from ray_messaging.messager import Messager
 from ray_messaging.transports.base import FrameFate
 from ray_messaging.transports.redis.wire import reply_error
@@ -609,3 +609,26 @@ async def test_a_subscription_that_hears_nothing_for_long_is_not_cut(server, exp
         assert await foreign.publish("news", b"{}") == 1
         assert len(await fetch_all(receiver, 1)) == 1
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+# -- closing while the server is away ---------------------------------------------------------------------------------
+
+
+async def test_closing_waits_no_longer_than_a_moment_for_a_server_that_is_away(
+    opener, redis_process, exp_id, monkeypatch, caplog
+):
+    monkeypatch.setattr("ray_messaging.receiving.subscription._LEAVE_S", 0.3)
+    nameless = await opener(redis_process.config, host=[1])
+    handled, idle = [await opener(redis_process.config, name=name, listen=[name]) for name in ("handled", "idle")]
+    await nameless.send_message("handled", {"n": 1})
+    assert len(await fetch_all(handled, 1)) == 1
+    redis_process.kill()
+    await asyncio.wait_for(nameless.close(), 10)
+    await asyncio.wait_for(idle.close(), 10)
+    assert "its lease ends by itself" in caplog.text
+    with pytest.raises(TransitError, match="gets again what was fetched last"):
+        await asyncio.wait_for(handled.close(), 10)
+    redis_process.start()
+    again = await opener(redis_process.config, name="handled", listen=["handled"])
+    assert [message.payload["n"] for message in await fetch_all(again, 1)] == [1]
+    await again.close()  # the server goes before the opener

@@ -1,6 +1,7 @@
 """Frames: what goes in comes out, and no bytes whatever raise anything but FrameError."""
 
 import pickle
+import zlib
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ray_messaging import frames
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import FRAME_LIMIT, Batch, Header, decode, encode
 from ray_messaging.ids import Ids
@@ -278,3 +280,10 @@ def test_a_header_may_grow_at_its_end():
     fields = [*msgspec.msgpack.decode(frame[12 : 12 + length]), "new"]
     header = msgspec.msgpack.encode(fields)
     assert_same(batch, decode(sealed(header + frame[12 + length :], len(header))))
+
+
+def test_a_header_that_is_nested_without_end_is_no_frame():
+    header = b"\x9e\xa1s\x00\x00\x00\x00\xff\x91\xa1t\x90\x90\xc0\xcb" + bytes(8) + b"\x90\xc4\x00" + b"\x91" * 100_000
+    nested = frames._PREFIX.pack(b"RM", 1, zlib.crc32(header), len(header)) + header
+    with pytest.raises(FrameError, match="recursion"):
+        decode(nested)
