@@ -29,6 +29,8 @@ def _same(value: object) -> object:
         return value.tolist()
     if isinstance(value, Msg):
         return value.to_dict()
+    if isinstance(value, bool):  # a key of a dict: else msgspec knows it
+        return "true" if value else "false"
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):

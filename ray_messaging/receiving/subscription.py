@@ -288,8 +288,8 @@ class Subscription:
         """Say that the server was away when we left; raise where messages that were handled come again for it."""
         if self._named and commits.open:
             raise TransitError(
-                f"the server did not answer within {_LEAVE_S:g} s when {self._name!r} was closed: its next messager gets "
-                "again what was fetched last"
+                f"the server did not answer within {_LEAVE_S:g} s when {self._name!r} was closed: its next messager "
+                "gets again what was fetched last"
             ) from error
         logger.warning("the server was away when %s was closed: its lease ends by itself", self._name)
 

@@ -121,3 +121,8 @@ def test_what_derives_from_str_numbers_and_times_and_a_msg_within():
     outer = Msg("B", {"said": [inner], "n": np.int64(3)}, "assistant")
     found = msgspec.json.decode(encode_payload(outer, 1_000))
     assert found["content"] == {"said": [inner.to_dict()], "n": 3}
+
+
+def test_keys_become_what_json_dumps_makes_of_them():
+    said = {"v": {True: 1, False: 2, 3: 4, np.int64(5): 6}}
+    assert encode_payload(said, 1_000) == b'{"v":{"true":1,"false":2,"3":4,"5":6}}'
