@@ -102,6 +102,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's
+    if name == "mqtt":  # a module, and an extra's
+        return import_module("ray_messaging.mqtt")
     if name in _ON_FIRST_USE:
         return getattr(import_module(_ON_FIRST_USE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
