@@ -31,8 +31,11 @@ GOAL = 20
 class FaceHalf(Half):
     """Use ray_messaging.mqtt.Messager as the seed's is used, and many messages at a time in bulk."""
 
-    async def __init__(self, config: mqtt.MqttConfig, exp_id: str, name: str, agents: range, others: range) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, config: mqtt.MqttConfig, messaging: Messaging, name: str, agents: range, others: range
+    ) -> None:
         super().__init__(agents, others)
+        exp_id = messaging.exp_id
         self.messager = mqtt.Messager(config, exp_id=exp_id, name=name)
         await self.messager.connect()
         await self.messager.subscribe([f"exps/{exp_id}/agents/{agent}/#" for agent in agents], list(agents))
@@ -69,9 +72,9 @@ class FaceHalf(Half):
 class CoreHalf(MessagerHalf):
     """Use the core's Messager with an MqttConfig: its agents are its own, and it sends columns in bulk."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]
         self, config: mqtt.MqttConfig, messaging: Messaging, name: str, agents: range, others: range
-    ) -> None:  # type: ignore[misc]
+    ) -> None:
         messager = Messager(config, messaging.exp_id, messaging.interceptor, name=name)
         await messager.init()
         await messager.host_agents(agents, SUBTOPICS)
@@ -79,12 +82,21 @@ class CoreHalf(MessagerHalf):
 
 
 class Started:
-    """Start an experiment; stop it and its halves."""
+    """Start an experiment and its two halves on a broker; subclasses say what a half is."""
 
-    halves: list[Any]
+    name: str
+    half: Any
 
-    def __init__(self, exp_id: str) -> None:
+    def __init__(self, agents: int, broker: Mosquitto) -> None:
+        # The broker keeps what has a name: each class has experiments of its own on it.
+        exp_id = f"{type(self).__name__.lower()}-{agents}"
         self.messaging = Messaging.start(exp_id, rules=[rules.BlackList([(-1, -2), (-3, None)])])
+        config = mqtt.MqttConfig(server=broker.host, port=broker.port)
+        west, east = range(agents // 2), range(agents // 2, agents)
+        self.halves = [
+            self.half.remote(config, self.messaging, "west", west, east),
+            self.half.remote(config, self.messaging, "east", east, west),
+        ]
 
     def close(self) -> None:
         """Stop all."""
@@ -94,33 +106,15 @@ class Started:
 
 
 class Face(Started):
-    """Start an experiment and two halves in the seed's manner."""
+    """Start halves in the seed's manner."""
 
-    name = "ray_messaging.mqtt"
-
-    def __init__(self, agents: int, broker: Mosquitto) -> None:
-        super().__init__(f"face-{agents}")
-        config = mqtt.MqttConfig(server=broker.host, port=broker.port)
-        west, east = range(agents // 2), range(agents // 2, agents)
-        self.halves = [
-            FaceHalf.remote(config, self.messaging.exp_id, "west", west, east),
-            FaceHalf.remote(config, self.messaging.exp_id, "east", east, west),
-        ]
+    name, half = "ray_messaging.mqtt", FaceHalf
 
 
 class Core(Started):
-    """Start an experiment and two halves with columns."""
+    """Start halves that send columns."""
 
-    name = "Messager(MqttConfig)"
-
-    def __init__(self, agents: int, broker: Mosquitto) -> None:
-        super().__init__(f"core-{agents}")
-        config = mqtt.MqttConfig(server=broker.host, port=broker.port)
-        west, east = range(agents // 2), range(agents // 2, agents)
-        self.halves = [
-            CoreHalf.remote(config, self.messaging, "west", west, east),
-            CoreHalf.remote(config, self.messaging, "east", east, west),
-        ]
+    name, half = "Messager(MqttConfig)", CoreHalf
 
 
 def ratios(rows: list[dict[str, Any]]) -> str:
@@ -144,8 +138,8 @@ def main() -> None:
     for in_flight in args.in_flight:
         with Mosquitto(in_flight) as broker:
             rows = measure_all((Face, Core, SeedPeer), args, console, broker)
-        console.print(table(rows, Face.name, f" over MQTT ({in_flight} in flight)"))
-        console.print(ratios(rows))
+        console.print(table(rows, Face.name, " over MQTT"))
+        console.print(f"{in_flight} publications of a client in flight\n{ratios(rows)}")
         kept += [row | {"in_flight": in_flight} for row in rows]
     if args.json:
         args.json.write_text(json.dumps(kept, indent=2))

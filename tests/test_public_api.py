@@ -103,4 +103,5 @@ def test_what_is_extra_is_not_imported_by_itself():
 
 def test_mqtt_is_there_without_an_import_of_its_own():
     code = "import ray_messaging; print(ray_messaging.mqtt.Messager.__name__)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "Messager\n"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "Messager\n"

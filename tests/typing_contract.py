@@ -105,6 +105,7 @@ class Mine(rules.Rule):
 
 
 async def on_mqtt() -> None:
+    inferred = [(f"exps/e/agents/{agent}/#", 1) for agent in range(2)]
     MqttMessager.remote("broker", port=1883)
     MqttMessager.options(num_cpus=0).remote(hostname="broker")
     async with MqttMessager(MqttConfig(server="broker"), exp_id="e", name="n") as messager:
@@ -113,12 +114,18 @@ async def on_mqtt() -> None:
         await messager.subscribe([("exps/e/agents/1/#", 1)], [1])
         await messager.subscribe(["exps/e/agents/1/#"], [1])
         await messager.subscribe("exps/e/agents/1/#", "1")
+        await messager.subscribe(["exps/e/agents/1/#", ("news", 0)], [1])
+        await messager.subscribe(("news", "weather"), None)
+        await messager.subscribe(inferred, [1])
+        await messager.subscribe({"news": 1}, None)  # type: ignore[arg-type]  # no sequence
         assert_type(await messager.send_message("exps/e/agents/1/agent-chat", {"a": 1}, "2", "1"), Receipt)
         assert_type(await messager.send_messages([Outgoing("news", {"a": 1})]), Receipts)
         fetched = await messager.fetch_messages(limit=3, timeout=None)
         assert_type(fetched, Deliveries)
         assert_type(fetched[0], Delivery)
         assert_type(fetched[:2], list[Delivery])
+        assert_type(fetched + fetched[:2], list[Delivery])
+        assert_type(fetched == [], bool)
         assert_type(fetched.messages, Messages)
         async for item in messager:
             assert_type(item.topic.value, str)

@@ -87,15 +87,7 @@ class Messaging(Logged):
     @classmethod
     def connect(cls, exp_id: str) -> "Messaging":
         """Find a running experiment from anywhere in its Ray cluster; raise UnknownName."""
-        check_name("exp_id", exp_id)
-        try:
-            interceptor = ray.get_actor(f"{exp_id}/interceptor", namespace=NAMESPACE)
-        except ValueError as error:
-            raise UnknownName(
-                f"no experiment {exp_id!r} runs in this Ray cluster: Messaging.start({exp_id!r}) first",
-                kind="experiment",
-                value=exp_id,
-            ) from error
+        interceptor = find_interceptor(exp_id)
         return cls(result(interceptor.ready.remote(), what=f"experiment {exp_id!r}"), interceptor)
 
     def shutdown(self, *, erase: bool = False) -> None:
@@ -259,6 +251,19 @@ class Messaging(Logged):
             await messager.close()
             raise
         return messager
+
+
+def find_interceptor(exp_id: str) -> Any:  # noqa: ANN401 - a handle
+    """Return the interceptor of a running experiment; raise UnknownName."""
+    check_name("exp_id", exp_id)
+    try:
+        return ray.get_actor(f"{exp_id}/interceptor", namespace=NAMESPACE)
+    except ValueError as error:
+        raise UnknownName(
+            f"no experiment {exp_id!r} runs in this Ray cluster: Messaging.start({exp_id!r}) first",
+            kind="experiment",
+            value=exp_id,
+        ) from error
 
 
 def _make_way(exp_id: str, on_existing: str) -> None:

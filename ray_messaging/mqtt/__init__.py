@@ -8,4 +8,5 @@ from ray_messaging.mqtt.messager import Messager
 
 __all__ = ["Deliveries", "Delivery", "Messager", "MqttConfig"]
 
-logger = logging.getLogger(__name__)  # AgentSociety's module has one: its level is that of all that is below
+# AgentSociety's module has one, by which its messager logs. All that works for ours logs below this one.
+logger = logging.getLogger("ray_messaging")

@@ -1,15 +1,17 @@
 """A class that starts as a Ray actor by `.remote(...)`, and in this process by a plain call."""
 
+from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
 
 import ray
 
 
-class ActorClass(type):
+class ActorClass(ABCMeta):
     """Give a class `remote` and `options`, as `ray.remote` does, and leave it a class that can be called.
 
-    They stand here rather than in the class, where they would be methods of the actor.
+    They stand here rather than in the class, where they would be methods of the actor. It is an ABCMeta, so that a
+    subclass may be abstract.
     """
 
     @property

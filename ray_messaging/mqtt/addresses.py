@@ -1,8 +1,9 @@
 """A messager's topics and filters, as the core's channels and patterns."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from ray_messaging.channels import Address, AgentId, check_name, parse_channel
+from ray_messaging.channels import NAME_LENGTH, Address, AgentId, check_id, check_name, parse_channel
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.transports.mqtt.topics import (
     Filters,
@@ -10,7 +11,7 @@ from ray_messaging.transports.mqtt.topics import (
     check_filter,
     check_topic,
     is_filter,
-    topic_of_channel,
+    topic_of_received,
 )
 
 # The namespace of those who join no experiment.
@@ -43,12 +44,27 @@ class Addresses:
                     value=wanted,
                 )
             wanted = wanted[0]
-        if isinstance(wanted, str) and is_filter(wanted):
-            return self._own(check_filter(wanted))
-        return self._channel(self._own(check_topic(wanted)))
+        checked = self._own(check_filter(wanted))
+        # One cannot publish to what begins with $, but read it: $SYS/broker/version.
+        return checked if is_filter(checked) or checked[0] == "$" else self._channel(checked)
+
+    def check_recipient(self, topic: str, recipient: AgentId | None, to_uuid: object) -> None:
+        """Raise InvalidAddress where `to_uuid` is not the agent of the topic."""
+        if recipient is not None and check_id(to_uuid) != recipient:
+            raise InvalidAddress(
+                f"to_uuid {to_uuid!r} contradicts the topic {topic!r}, which belongs to agent {recipient!r}: leave "
+                "to_uuid out, or send on a topic of that agent's own",
+                value=to_uuid,
+            ) from None
 
     def _channel(self, topic: str) -> str:
         channel = channel_of_topic(self.namespace, topic)
+        # An agent's has passed, and of the experiment's own the beginning does not count.
+        size = len(channel.removeprefix(f"exps:{self.namespace}:").encode())
+        if size > NAME_LENGTH and not channel.startswith(f"exps:{self.namespace}:agents:"):
+            raise InvalidAddress(
+                f"topic {topic[:80]!r} has {size} bytes: here a topic has {NAME_LENGTH} at most", value=topic
+            )
         if channel == topic and topic.startswith(f"exps/{self.exp_id}/agents"):
             raise InvalidAddress(
                 f"topic {topic!r} is malformed: write exps/{self.exp_id}/agents/<agent id>/<subtopic>", value=topic
@@ -57,7 +73,7 @@ class Addresses:
 
     def topic_of(self, channel: str) -> str:
         """Return the topic of a channel."""
-        return topic_of_channel(self.namespace, channel)
+        return topic_of_received(channel)
 
     def row(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of the local log under AgentSociety's names for MQTT, then ours."""
@@ -88,6 +104,13 @@ class Addresses:
             f"experiments, so make a messager with exp_id={levels[1]!r}, or one without exp_id, for all of them",
             value=topic,
         )
+
+
+def wishes_of(topics: object) -> list[object]:
+    """Return what `subscribe` is given as a list: a tuple that holds a number is a pair of a topic and its QoS."""
+    if isinstance(topics, tuple):
+        return [*topics] if all(isinstance(each, str | tuple) for each in topics) else [topics]
+    return [*topics] if isinstance(topics, Sequence) and not isinstance(topics, str | bytes) else [topics]
 
 
 def agent_of(topic: str) -> AgentId | None:

@@ -21,7 +21,14 @@ def broker_config(
         return hostname if isinstance(hostname, MqttConfig) else MqttConfig.from_url(hostname)
     try:
         return MqttConfig.model_validate(
-            {"server": hostname, "port": port, "username": username, "password": password, "timeout": timeout}
+            {
+                "server": hostname,
+                "port": port,
+                "username": username,
+                # Files of settings have an empty one for none, and paho takes it for none.
+                "password": None if username is None and password == "" else password,
+                "timeout": timeout,
+            }
         )
     except ValidationError as error:
         wrong = "; ".join(

@@ -1,28 +1,27 @@
 """What a fetch returns: messages as aiomqtt's users know them, each with our typed view."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
 
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.mqtt.addresses import agent_of, uuid_of
-from ray_messaging.transports.mqtt.topics import topic_of_channel
+from ray_messaging.transports.mqtt.topics import topic_of_received
 
 if TYPE_CHECKING:
     from aiomqtt import Topic
 
 # Agents are written to again and again, and a topic takes longer to build than all the rest of an item.
-_topic_of = lru_cache(50_000)(topic_of_channel)
+_topic_of = lru_cache(50_000)(topic_of_received)
 
 
 class Delivery:
     """Be one message fetched: `topic` and `payload` as in aiomqtt, and `message`, which knows its sender and its id."""
 
-    __slots__ = ("_namespace", "message")
+    __slots__ = ("message",)
 
-    def __init__(self, namespace: str, message: Message) -> None:
-        self._namespace = namespace
+    def __init__(self, message: Message) -> None:
         self.message = message
 
     @property
@@ -34,7 +33,7 @@ class Delivery:
 
     @property
     def _topic(self) -> str:
-        return _topic_of(self._namespace, self.message.channel)
+        return _topic_of(self.message.channel)
 
     @property
     def payload(self) -> bytes:
@@ -52,8 +51,14 @@ class Delivery:
         to_id = self.message.to_id
         return uuid_of(agent_of(self._topic) if to_id is None else to_id)
 
+    def __eq__(self, other: object) -> bool:
+        return self.message == other.message if isinstance(other, Delivery) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.message)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Delivery, (self._namespace, self.message)
+        return Delivery, (self.message,)
 
     def __repr__(self) -> str:
         return f"Delivery(topic={self._topic!r}, from_uuid={self.from_uuid!r}, {len(self.payload)} bytes)"
@@ -76,15 +81,23 @@ class Deliveries(Sequence[Delivery]):
     def __getitem__(self, index: slice) -> list[Delivery]: ...
     def __getitem__(self, index: int | slice) -> Delivery | list[Delivery]:
         found = self.messages[index]
-        namespace = self.messages.exp_id
-        if isinstance(found, Message):
-            return Delivery(namespace, found)
-        return [Delivery(namespace, message) for message in found]
+        return Delivery(found) if isinstance(found, Message) else [*map(Delivery, found)]
 
     def __iter__(self) -> Iterator[Delivery]:
-        namespace = self.messages.exp_id
-        for message in self.messages:
-            yield Delivery(namespace, message)
+        return map(Delivery, self.messages)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Deliveries | list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __add__(self, other: Iterable[Delivery]) -> list[Delivery]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Delivery]) -> list[Delivery]:
+        return [*other, *self]
 
     def split(self, count: int) -> "tuple[Deliveries, Deliveries]":
         """Return the first `count` of them, and the others."""

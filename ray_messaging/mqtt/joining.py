@@ -4,9 +4,11 @@ import asyncio
 from typing import Any, NamedTuple
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.channels import AgentId
-from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.cluster.calls import translated
+from ray_messaging.cluster.messaging import Messaging, find_interceptor
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.judges import ForeignJudge, judge_for
@@ -34,16 +36,20 @@ async def join(exp_id: str, settings: MessagingConfig) -> Joined:
             f"exp_id={exp_id!r} joins an experiment that runs on Ray, and this process is in no Ray cluster: "
             "ray.init(address='auto') first, or leave exp_id out"
         )
-    return await asyncio.to_thread(_join, exp_id, settings)  # Ray's calls wait
+    interceptor = await asyncio.to_thread(find_interceptor, exp_id)  # it waits
+    try:
+        experiment = await interceptor.ready.remote()  # not by ray.get: Ray warns of that in an actor, in any thread
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, what=f"experiment {exp_id!r}") from error
+    return await asyncio.to_thread(_join, Messaging(experiment, interceptor), settings)
 
 
-def _join(exp_id: str, settings: MessagingConfig) -> Joined:
-    messaging = Messaging.connect(exp_id)
+def _join(messaging: Messaging, settings: MessagingConfig) -> Joined:
     try:
         messaging.log_actor  # noqa: B018 - it is there, or it raises
     except ConfigError:
         return Joined(messaging.interceptor, None)
-    return Joined(messaging.interceptor, open_transport(messaging.redis, exp_id, settings))
+    return Joined(messaging.interceptor, open_transport(messaging.redis, messaging.exp_id, settings))
 
 
 class _ByUuid:

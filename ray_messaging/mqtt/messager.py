@@ -9,7 +9,7 @@ from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.errors import Closed, InvalidAddress
 from ray_messaging.message import Outgoing
 from ray_messaging.mqtt.actor import ActorClass
-from ray_messaging.mqtt.addresses import Addresses
+from ray_messaging.mqtt.addresses import Addresses, wishes_of
 from ray_messaging.mqtt.broker import PORT, TIMEOUT_S, broker_config
 from ray_messaging.mqtt.deliveries import Deliveries, Delivery
 from ray_messaging.mqtt.session import Session
@@ -17,8 +17,7 @@ from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.bulk import entries_of
 
-# In lists of one kind, as a list of str is no list of either.
-Topics = str | tuple[str, int] | list[str] | list[tuple[str, int]]
+Wanted = str | tuple[str, int]
 
 
 class Messager(metaclass=ActorClass):
@@ -52,6 +51,10 @@ class Messager(metaclass=ActorClass):
         self._addresses = Addresses(exp_id)
         self._session = Session(config, self._addresses, self.name, self.settings)
         self._session.interceptor = message_interceptor
+
+    def __repr__(self) -> str:
+        config = self._session.config
+        return f"Messager({config.server}:{config.port}, exp_id={self._addresses.exp_id!r}, name={self.name!r})"
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -124,7 +127,12 @@ class Messager(metaclass=ActorClass):
         OutcomeUnknown when it could not be brought there.
         """
         engine = self._session.opened(Closed)
-        outbox, message = engine.sending, engine.checked(topic, payload, from_uuid, to_uuid)
+        try:
+            outbox, message = engine.sending, engine.checked(topic, payload, from_uuid, to_uuid)
+        except InvalidAddress as error:
+            if to_uuid is not None and error.value is to_uuid:  # the engine speaks of a channel and its to_id
+                self._addresses.check_recipient(topic, engine.parse(topic).agent_id, to_uuid)
+            raise
         if outbox.room.crowded:
             await outbox.room.wait()
         return await outbox.append(*message)
@@ -150,13 +158,13 @@ class Messager(metaclass=ActorClass):
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, topics: Topics, agents: object) -> None:  # noqa: ARG002 - see below
-        """Subscribe to a topic or a filter (with + or #), a pair of one and its QoS, or a list of such.
+    async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
+        """Subscribe to a topic or a filter (with + or #), a pair of one and its QoS, or a sequence of such.
 
         More can be added later. Args: agents are whom the topics are for; the topics say that themselves, so nothing is
         done with them. Raises: NotListening, InvalidAddress.
         """
-        await self._session.subscribe(topics if isinstance(topics, list) else [topics])
+        await self._session.subscribe(wishes_of(topics))
 
     async def start_listening(self) -> None:
         """Let what comes be fetched; before the first `subscribe` or after it. Raises NotListening."""
@@ -170,7 +178,8 @@ class Messager(metaclass=ActorClass):
         """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
         What the last fetch returned is committed now: whoever dies with messages in hand gets them again. After a
-        disconnect there is what had come by then, and nothing more.
+        disconnect there is what had come by then, and nothing more. Who asks without waiting before it listens, or has
+        subscribed, gets nothing.
         Raises: NotListening, Fenced.
         """
         return await self._session.fetch(limit, timeout)

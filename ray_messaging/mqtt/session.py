@@ -1,6 +1,7 @@
 """What is between a connect and a disconnect: an engine, and whether anybody listens."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,8 @@ from ray_messaging.transports import open_mqtt
 if TYPE_CHECKING:
     from ray_messaging.transports.mqtt.transport import MqttTransport
 
+logger = logging.getLogger(__name__)
+
 
 class Session:
     """Connect and disconnect as often as wanted; each time with an engine of its own, while the log goes on."""
@@ -35,6 +38,7 @@ class Session:
         self._joined = NOBODY
         self._changing = asyncio.Lock()
         self._was_open = False
+        self._warned = False
         self._listening = False
         self._subscribed = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -160,6 +164,8 @@ class Session:
         """Return what has come; wait for the first, and before it for the first subscription."""
         if self._left or (self.engine is None and self._was_open):
             return self._take_left(limit)
+        if timeout == 0 and not (self._listening and self._subscribed.is_set()):
+            return await self._nothing_yet()
         engine = self._heard()
         now = asyncio.get_running_loop().time
         began = now()
@@ -174,6 +180,16 @@ class Session:
         except Closed:  # meanwhile
             return self._take_left(limit)
 
+    async def _nothing_yet(self) -> Deliveries:
+        """Return nothing to who polls too early, as AgentSociety's loops may."""
+        self.opened(NotListening)
+        await asyncio.sleep(0)  # else a loop that only polls keeps everybody else from running
+        if not self._warned:
+            self._warned = True
+            missing = "start_listening()" if not self._listening else "subscribe(topics, agents)"
+            logger.warning("fetch_messages finds nothing before `await messager.%s`; this is said once only", missing)
+        return self._nothing
+
     async def iterate(self) -> AsyncIterator[Delivery]:
         """Hand out message by message, until the end."""
         engine = self._heard()
@@ -182,7 +198,7 @@ class Session:
         await self._subscribed.wait()
         with suppress(Closed):
             async for message in engine.receiving.iterate():
-                yield Delivery(engine.exp_id, message)
+                yield Delivery(message)
 
     async def ack(self) -> None:
         """Commit what was handed out."""

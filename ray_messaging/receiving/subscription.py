@@ -202,8 +202,9 @@ class Subscription:
         await commits.write()
 
     def note_handled(self, handled: Handled) -> None:
-        """Note that what was taken by `take` is handled; `write` commits it."""
+        """Note that what was taken by `take` is handled, and what was fetched before it; `write` commits it."""
         _, commits = self._ready()
+        commits.acknowledge()  # later, it would set the cursor back
         commits.add(handled)
 
     async def write(self) -> None:
@@ -288,10 +289,10 @@ class Subscription:
         """Say that the server was away when we left; raise where messages that were handled come again for it."""
         if self._named and commits.open:
             raise TransitError(
-                f"the server did not answer within {_LEAVE_S:g} s when {self._name!r} was closed: its next messager "
-                "gets again what was fetched last"
+                f"leaving took longer than {_LEAVE_S:g} s when {self._name!r} was closed (is the server away?): its "
+                "next messager gets again what was fetched last"
             ) from error
-        logger.warning("the server was away when %s was closed: its lease ends by itself", self._name)
+        logger.warning("%s could not leave in time (is the server away?): its lease ends by itself", self._name)
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:

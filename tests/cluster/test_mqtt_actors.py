@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import uuid
 
 import aiomqtt
@@ -186,10 +187,25 @@ def logged_row(messaging, message_id):
 async def test_an_experiment_is_joined_by_an_actor(start, logged, broker, exp):
     messaging, *_ = logged
     topic = f"exps/{messaging.exp_id}/agents/90/agent-chat"
-    made = start(MqttMessager.options(num_cpus=0, name=f"messager-{exp}").remote, exp_id=messaging.exp_id)
+
+    class Heard(MqttMessager):
+        """Keep what Ray warns of in this process."""
+
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.warnings = []
+            handler = logging.Handler(logging.WARNING)
+            handler.emit = lambda record: self.warnings.append(record.getMessage())
+            logging.getLogger("ray._private.worker").addHandler(handler)
+
+        async def heard(self):
+            return self.warnings
+
+    made = start(Heard.options(num_cpus=0, name=f"messager-{exp}").remote, exp_id=messaging.exp_id)
     sender = ray.get_actor(f"messager-{exp}")
     assert sender == made
     await sender.connect.remote()
+    assert await sender.heard.remote() == []  # of a blocking call in an async actor
     async with MqttMessager(**broker, exp_id=messaging.exp_id) as receiver:
         await receiver.subscribe(topic, 90)
         await receiver.start_listening()

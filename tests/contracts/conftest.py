@@ -1,12 +1,41 @@
-"""Fixtures of the contract suites."""
+"""Fixtures of the contract suites, and what of them an MQTT broker cannot promise."""
 
 import pytest
-from contract_support import store_of
+from contract_support import MqttStore, store_of
+
+from ray_messaging.transports.memory import MemoryServer
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "beyond_mqtt(reason): what the test asks an MQTT broker cannot promise; docs/mqtt.md says why"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    beyond = [item for item in items if _server_of(item) == "mqtt" and item.get_closest_marker("beyond_mqtt")]
+    if beyond:
+        config.hook.pytest_deselected(items=beyond)
+        items[:] = [item for item in items if item not in beyond]
+
+
+def _server_of(item):
+    return item.callspec.params.get("server") if hasattr(item, "callspec") else None
+
+
+@pytest.fixture(params=["memory", "valkey", "redis", "mqtt"])
+def server(request):
+    """Give each kind of server that a messager can be opened on."""
+    if request.param == "memory":
+        return MemoryServer()
+    return request.getfixturevalue("mosquitto_config" if request.param == "mqtt" else f"{request.param}_config")
 
 
 @pytest.fixture
-async def store(server, exp_id):
+async def store(server, exp_id, opener):
     """Look into the store of the server under test, past the messagers."""
-    opened = store_of(server, exp_id)
+    opened = store_of(server, exp_id, opener.opened)
+    if isinstance(opened, MqttStore):
+        await opened.open()
     yield opened
     await opened.close()

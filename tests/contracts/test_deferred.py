@@ -264,6 +264,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(deferral, "PATIENCE_S", 0.02)
 
 
+@pytest.mark.beyond_mqtt("verdict-epochs")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("stale", [False, True])
 async def test_another_interceptor_while_some_wait(messagers, interceptor_of, store, stale):
@@ -295,6 +296,7 @@ async def test_without_an_interceptor_those_that_wait_pass(messagers, intercepto
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 
+@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, interceptor_of, store):
     sender = await messagers(interceptor_of(epoch=1))
     await store.set_interceptor(1)
@@ -416,6 +418,7 @@ async def test_what_is_relayed_brings_no_labels_of_its_own(messagers, store):
     assert {message.labels for message in await fetch_all(receiver, 2)} == {()}
 
 
+@pytest.mark.beyond_mqtt("event-log")
 async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store):
     slow = Held("slow", is_open=True, at_once=lambda message: None if message.from_id == 8 else ALLOW)
     sender = await messagers(interceptor_of(Censor(), slow))

@@ -63,6 +63,7 @@ async def test_foreign_batches_pickle(messagers, store):
     assert [message.data for message in copies] == [b"a\nb", b"{}", b""]
 
 
+@pytest.mark.beyond_mqtt("globs")
 async def test_exact_channel_and_patterns_bring_each_message_once(messagers, store):
     receiver = await messagers()
     channel = receiver.get_user_chat_channel(1)
@@ -84,6 +85,7 @@ async def test_exact_channel_and_patterns_bring_each_message_once(messagers, sto
     assert (messages[1].to_id, messages[1].subtopic) == (2, "user-survey")
 
 
+@pytest.mark.beyond_mqtt("globs")
 async def test_a_pattern_gets_our_own_messages_by_its_mailbox(messagers):
     sender, receiver = await messagers(), await messagers(listen=["exps:*:agents:*:agent-chat", "n?ws"])
     receipts = await sender.send_messages(
@@ -93,6 +95,7 @@ async def test_a_pattern_gets_our_own_messages_by_its_mailbox(messagers):
     assert [message.to_id for message in await fetch_all(receiver, 3)] == [1, "ann", None]
 
 
+@pytest.mark.beyond_mqtt("globs")
 @pytest.mark.parametrize(
     ("glob", "yes", "no"),
     [
@@ -148,6 +151,7 @@ async def test_mirror_publishes_what_a_mailbox_owns_too(messagers, store):
     assert receiver.stats()["ingress"] == 1
 
 
+@pytest.mark.beyond_mqtt("globs")
 async def test_what_we_publish_never_comes_back_by_a_pattern(messagers, store):
     both = await messagers(mirror=True, listen=["a*", "ab", "other"])
     await both.send_message("ab", {"n": 1})
@@ -159,6 +163,7 @@ async def test_what_we_publish_never_comes_back_by_a_pattern(messagers, store):
     assert len(await both.fetch_messages()) == 0
 
 
+@pytest.mark.beyond_mqtt("globs")
 async def test_a_pattern_for_everything_brings_no_brackets(messagers, store):
     receiver, sender = await messagers(listen=["*"]), await messagers(mirror=True)
     await sender.send_message("news", {"n": 1})
@@ -169,6 +174,7 @@ async def test_a_pattern_for_everything_brings_no_brackets(messagers, store):
     assert receiver.stats()["ingress"] == 1
 
 
+@pytest.mark.beyond_mqtt("full-inbox")
 async def test_a_full_inbox_drops_what_foreign_clients_publish_and_counts_it(messagers, store):
     receiver = await messagers(listen=["news", "end"], inbox_messages=4)
     for n in range(10):

@@ -228,6 +228,7 @@ def test_rules_that_cannot_be_used():
         MaxLength(1)
 
 
+@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_verdicts_of_a_fenced_interceptor_are_asked_for_again(messagers, store):
     sender, receiver = await messagers(old := Interceptor("x", epoch=1)), await messagers(host=[1])
     await store.set_interceptor(1)
@@ -247,6 +248,7 @@ async def test_verdicts_of_a_fenced_interceptor_are_asked_for_again(messagers, s
     assert await send(sender, [(1, 1)]) == "d"
 
 
+@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_a_fenced_interceptor_that_never_goes(messagers, store):
     sender = await messagers(Interceptor("x", epoch=1), interceptor_timeout_s=0.1)
     await messagers(host=[1])
@@ -286,6 +288,7 @@ async def test_verdicts_that_cannot_be_sent_block_and_keep_nobody_waiting(messag
             assert all("failed" in receipt.reason for receipt in receipts)
 
 
+@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judged_again(messagers, store):
     sender = await messagers(Interceptor("x", epoch=1), send_timeout_s=0.2)
     await store.set_interceptor(1)
@@ -318,6 +321,7 @@ async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judge
     assert sender.stats()["outbox"] == 0
 
 
+@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_who_asks_no_interceptor_is_refused_where_there_is_one(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
@@ -335,6 +339,7 @@ async def test_who_asks_no_interceptor_is_refused_where_there_is_one(messagers, 
     assert sender.stats()["outbox"] == 0
 
 
+@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_a_users_own_interceptor_counts_where_there_is_another(messagers, store):
     class Forward:
         async def remote(self, from_id, to_id, message):
@@ -360,6 +365,7 @@ class Loud(Rule):
         return rewrite({"text": message.payload["text"].upper()})
 
 
+@pytest.mark.beyond_mqtt("event-log")
 async def test_a_rewritten_broadcast_is_still_shared(messagers):
     interceptor = Interceptor("x", [Loud()])
     sizes = []
@@ -392,6 +398,7 @@ async def test_a_rewritten_broadcast_is_still_shared(messagers):
     await transport.close_log(epoch)
 
 
+@pytest.mark.beyond_mqtt("event-log")
 async def test_what_goes_to_no_mailbox_is_split_too(messagers, monkeypatch):
     monkeypatch.setattr(cutter, "_CRATE_BYTES", 10_000)
     sender = await messagers(Interceptor("x", [Loud()]))

@@ -24,6 +24,8 @@ from ray_messaging.transports.base import (
 )
 from ray_messaging.transports.log_store import LogMark
 
+pytestmark = pytest.mark.beyond_mqtt("event-log")
+
 WRITTEN, DUPLICATE, FULL, LOG_FULL = FrameFate.WRITTEN, FrameFate.DUPLICATE, FrameFate.FULL, FrameFate.LOG_FULL
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 

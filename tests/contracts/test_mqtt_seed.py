@@ -3,10 +3,13 @@
 import asyncio
 import inspect
 import json
+import logging
 import pickle
 import sys
 import uuid
+from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
+from functools import partial
 
 import aiomqtt
 import pytest
@@ -28,7 +31,7 @@ from ray_messaging import (
 )
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.mqtt import Deliveries, Delivery, Messager, MqttConfig
+from ray_messaging.mqtt import Deliveries, Delivery, Messager, MqttConfig, logger
 
 
 @pytest.fixture
@@ -286,7 +289,7 @@ async def test_disconnect_and_connect_again(open_one, exp):
     await messager.connect()
     assert (await messager.send_message(topic, {})).fate == "undeliverable"
     with pytest.raises(NotListening, match="start_listening"):
-        await messager.fetch_messages()
+        await messager.fetch_messages(timeout=None)
     await messager.start_listening()
     await messager.subscribe(topic, 1)
     assert (await messager.send_message(topic, {"n": 1})).fate == "delivered"
@@ -415,6 +418,29 @@ async def test_subscribe_refuses_what_is_no_filter(open_one, wanted):
     assert caught.value.value is not None or wanted is None
 
 
+async def test_subscribe_takes_any_sequence(open_one, exp):
+    messager, sender = await open_one(), await open_one()
+    await messager.subscribe((f"{exp}/a", f"{exp}/b"), None)
+    await messager.subscribe([f"{exp}/c", (f"{exp}/d", 0)], None)
+    await messager.subscribe((), None)
+    for name in "abcd":
+        assert (await sender.send_message(f"{exp}/{name}", {})).fate == "delivered"
+    for wrong in (7, None, {"a": 1}, b"a", (f"{exp}/e", 3)):
+        with pytest.raises(InvalidAddress):
+            await messager.subscribe(wrong, None)
+
+
+async def test_subscribe_to_what_the_broker_says_of_itself(open_one):
+    for wanted in ("$SYS/broker/version", "$SYS/#"):
+        messager = await open_one(wanted)
+        found = await fetch_all(messager, 1)
+        assert all(item.topic.value.startswith(wanted.rstrip("#")) for item in found)
+        assert all(item.to_uuid is None and "$SYS" in repr(item) for item in found)
+        with pytest.raises(InvalidAddress, match="the broker's own"):
+            await messager.send_message("$SYS/broker/version", {})
+        await messager.stop()
+
+
 async def test_receive_messages_is_the_body_of_a_task(open_one, exp):
     messager = await open_one()
     await messager.subscribe(f"{exp}/a", None)
@@ -451,6 +477,23 @@ async def test_fetch_messages_hands_out_topics_and_payloads(open_one, exp):
     assert list(await messager.fetch_messages()) == []
 
 
+async def test_batches_compare_and_add_up_as_lists_do(open_one, exp):
+    messager = await open_one(f"{exp}/a")
+    assert await messager.fetch_messages() == []
+    await messager.send_messages([Outgoing(f"{exp}/a", {"n": n}) for n in range(3)])
+    found = await messager.fetch_messages(timeout=WAIT_S)
+    assert found == found[:] == pickle.loads(pickle.dumps(found))
+    assert all(found != other for other in ([], found[:2], 7))
+    assert found[0] == found[0] != found[1]
+    assert found[1] in found
+    assert (found.index(found[2]), len({*found, *found})) == (2, 3)
+    assert found + found[:1] == [*found, found[0]]
+    assert found[:2] + found.split(2)[1] == found
+    seen = []
+    seen += found
+    assert seen == found
+
+
 async def test_fetch_messages_before_anything_says_what_to_do(mosquitto_config, exp):
     messager = Messager(mosquitto_config)
     for call in (messager.fetch_messages, messager.ack, messager.start_listening, messager.receive_messages):
@@ -462,13 +505,25 @@ async def test_fetch_messages_before_anything_says_what_to_do(mosquitto_config, 
         await anext(aiter(messager))
     await messager.connect()
     await messager.subscribe(f"{exp}/a", None)
-    for call in (messager.fetch_messages, messager.ack):
+    for call in (partial(messager.fetch_messages, timeout=None), messager.ack):
         with pytest.raises(NotListening, match=r"start_listening\(\)"):
             await call()
     await messager.start_listening()
     assert list(await messager.fetch_messages()) == []
     await messager.ack()
     await messager.stop()
+
+
+async def test_fetch_messages_finds_nothing_before_it_listens_and_says_so_once(open_one, exp, caplog):
+    messager = await open_one()
+    assert await messager.fetch_messages() == []
+    await messager.subscribe(f"{exp}/a", None)
+    assert await messager.fetch_messages() == []
+    await messager.send_message(f"{exp}/a", {"n": 1})
+    await messager.start_listening()
+    assert [item.message.payload for item in await fetch_all(messager, 1)] == [{"n": 1}]
+    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "start_listening()" in told.getMessage()
 
 
 async def test_fetch_messages_after_the_end_gives_what_had_come(open_one, exp):
@@ -599,6 +654,11 @@ async def test_send_message_refuses_a_recipient_that_contradicts_the_topic(open_
     with pytest.raises(InvalidAddress, match="contradicts") as caught:
         await messager.send_message(f"exps/{exp}/agents/1/agent-chat", {}, "a", "2")
     assert caught.value.value == "2"
+    assert str(caught.value).startswith(f"to_uuid '2' contradicts the topic 'exps/{exp}/agents/1/agent-chat'")
+    with pytest.raises(InvalidAddress, match="is a list") as caught:
+        await messager.send_message(f"exps/{exp}/agents/1/agent-chat", {}, [], "1")
+    with pytest.raises(InvalidAddress, match="has 300 bytes"):
+        await messager.send_message(300 * "x", {})
     assert (await messager.send_message(f"exps/{exp}/agents/1/agent-chat", {}, "a", "1")).fate == "undeliverable"
 
 
@@ -728,6 +788,75 @@ async def test_what_is_not_acknowledged_comes_again_to_the_next_of_that_name(ope
     assert [item.message.payload["n"] for item in await fetch_all(second, 3)] == [2, 3, 4]
 
 
+def test_repr_says_where_and_who_and_no_password():
+    messager = Messager("broker", 1884, "ann", "secret", exp_id="town", name="group-1")
+    assert repr(messager) == "Messager(broker:1884, exp_id='town', name='group-1')"
+    assert repr(Messager("mqtts://ann:secret@broker")) == "Messager(broker:8883, exp_id=None, name=None)"
+
+
+def test_an_empty_password_without_a_user_is_none():
+    assert Messager("broker", username=None, password="")._session.config.password is None
+    with pytest.raises(ConfigError):
+        Messager("broker", password=" ")
+
+
+def test_a_subclass_may_be_abstract():
+    class Mine(Messager, ABC):
+        @abstractmethod
+        def more(self): ...
+
+    with pytest.raises(TypeError, match="more"):
+        Mine("broker")
+
+
+async def test_the_level_of_the_modules_logger_counts_for_all_of_ours(open_one, exp, caplog):
+    messager = await open_one()
+    with caplog.at_level(logging.ERROR, logger=logger.name):
+        await messager.fetch_messages()
+        logging.getLogger("ray_messaging.transports.mqtt.connection").warning("cut")
+    assert caplog.records == []
+
+
+async def test_who_waits_for_a_broker_asks_again(mosquitto):
+    """Run the loop of docs/migrating.md."""
+    mosquitto.kill()
+    messager = Messager(mosquitto.config)
+    failed = asyncio.Event()
+
+    async def connect():
+        while not await messager.is_connected():
+            try:
+                await messager.connect()
+            except ConnectionFailed:
+                failed.set()
+                await asyncio.sleep(0.01)
+
+    connecting = asyncio.create_task(connect())
+    async with asyncio.timeout(WAIT_S):
+        await failed.wait()
+        mosquitto.start()
+        await connecting
+    await messager.ping()
+    await messager.stop()
+
+
+async def test_a_stop_with_fetched_messages_in_hand_leaves_none_unhandled(open_one, exp, foreign, caplog):
+    await foreign.subscribe("ray_messaging/_/dead/#", qos=1)
+    receiver, sender = await open_one(f"{exp}/a"), await open_one()
+    await sender.send_messages([Outgoing(f"{exp}/a", {"n": n}) for n in range(6)])
+    await fetch_all(receiver, 2, limit=2)
+    await receiver.stop()
+    assert [item.message.payload["n"] for item in await receiver.fetch_messages()] == [2, 3, 4, 5]
+
+    async def gone():
+        return (await sender.send_message(f"{exp}/a", {})).fate == "undeliverable"
+
+    await until(gone)
+    assert not [record for record in caplog.records if "is gone" in record.getMessage()]
+    await foreign.publish("ray_messaging/_/dead/end", b"", qos=1)
+    assert (await next_of(foreign)).topic.value.endswith("/end")
+
+
 # -- plain MQTT clients beside us -------------------------------------------------------------------------------------
 
 
@@ -740,6 +869,32 @@ async def test_a_plain_client_reaches_us(open_one, exp, foreign):
     assert [(item.topic.value, item.to_uuid, item.from_uuid) for item in found] == [
         (f"exps/{exp}/agents/{n}/user-chat", str(n), None) for n in range(4)
     ]
+
+
+async def test_whatever_topic_a_plain_client_uses_comes_as_it_is(open_one, exp, foreign):
+    topics = [
+        *("exps:x:agents:1:agent-chat", "exps:x", "exps:_:agents:1:agent-chat", "exps:_:user-payback", "exps%3Ax"),
+        *("exps/_", "exps/_/", "exps/_/agents", "exps/_/agents/1/x", "exps/_/agents/01/x", "exps/_/agents:1:c"),
+        *(
+            "exps/_/user-payback",
+            "exps/_/x:y",
+            "exps//agents/1/x",
+            f"exps/{exp}/agents/a%2Fb/chat",
+            "exps/a:b/agents/1/x",
+        ),
+        *("ray_messagingx", "/", "//", "%", "a b", "é", "exps", 150 * "a/" + "z", 3_000 * "long"),
+    ]
+    messager = await open_one("#")
+    for topic in topics:
+        await foreign.publish(topic, exp.encode(), qos=1)
+    found = []
+    while len(found) < len(topics):
+        found += [item for item in await fetch_all(messager, 1) if item.payload == exp.encode()]
+    assert [item.topic.value for item in found] == topics
+    assert all(repr(item.topic.value)[:20] in repr(item) for item in found)
+    agents = dict(zip(topics, [item.to_uuid for item in found], strict=True))
+    assert agents["exps:_:agents:1:agent-chat"] is None
+    assert (agents["exps/_/agents/1/x"], agents[f"exps/{exp}/agents/a%2Fb/chat"]) == ("1", "a/b")
 
 
 @pytest.mark.parametrize("wanted", ["exps/{}/agents/1/agent-chat", "exps/{}/agents/+/agent-chat", "exps/{}/#"])

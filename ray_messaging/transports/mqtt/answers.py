@@ -30,6 +30,9 @@ class Answers:
         """Say what an arrival asks for."""
         if taken.confirm:
             self.confirm(mailbox, sender)
+        if taken.held is not None:
+            signal = Signal(SignalKind.HELD, mailbox.name, taken.held.epoch, taken.held.seq)
+            self._control.signal(self._topics.sender(sender), encode_signal(signal))
         if taken.resend is not None:
             self._ask(mailbox, taken.resend)
 

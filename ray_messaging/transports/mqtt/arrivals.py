@@ -1,6 +1,7 @@
 """What a mailbox has of each sender: which frames to hand on, in order and once, whatever a broker repeats or loses."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
@@ -35,12 +36,14 @@ class Resend(NamedTuple):
 class Taken(Generic[T]):
     """What to do after an arrival: hand frames on in order, acknowledge tokens to the broker, answer the sender.
 
-    `confirm` asks to tell the sender again what was handled (see `Arrivals.confirmed`).
+    `confirm` asks to tell the sender again what was handled (see `Arrivals.confirmed`), `held` answers a probe: up to
+    this seq all has come.
     """
 
     frames: list[Frame] = field(default_factory=list)
     acknowledge: list[T] = field(default_factory=list)
     resend: Resend | None = None
+    held: Resend | None = None
     confirm: bool = False
 
 
@@ -137,7 +140,7 @@ class Arrivals(Generic[T]):
     def _repeat(self, state: _Sender[T], data: Data, token: T, taken: Taken[T]) -> None:
         """Take what came before: it goes on waiting for its commit under the newer token."""
         key = (data.epoch, data.seq)
-        if key in state.opened:
+        if data.frame and key in state.opened:
             older, state.opened[key] = state.opened[key], token
             _add(taken.acknowledge, older)
         else:
@@ -156,6 +159,7 @@ class Arrivals(Generic[T]):
             state.expected = max(state.expected, data.seq)  # what is held up to there was withdrawn
             self._drain(state, taken)
             taken.confirm = self._unheard(state, data)
+            taken.held = Resend(data.sender, data.epoch, data.after)
         else:
             taken.resend = self._ask(state, data)
 
@@ -187,19 +191,16 @@ class Arrivals(Generic[T]):
             kept = self._held_tokens < self._most_held
             if not kept:
                 taken.acknowledge.append(token)
-            self._keep(state, data, token if kept else None)
+            state.held[data.seq] = (data, token if kept else None)
+            self.held += 1
+            self.held_bytes += len(data.frame) + HELD_BYTES
+            self._held_tokens += kept
             if known is None or data.after < known[0].after:
                 heappush(state.order, (data.after, data.seq))
         # Within one connection seqs rise: one that does not begins a new round, and the last one missed something.
         if state.asked != state.expected or data.seq <= state.highest:
             taken.resend = self._ask(state, data)
         state.highest = data.seq
-
-    def _keep(self, state: _Sender[T], data: Data, token: T | None) -> None:
-        state.held[data.seq] = (data, token)
-        self.held += 1
-        self.held_bytes += len(data.frame) + HELD_BYTES
-        self._held_tokens += token is not None
 
     def _release(self, state: _Sender[T], seq: int) -> T | None:
         """Let go of what is held; return its token."""
@@ -260,7 +261,7 @@ class Arrivals(Generic[T]):
         if state is None:
             return []
         place = Place(epoch, seq, row)
-        if state.place is None or _rank(place) > _rank(state.place):
+        if state.place is None or place.rank > state.place.rank:
             state.place = place
         tokens: list[T] = []
         end = (epoch, seq - (row > 0))
@@ -276,9 +277,10 @@ class Arrivals(Generic[T]):
         epoch, seq, row = state.place
         return Place(epoch, seq - (row > 0), 0)
 
-    def places(self) -> dict[str, Place]:
-        """Return up to where each sender's frames are handled: what a reader after us begins with."""
-        return {name: state.place for name, state in self._senders.items() if state.place is not None}
+    def places(self, names: Iterable[str] | None = None) -> dict[str, Place]:
+        """Return up to where the frames of these senders (None: all) are handled: a reader after us begins there."""
+        known = ((name, self._senders.get(name)) for name in (self._senders if names is None else names))
+        return {name: state.place for name, state in known if state is not None and state.place is not None}
 
     def _forget(self) -> None:
         """Forget who was silent longest, unless something of it is open; two looks, so that it does not fall behind."""
@@ -294,7 +296,3 @@ class Arrivals(Generic[T]):
 def _add(tokens: list[T], token: T | None) -> None:
     if token is not None:
         tokens.append(token)
-
-
-def _rank(place: Place) -> tuple[int, int, float]:
-    return place.epoch, place.seq, place.row or float("inf")

@@ -13,6 +13,7 @@ from ray_messaging.transports.base import TOO_LARGE_TAKER, Published
 from ray_messaging.transports.mqtt.control import Control
 from ray_messaging.transports.mqtt.packets import UserProperties
 from ray_messaging.transports.mqtt.reasons import Reason
+from ray_messaging.transports.mqtt.way import Proof
 
 _ID, _FROM, _TO, _STEP, _SENT_AT, _MIRROR = "rm-id", "rm-from", "rm-to", "rm-step", "rm-sent-at", "rm-mirror"
 _PAUSE_S = 0.05
@@ -78,8 +79,9 @@ def _within(number: int) -> int:
 class Bare:
     """Publish on bare topics, each until the broker has answered."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, proof: Proof) -> None:
         self._control = control
+        self._proof = proof
 
     async def publish(self, publications: Sequence[Published], batch: Batch, topics: Sequence[str]) -> list[int]:
         """Return for each whether somebody took it (1), nobody (0), or it is too large (TOO_LARGE_TAKER).
@@ -93,6 +95,9 @@ class Bare:
             for row, known in enumerate(takers):
                 if known is not None:
                     continue
+                if self._proof.refuses(len(publications[row].data)):
+                    takers[row] = TOO_LARGE_TAKER
+                    continue
                 try:
                     told = tell(batch, row, mirror=False)
                     sent.append((row, self._control.publish(topics[row], publications[row].data, told)))
@@ -100,7 +105,7 @@ class Bare:
                     takers[row] = TOO_LARGE_TAKER
             await asyncio.gather(*(confirmed for _, confirmed in sent), return_exceptions=True)
             for row, confirmed in sent:
-                takers[row] = self._taker(topics[row], confirmed)
+                takers[row] = self._taker(topics[row], len(publications[row].data), confirmed)
             cut = next((confirmed.exception() for _, confirmed in sent if confirmed.exception() is not None), None)
             if cut is not None:
                 raise cut
@@ -111,13 +116,14 @@ class Bare:
         await self._control.insist(attempt)
         return [known or 0 for known in takers]
 
-    def _taker(self, topic: str, confirmed: "asyncio.Future[int]") -> int | None:
+    def _taker(self, topic: str, nbytes: int, confirmed: "asyncio.Future[int]") -> int | None:
         if confirmed.exception() is not None:
             return None
         code = confirmed.result()
         if code in (Reason.SUCCESS, Reason.NO_MATCHING_SUBSCRIBERS):
             return int(code == Reason.SUCCESS)
         if code == Reason.PACKET_TOO_LARGE:
+            self._proof.refuse(nbytes)
             return TOO_LARGE_TAKER
         if code in _REFUSALS:
             raise self._control.refused(topic, code)

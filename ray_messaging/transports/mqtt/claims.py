@@ -1,5 +1,6 @@
 """Our card in the directory: made, claimed against rivals, said again when a broker has lost it."""
 
+import math
 import secrets
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ class Claims:
         self.card: Card | None = None  # as the directory should have it
         self.owner = ""
         self.reader = secrets.token_hex(8)
+        self._numbers = 0
         self._control = control
         self._registry = registry
 
@@ -55,18 +57,26 @@ class Claims:
             nbytes=limits.nbytes,
             stamp=stamp or secrets.token_hex(4),
             reader=self.reader,
+            number=self._next_number(),
+            leased=limits.leased,
         )
 
     def renewed(self, card: Card) -> Card:
         """Return a card that asks senders for all that they keep."""
-        return replace(card, stamp=secrets.token_hex(4))
+        return replace(card, stamp=secrets.token_hex(4), number=self._next_number())
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
 
     async def claim(self, record: Record, card: Card) -> None:
         """Claim a mailbox and its agents; raise AlreadyExists where somebody was earlier, Fenced where one is newer."""
         mailbox = record.mailbox
         before = self._registry.entries.get(mailbox)
         topic = self._control.topics.directory(mailbox)
-        await self._control.insist_say((topic, encode_card(replace(card, pending=True))))
+        # The claim of a process that dies before it is settled must not stay.
+        expiry_s = max(1, math.ceil(self._registry.lease_s))
+        await self._control.insist_say((topic, encode_card(replace(card, pending=True))), expiry_s=expiry_s)
         entry = self._registry.pending.get(mailbox)
         if entry is None or entry.card.reader != self.reader:
             raise fenced(mailbox, card.epoch)
@@ -106,8 +116,7 @@ class Claims:
             await self._control.insist_say((self._control.topics.owner(mailbox), b""))
 
     async def withdraw(self, mailbox: str) -> None:
-        """Take the mailbox out of the directory, and what was kept of it."""
-        self.card, self.owner = None, ""
+        """Take the mailbox out of the directory."""
         topics = self._control.topics
-        said = [(topic, b"") for topic in (topics.directory(mailbox), topics.owner(mailbox), topics.cursor(mailbox))]
-        await self._control.insist_say(*said)
+        await self._control.insist_say((topics.directory(mailbox), b""), (topics.owner(mailbox), b""))
+        self.card, self.owner = None, ""

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import aiomqtt
@@ -20,12 +21,14 @@ from ray_messaging.transports.mqtt.packets import Arrival
 from ray_messaging.transports.mqtt.publishing import Publishing
 from ray_messaging.transports.mqtt.session import Session
 from ray_messaging.transports.mqtt.sockets import BufferedSocket, open_socket
+from ray_messaging.transports.mqtt.tap import Tap
 
 T = TypeVar("T")
 
 _UNLIMITED = 65535
 _MID_BYTES = 2
 _LONGEST_TICK_S = 1.0
+_LONGEST_DEAFNESS_S = 5.0
 _FAREWELL_S = 1.0
 
 
@@ -62,10 +65,11 @@ class Connection(aiomqtt.Client):
         self.maximum_packet: int | None = None
         self.closed: asyncio.Future[Exception] = self._loop.create_future()
         self.publishing = Publishing(self._client, config)
+        self.tap = Tap(self._readable)
         self._on_arrival = on_arrival
         self._socket: BufferedSocket | None = None
         self._fileno = -1
-        self._paused = False
+        self._felt_at = 0.0
         self._awaits_room = False
         self._tick: asyncio.TimerHandle | None = None
 
@@ -106,7 +110,8 @@ class Connection(aiomqtt.Client):
     async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
         asking = asyncio.ensure_future(call)
         try:
-            await _first(asking, self.closed)
+            with self.tap.awaiting():
+                await _first(asking, self.closed)
             if not asking.done():
                 self.check()
             return asking.result()
@@ -114,20 +119,6 @@ class Connection(aiomqtt.Client):
             raise reasons.cut(self.config, f"no answer in {self.config.timeout:g} s ({error})") from error
         finally:
             asking.cancel()
-
-    def pause(self) -> None:
-        """Stop reading; what the process has already may still arrive."""
-        if not self._paused and not self.closed.done():
-            self._paused = True
-            self._loop.remove_reader(self._fileno)
-
-    def resume(self) -> None:
-        """Read on."""
-        if self._paused and not self.closed.done():
-            self._paused = False
-            self._forgive_silence()
-            self._loop.add_reader(self._fileno, self._readable)
-            self._loop.call_soon(self._readable)  # for what was read ahead
 
     def drop(self, error: Exception) -> None:
         """Cut the connection without a farewell; never call it from within a callback of paho."""
@@ -210,20 +201,15 @@ class Connection(aiomqtt.Client):
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _on_message(self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage) -> None:
-        mid, qos = message.mid, message.qos
-
-        def acknowledge() -> None:
-            if qos and not self.closed.done():
-                self._client.ack(mid, qos)
-
         arrival = Arrival(
             message.topic,
             bytes(message.payload),
             tuple(getattr(message.properties, "UserProperty", ())),
-            qos=qos,
+            qos=message.qos,
             retain=message.retain,
             duplicate=message.dup,
-            acknowledge=acknowledge,
+            acknowledge=partial(self._client.ack, message.mid, message.qos),
+            over=self.closed.done,
         )
         try:
             self._on_arrival(arrival)
@@ -235,10 +221,10 @@ class Connection(aiomqtt.Client):
     def _on_socket_open(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
         assert self._socket is not None
         self._fileno = self._socket.fileno()
-        self._loop.add_reader(self._fileno, self._readable)
+        self.tap.begin(self._fileno)
 
     def _on_socket_close(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
-        self._loop.remove_reader(self._fileno)
+        self.tap.end()
         self._loop.remove_writer(self._fileno)
 
     def _on_socket_register_write(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
@@ -251,10 +237,10 @@ class Connection(aiomqtt.Client):
     def _readable(self) -> None:
         assert self._socket is not None
         try:
-            while not self._paused and not self.closed.done():
+            while self.tap.open and not self.closed.done():
                 self._client.loop_read()
                 if not self._socket.pending():
-                    break
+                    return
         except Exception as error:  # noqa: BLE001 - whatever it is, it has ended the connection
             self.drop(reasons.cut(self.config, f"{type(error).__name__}: {error}"))
 
@@ -280,19 +266,26 @@ class Connection(aiomqtt.Client):
                 self._loop.remove_writer(self._fileno)
 
     def _keep_alive(self) -> None:
-        if self._paused:
-            self._forgive_silence()
         try:
+            if not self.tap.open:
+                self._feel()
             self._client.loop_misc()
         except Exception as error:  # noqa: BLE001 - as above
             self.drop(reasons.cut(self.config, f"{type(error).__name__}: {error}"))
         if not self.closed.done():
             self._tick = self._loop.call_later(min(_LONGEST_TICK_S, self._client.keepalive / 4), self._keep_alive)
 
-    def _forgive_silence(self) -> None:
-        # The answer to our ping lies unread. A broker that is gone shows when the pings can no longer be written.
-        self._client._ping_t = 0.0
-        self._client._last_bytes_received = time.monotonic()
+    def _feel(self) -> None:
+        """Find out without reading whether the broker is there; raise ConnectionError where it is not."""
+        if self.tap.hung_up():
+            raise ConnectionError("the broker has hung up")
+        # One that died behind what we do not read cannot hang up, but its host resets what is written to it.
+        now = time.monotonic()
+        if now - self._felt_at >= min(_LONGEST_DEAFNESS_S, self._client.keepalive / 4):
+            self._felt_at = now
+            self._client._send_pingreq()
+        self._client._ping_t = 0.0  # the answer lies unread
+        self._client._last_bytes_received = now
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:

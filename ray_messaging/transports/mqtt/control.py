@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from ray_messaging.config import MqttConfig
-from ray_messaging.errors import ConnectionFailed, MessagingError, ServerRefused
+from ray_messaging.errors import ConnectionFailed, MessagingError, PayloadTooLarge, ServerRefused
 from ray_messaging.transports.mqtt import reasons
 from ray_messaging.transports.mqtt.link import MqttLink
-from ray_messaging.transports.mqtt.packets import Arrival, UserProperties
+from ray_messaging.transports.mqtt.packets import Arrival, UserProperties, as_reason
 from ray_messaging.transports.mqtt.reasons import Reason
 from ray_messaging.transports.mqtt.topics import Topics
 
@@ -45,7 +45,8 @@ class Control:
         self._filters: list[str] = []
         self._barriers: dict[bytes, asyncio.Future[None]] = {}
         self._count = 0
-        self._marked = False
+        self._marker = b""  # the retained one of the last connection over which the broker told all
+        self._found = b""  # and the one that it had now
         self.link = MqttLink(
             config,
             f"rm-{exp_id}-control-{self._client}",
@@ -71,12 +72,22 @@ class Control:
         self._fail(reasons.cut(self._config, "it was made anew"))
         self.connections += 1
         self.connected_at = asyncio.get_running_loop().time()
-        self._marked = False
+        self._found = b""
         self.began()
         marker = self.topics.barrier(self._client)
         await self.link.subscribe([marker, self.topics.all_cards, self.topics.all_owners, *self._filters])
-        await self._mark(retain=True)
-        await self.ended(self._marked)
+        placed = await self._mark(retain=True)
+        kept = bool(self._marker) and self._found == self._marker
+        self._marker = placed
+        await self.ended(kept)
+
+    async def place_marker(self) -> None:
+        """Place our marker anew: a broker that has this one later has all that it told us before.
+
+        One that was killed may come back with what it had long ago.
+        """
+        self._marker = b""
+        self._marker = await self._mark(retain=True)
 
     def _end(self, error: Exception) -> None:
         self._fail(error)
@@ -110,11 +121,14 @@ class Control:
         if kind == "barrier":
             self._pass(arrival)
         elif kind in self.handlers:
-            self.handlers[kind](name, arrival.payload, arrival.retain)
+            try:
+                self.handlers[kind](name, arrival.payload, arrival.retain)
+            except Exception:  # anybody may publish here, and what is retained would end each link that comes
+                logger.exception("a publication on %.200s is passed over: please report this", arrival.topic)
 
     def _pass(self, arrival: Arrival) -> None:
         if arrival.retain:
-            self._marked = True
+            self._found = arrival.payload
         barrier = self._barriers.pop(arrival.payload, None)
         if barrier is not None and not barrier.done():
             barrier.set_result(None)
@@ -134,17 +148,21 @@ class Control:
         """Return when all has come that the broker had for us before; raise ConnectionFailed when we are cut."""
         await self._mark(retain=False)
 
-    async def _mark(self, *, retain: bool) -> None:
+    async def _mark(self, *, retain: bool) -> bytes:
         self._count += 1
         payload = b"%d-%d" % (self.connections, self._count)
         passed = self._barriers[payload] = asyncio.get_running_loop().create_future()
         marker = self.topics.barrier(self._client)
         sent = self.link.publish(marker, payload, retain=retain, expiry_s=_MARKER_S if retain else None)
         try:
-            self._check(marker, await sent)
-            await passed
+            async with asyncio.timeout(self._config.timeout):
+                self._check(marker, await sent)
+                await passed
+        except TimeoutError:
+            raise reasons.cut(self._config, f"our marker did not come back in {self._config.timeout:g} s") from None
         finally:
             self._barriers.pop(payload, None)
+        return payload
 
     def _check(self, topic: str, code: int) -> None:
         if code >= reasons.FAILED:
@@ -170,16 +188,17 @@ class Control:
             port=self._config.port,
         )
 
-    async def say(self, *retained: tuple[str, bytes]) -> None:
+    async def say(self, *retained: tuple[str, bytes], expiry_s: int | None = None) -> None:
         """Publish what the broker is to retain, and return when it has come round; raise ConnectionFailed."""
-        sent = [(topic, self.link.publish(topic, payload, retain=True)) for topic, payload in retained]
+        publish = self.link.publish
+        sent = [(topic, publish(topic, payload, retain=True, expiry_s=expiry_s)) for topic, payload in retained]
         for topic, confirmed in sent:
             self._check(topic, await confirmed)
         await self.barrier()
 
-    async def insist_say(self, *retained: tuple[str, bytes]) -> None:
+    async def insist_say(self, *retained: tuple[str, bytes], expiry_s: int | None = None) -> None:
         """Say it, again and again while the connection is cut."""
-        await self.insist(lambda: self.say(*retained))
+        await self.insist(lambda: self.say(*retained, expiry_s=expiry_s))
 
     def signal(self, topic: str, payload: bytes) -> "asyncio.Future[int] | None":
         """Publish what is said again anyway if it gets lost; None: there is no connection."""
@@ -195,20 +214,27 @@ class Control:
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int = 0) -> None:
         """Publish a dead letter; its first `row` rows are handled."""
-        told = (("rm-entry", entry), ("rm-row", str(row)), ("rm-reason", reason))
-        topic = self.topics.dead(mailbox)
+        told = (("rm-entry", entry), ("rm-row", str(row)), ("rm-reason", as_reason(reason)))
 
         async def attempt() -> None:
-            self._check(topic, await self.link.publish(topic, frame, properties=told))
+            self._check(self.topics.dead(mailbox), await self._bury(mailbox, frame, told))
 
         await self.insist(attempt)
 
     def bury_soon(self, mailbox: str, payload: bytes, reason: str) -> None:
         """Publish what is no frame, if that goes now."""
         try:
-            self.link.publish(self.topics.dead(mailbox), payload, properties=(("rm-reason", reason),))
+            self._bury(mailbox, payload, (("rm-reason", as_reason(reason)),))
         except MessagingError as error:
             logger.warning("a publication for mailbox %s that cannot be read is lost: %s", mailbox, error)
+
+    def _bury(self, mailbox: str, payload: bytes, told: UserProperties) -> "asyncio.Future[int]":
+        topic = self.topics.dead(mailbox)
+        try:
+            return self.link.publish(topic, payload, properties=told)
+        except PayloadTooLarge as error:  # with what we tell of it; it came without
+            logger.warning("a dead letter of mailbox %s goes without its %d bytes: %s", mailbox, len(payload), error)
+            return self.link.publish(topic, b"", properties=(*told, ("rm-bytes", str(len(payload)))))
 
     def publish(
         self, topic: str, payload: bytes, properties: UserProperties = (), expiry_s: int | None = None
@@ -224,7 +250,10 @@ async def insist(link: MqttLink, patience_s: float, call: Callable[[], Awaitable
     while True:
         await link.wait_connected(max(0.0, deadline - loop.time()))
         try:
-            return await call()
+            async with asyncio.timeout_at(deadline):
+                return await call()
+        except TimeoutError:
+            raise reasons.cut(link.config, f"no answer within {patience_s:g} s") from None
         except ServerRefused:
             raise
         except ConnectionFailed:

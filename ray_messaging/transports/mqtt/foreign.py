@@ -1,7 +1,6 @@
 """What comes on topics of users: frames of the messages of foreign clients, and of our own that went to no mailbox."""
 
 import time
-from collections import OrderedDict
 
 import numpy as np
 
@@ -11,11 +10,11 @@ from ray_messaging.frames import FOREIGN_SENDER, Batch, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.transports.mqtt import bare
+from ray_messaging.transports.mqtt.kept import Keeper, Kept
 from ray_messaging.transports.mqtt.packets import Arrival
 from ray_messaging.transports.mqtt.topics import Filters, channel_of_topic
 
 _FRAME_BYTES = 4 * 2**20
-_SEEN = 10_000  # ids of our own messages, which come again when a connection was cut
 
 
 class Foreign:
@@ -28,9 +27,9 @@ class Foreign:
         self._sender = FOREIGN_SENDER + mailbox
         self._epoch = epoch
         self._rows = rows
-        self._gathered: list[tuple[AgentId | None, str, Arrival]] = []
+        self._keeper = Keeper()
+        self._gathered: list[tuple[AgentId | None, str, bytes, Kept]] = []
         self._nbytes = 0
-        self._seen: OrderedDict[str, None] = OrderedDict()
 
     @property
     def full(self) -> bool:
@@ -46,44 +45,43 @@ class Foreign:
             return None, ":" + channel
 
     def gather(self, arrival: Arrival) -> None:
-        """Take a publication."""
-        self._gathered.append((*self.address(arrival.topic), arrival))
-        self._nbytes += len(arrival.payload)
-        self.count += 1
+        """Take a publication, unless it has come over an earlier connection and is kept since then."""
+        kept = self._keeper.unnamed(arrival)
+        if kept is not None:
+            self._gathered.append((*self.address(arrival.topic), arrival.payload, kept))
+            self._nbytes += len(arrival.payload)
+            self.count += 1
 
-    def pour(self) -> tuple[bytes, list[Arrival]] | None:
+    def begin_anew(self) -> None:
+        """Expect nothing again of what has come: the broker has lost the session."""
+        self._keeper.begin_anew()
+
+    def pour(self) -> tuple[bytes, list[Kept]] | None:
         """Make a frame of what is gathered; None: nothing is."""
         if not self._gathered:
             return None
         gathered, self._gathered, self._nbytes = self._gathered, [], 0
-        topics = {topic: number for number, topic in enumerate(dict.fromkeys(topic for _, topic, _ in gathered))}
-        arrivals = [arrival for _, _, arrival in gathered]
+        topics = {topic: number for number, topic in enumerate(dict.fromkeys(topic for _, topic, _, _ in gathered))}
         batch = Batch(
             sender=self._sender,
             epoch=self._epoch,
             first=self.count - len(gathered) + 1,
             from_ids=Ids.of([None] * len(gathered)),
-            to_ids=Ids.of([agent_id for agent_id, _, _ in gathered]),
+            to_ids=Ids.of([agent_id for agent_id, _, _, _ in gathered]),
             topics=tuple(topics),
-            topic=None if len(topics) == 1 else np.array([topics[topic] for _, topic, _ in gathered], np.uint16),
+            topic=None if len(topics) == 1 else np.array([topics[topic] for _, topic, _, _ in gathered], np.uint16),
             sent_at=time.time(),
-            lines=Lines.of([arrival.payload for arrival in arrivals], raw=True),
+            lines=Lines.of([payload for _, _, payload, _ in gathered], raw=True),
         )
-        return encode(batch), arrivals
+        return encode(batch), [kept for _, _, _, kept in gathered]
 
     def told(self, arrival: Arrival) -> bare.Told | None:
         """Return what one of our own senders tells of a publication; None: it is a foreign client's."""
         return bare.read(arrival.properties) if arrival.properties else None
 
-    def seen(self, told: bare.Told) -> bool:
-        """Tell whether a message of our own has come before."""
-        name = f"{told.sender}-{told.epoch}-{told.number}"
-        if name in self._seen:
-            return True
-        self._seen[name] = None
-        if len(self._seen) > _SEEN:
-            self._seen.popitem(last=False)
-        return False
+    def keep(self, told: bare.Told, arrival: Arrival) -> Kept | None:
+        """Keep a message of our own; None: it has come before, and goes on waiting under this arrival."""
+        return self._keeper.named(f"{told.sender}-{told.epoch}-{told.number}", arrival)
 
     def frame(self, told: bare.Told, arrival: Arrival) -> bytes:
         """Make a frame of one message of our own."""

@@ -5,6 +5,7 @@ import copy
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
@@ -149,18 +150,18 @@ class MqttLink:
     def pause(self) -> None:
         """Stop reading from the broker, over reconnects too, which TCP makes it feel; the connection is kept alive.
 
-        What was read already may still arrive. Nothing is read: no PUBACK and no SUBACK either, so publications and
-        subscriptions do not go on: who must publish meanwhile needs a link of its own for that.
+        What was read already may still arrive. No PUBACK is read either, so publications do not go on: who must publish
+        meanwhile needs a link of its own for that. While `subscribe` or `unsubscribe` waits for its answer all is read.
         """
         self._paused = True
         if self._connection is not None:
-            self._connection.pause()
+            self._connection.tap.pause()
 
     def resume(self) -> None:
         """Read on."""
         self._paused = False
         if self._connection is not None:
-            self._connection.resume()
+            self._connection.tap.resume()
 
     async def close(self, *, end_session: bool = False) -> None:
         """Say farewell to the broker (it publishes no will) and let go; closing twice does no harm.
@@ -196,8 +197,7 @@ class MqttLink:
             raise copy.copy(self.error)
         self._connection = connection
         try:
-            await self._on_connected(connection.session_present)
-            connection.check()
+            await self._welcome(connection)
         except asyncio.CancelledError:
             if self.error is None:  # else `close` has yet to say farewell
                 connection.drop(Closed("connecting was given up"))
@@ -206,8 +206,22 @@ class MqttLink:
             connection.drop(error)
             raise
         if self._paused:  # not before: what `on_connected` asks for must be answered
-            connection.pause()
+            connection.tap.pause()
         self._say(connected=True)
+
+    async def _welcome(self, connection: Connection) -> None:
+        """Await `on_connected`, unless the connection is cut before: what it waits for may never come then."""
+        welcome = asyncio.ensure_future(self._on_connected(connection.session_present))
+        either: set[asyncio.Future[Any]] = {welcome, connection.closed}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not welcome.done():
+                welcome.cancel()
+                await asyncio.wait({welcome})
+        if not welcome.cancelled():
+            welcome.result()
+        connection.check()
 
     async def _supervise(self) -> None:
         """Make the connection again whenever it is cut, until that cannot help."""

@@ -1,8 +1,9 @@
-"""The receiving side: the mailbox's own connection, and what senders are told."""
+"""The receiving side: our card in the directory, our mailbox, its session, and what its senders are told."""
 
 import asyncio
 import logging
 import math
+from collections.abc import Sequence
 
 from ray_messaging.config import MqttConfig
 from ray_messaging.directory import Record, decode_record
@@ -11,18 +12,18 @@ from ray_messaging.transports.base import Cursor, Limits
 from ray_messaging.transports.mqtt.answers import Answers
 from ray_messaging.transports.mqtt.arrivals import Taken
 from ray_messaging.transports.mqtt.claims import Claims
-from ray_messaging.transports.mqtt.control import Control, insist
+from ray_messaging.transports.mqtt.control import Control
 from ray_messaging.transports.mqtt.cursors import Cursors
-from ray_messaging.transports.mqtt.link import MqttLink
-from ray_messaging.transports.mqtt.mailbox import RECEIVE_MAXIMUM, Mailbox, fenced
-from ray_messaging.transports.mqtt.packets import Arrival, Will
+from ray_messaging.transports.mqtt.mailbox import Entry, Mailbox, fenced
+from ray_messaging.transports.mqtt.packets import Arrival
+from ray_messaging.transports.mqtt.presence import Presence, end_session
 from ray_messaging.transports.mqtt.registry import Registry
 from ray_messaging.transports.mqtt.wanted import Wanted
 from ray_messaging.transports.mqtt.wire import Card, Place
 
 logger = logging.getLogger(__name__)
 
-_FOR_EVER = 0xFFFFFFFF  # as the expiry of a session
+_BURIED_AT_ONCE = 20
 
 
 class Listener:
@@ -38,14 +39,12 @@ class Listener:
         self._topics = control.topics
         self._registry = registry
         self._limits = Limits(0, 0, 0.0, leased=True)
-        self._link: MqttLink | None = None
-        self._asked: set[str] = set()  # what the session is subscribed to
-        self._session_present = False
-        self._open_yet = False
+        self._presence: Presence | None = None
+        self._answers = Answers(control, 0.0)
+        self._removing = False
         self._leaving: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
         self._fresh_stamp = False  # what was sent to a session that is lost must come again
-        self._answers = Answers(control, 0.0)
 
     # -- taking a mailbox -----------------------------------------------------------------------------------------
 
@@ -64,9 +63,9 @@ class Listener:
                 await claims.claim(record, card)
             if known is not None:  # its last reader hears it from this, and does not connect again
                 await claims.publish(name, card, owner)
-            mailbox = await self._open(record, epoch)
-            if known is None or not self._session_present:
-                stamp = card.stamp if self._session_present else ""
+            mailbox, presence = await self._open(record, epoch)
+            if known is None or not presence.present:
+                stamp = card.stamp if presence.present else ""
                 await claims.publish(name, claims.make(record, epoch, owner, limits, stamp=stamp), owner)
         except BaseException:
             claims.card = None
@@ -89,7 +88,7 @@ class Listener:
         await self.claims.publish(mailbox.name, wider, self.claims.owner)
         return mailbox
 
-    async def _open(self, record: Record, epoch: int) -> Mailbox:
+    async def _open(self, record: Record, epoch: int) -> tuple[Mailbox, Presence]:
         name = record.mailbox
         self._answers = Answers(self._control, self._limits.lease_s)
         mailbox = self.mailbox = Mailbox(
@@ -99,78 +98,23 @@ class Listener:
             epoch=epoch,
             frame_rows=record.frame_rows,
             wanted=Wanted(self._exp_id, record),
-            places={} if self._limits.leased else await self.cursors.load(name),
+            places={} if self._limits.leased else await self.cursors.load(name, epoch),
             answer=self._answer,
             marked=self._marked,
             bury=self._bury,
         )
-        lease_s = max(1, math.ceil(self._limits.lease_s))
-        ends = self._topics.directory(name) if self._limits.leased else self._topics.owner(name)
-        self._link = MqttLink(
-            self._config,
-            f"rm-{self._exp_id}-{name}",
-            session_expiry_s=lease_s if self._limits.leased else _FOR_EVER,
-            receive_maximum=RECEIVE_MAXIMUM,
-            on_publication=mailbox.arrived,
-            on_connected=self._welcome,
-            on_lost=self._lost,
-            will=Will(ends, b"", retain=True),
-            will_delay_s=lease_s,
-        )
-        mailbox.attach(self._link)
-        mailbox.inherited = True  # until the broker says that there is no session
-        await self._link.connect()
-        self._open_yet = True
-        return mailbox
+        presence = Presence(self._config, self._control, mailbox, self._client_id(name), self._limits, self._emptied)
+        self._presence = presence
+        await presence.open()
+        return mailbox, presence
 
-    # -- its connection -------------------------------------------------------------------------------------------
-
-    async def _welcome(self, session_present: bool) -> None:  # noqa: FBT001 - a link's callback
-        mailbox, link = self.mailbox, self._link
-        assert mailbox is not None
-        assert link is not None
-        self._session_present = session_present
-        if self._open_yet:
-            # We may have been cut as somebody newer has connected, and not every broker says so.
-            await self._control.insist(self._control.barrier)
-            if mailbox.error is not None:
-                raise mailbox.error
-        if session_present:
-            return
-        mailbox.inherited = False
-        asked = mailbox.wanted.subscriptions() if self._asked else {}
-        await link.subscribe([self._topics.mailbox(mailbox.name), *asked])
-        self._asked = set(asked)
-        if self._open_yet and self.claims.card is not None:
-            self._fresh_stamp = True
-            self.say_soon()
-
-    def _fence(self, mailbox: Mailbox) -> None:
-        """Leave the mailbox, and its session, to somebody newer."""
-        mailbox.stop(fenced(mailbox.name, mailbox.epoch))
-        if self._link is not None and self._leaving is None:
-            self._leaving = asyncio.create_task(self._link.abort(), name="ray_messaging mqtt fenced")
-
-    def _lost(self, error: Exception) -> None:
-        if self.mailbox is not None:
-            own = fenced(self.mailbox.name, self.mailbox.epoch) if isinstance(error, Fenced) else error
-            self.mailbox.stop(own if isinstance(own, MessagingError) else MessagingError(str(own)))
+    def _client_id(self, mailbox: str) -> str:
+        return f"rm-{self._exp_id}-{mailbox}"
 
     async def subscribe(self) -> None:
         """Have what is published on the topics of our record come here, too."""
-        mailbox, link = self.mailbox, self._link
-        assert mailbox is not None
-        assert link is not None
-        mailbox.resume()  # the answers must be read
-        wanted = mailbox.wanted.subscriptions()
-        fresh = [text for text in wanted if text not in self._asked]
-        over = [text for text in self._asked if text not in wanted]
-        self._asked = set(wanted)
-        if fresh:
-            # What is retained comes with a new subscription only: our predecessor has had it.
-            await insist(link, self._control.patience_s, lambda: link.subscribe(fresh, retain_handling=1))
-        if over:
-            await insist(link, self._control.patience_s, lambda: link.unsubscribe(over))
+        if self._presence is not None:
+            await self._presence.subscribe()
 
     # -- our card -------------------------------------------------------------------------------------------------
 
@@ -189,32 +133,49 @@ class Listener:
         elif card.reader != self.claims.reader and not card.pending and card.epoch >= mailbox.epoch:
             self._fence(mailbox)
 
+    def _fence(self, mailbox: Mailbox) -> None:
+        """Leave the mailbox, and its session, to somebody newer."""
+        mailbox.stop(fenced(mailbox.name, mailbox.epoch))
+        if self._presence is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(
+                self._presence.close(as_if_dead=False), name="ray_messaging mqtt fenced"
+            )
+
     def reconnected(self) -> None:
         """Say again what the broker has lost, and what senders may not have heard."""
         mailbox, card = self.mailbox, self.claims.card
-        if mailbox is None or card is None or mailbox.error is not None:
+        if mailbox is None or card is None or mailbox.error is not None or self._removing:
             return
         entry = self._registry.entries.get(mailbox.name)
-        rival = (
-            self._registry.rival(mailbox.name, decode_record(card.record)) if entry is None or not entry.seen else None
-        )
+        missing = entry is None or not entry.seen or entry.card.reader != card.reader
+        rival = self._registry.rival(mailbox.name, decode_record(card.record)) if missing else None
         if rival is not None:
             logger.error("agent %r of %s lives in %s now: while we were away", rival[0], mailbox.name, rival[1])
             self.claims.card = None
             return
-        if entry is None or not entry.seen or self._fresh_stamp:
-            self.say_soon()
+        if missing or self._fresh_stamp:
+            self._say_soon()
         self._answers.confirm_all(mailbox)
 
-    def say_soon(self) -> None:
-        """Publish our card in the background."""
+    def _emptied(self) -> None:
+        if self.claims.card is not None and not self._removing:
+            self._fresh_stamp = True
+            self._say_soon()
+
+    def _say_soon(self) -> None:
         if self._saying is None or self._saying.done():
             self._saying = asyncio.create_task(self._say(), name="ray_messaging mqtt card")
 
     async def _say(self) -> None:
-        mailbox, card = self.mailbox, self.claims.card
+        """Publish our card again."""
+        mailbox, presence = self.mailbox, self._presence
         try:
-            while mailbox is not None and card is not None:
+            while mailbox is not None and presence is not None:
+                # Who reads the card publishes at once: somebody must listen.
+                await presence.link.wait_connected(math.inf)
+                card = self.claims.card
+                if card is None:
+                    return
                 if self._fresh_stamp:
                     self._fresh_stamp = False
                     card = self.claims.renewed(card)
@@ -242,9 +203,8 @@ class Listener:
             self._answers.look(self.mailbox)
 
     def _bury(self, payload: bytes, reason: str) -> None:
-        mailbox = self.mailbox
-        if mailbox is not None:
-            self._control.bury_soon(mailbox.name, payload, reason)
+        if self.mailbox is not None:
+            self._control.bury_soon(self.mailbox.name, payload, reason)
 
     # -- handling, leaving ----------------------------------------------------------------------------------------
 
@@ -261,35 +221,48 @@ class Listener:
 
     async def remove(self) -> int:
         """Take our mailbox out; what is not handled becomes dead letters. Returns their frames."""
-        mailbox, link = self.mailbox, self._link
-        assert mailbox is not None
-        assert link is not None
+        mailbox, presence = self.mailbox, self._presence
+        if mailbox is None or presence is None:
+            return 0
+        self._removing = mailbox.deaf = True
+        if not self._limits.leased:
+            await self.cursors.clear(mailbox.name)
         await self.claims.withdraw(mailbox.name)
-        mailbox.deaf = True
-        if link.connected:
-            mailbox.resume()
-            # Once this is answered whoever still sends here is told that nobody listens.
-            await insist(link, self._control.patience_s, lambda: link.unsubscribe([self._topics.mailbox(mailbox.name)]))
+        await presence.stop()
         left = [entry for entry in mailbox.unhandled() if entry.sender]
-        for entry in left:
-            name = f"{mailbox.epoch}-{entry.number}"
-            await self._control.bury(mailbox.name, name, entry.frame, "the mailbox was removed", row=entry.done)
-        await link.close(end_session=True)
-        self._link = None
+        await self._bury_all(mailbox, left)
+        await presence.end()
+        self._presence = None
         return len(left)
 
+    async def _bury_all(self, mailbox: Mailbox, left: Sequence[Entry]) -> None:
+        why, buried = "the mailbox was removed", 0
+        try:
+            while buried < len(left):
+                some = left[buried : buried + _BURIED_AT_ONCE]
+                letters = [
+                    self._control.bury(
+                        mailbox.name, f"{mailbox.epoch}-{entry.number}", entry.frame, why, row=entry.done
+                    )
+                    for entry in some
+                ]
+                await asyncio.gather(*letters)
+                buried += len(some)
+        finally:
+            if buried < len(left):
+                logger.error(
+                    "mailbox %s was removed with %d unhandled frames: up to %d of them are lost, there was no time to "
+                    "make dead letters of them",
+                    mailbox.name,
+                    len(left),
+                    len(left) - buried,
+                )
+
     async def remove_other(self, name: str) -> None:
-        """Take out a mailbox that nobody reads, and end its session; whoever reads it is told that it was removed."""
-        await self.claims.withdraw(name)
-        link = MqttLink(
-            self._config,
-            f"rm-{self._exp_id}-{name}",
-            session_expiry_s=1,
-            on_publication=_pass_over,
-            on_connected=_nothing,
-        )
-        await link.connect()
-        await link.close(end_session=True)
+        """Take out a mailbox that is not ours, and end its session; whoever reads it is told that it was removed."""
+        await self.cursors.clear(name)  # before somebody else can have the name
+        await Claims(self._control, self._registry).withdraw(name)
+        await end_session(self._config, self._client_id(name))
 
     async def close(self) -> None:
         """Let go of the connection; a mailbox that we did not leave stays for its lease, as if our process had died."""
@@ -298,18 +271,7 @@ class Listener:
             await asyncio.gather(self._saying, return_exceptions=True)
         if self._leaving is not None:
             await self._leaving
-        link, self._link = self._link, None
-        if link is None:
-            return
-        if self.claims.owner or (self._limits.leased and self.claims.card is not None):
-            await link.abort()
-        else:
-            await link.close()
-
-
-async def _nothing(_session_present: bool) -> None:  # noqa: FBT001 - a link's callback
-    pass
-
-
-def _pass_over(_arrival: Arrival) -> None:
-    pass
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            not_left = bool(self.claims.owner) or (self._limits.leased and self.claims.card is not None)
+            await presence.close(as_if_dead=not_left)

@@ -13,15 +13,15 @@ from ray_messaging.frames import decode, encode
 from ray_messaging.transports.base import Cursor
 from ray_messaging.transports.mqtt.arrivals import Arrivals, Frame, Taken
 from ray_messaging.transports.mqtt.foreign import Foreign
+from ray_messaging.transports.mqtt.kept import Kept
 from ray_messaging.transports.mqtt.link import MqttLink
-from ray_messaging.transports.mqtt.packets import Arrival
+from ray_messaging.transports.mqtt.packets import Arrival, as_reason
 from ray_messaging.transports.mqtt.topics import is_own
 from ray_messaging.transports.mqtt.wanted import Wanted
 from ray_messaging.transports.mqtt.wire import Place, decode_data
 
 logger = logging.getLogger(__name__)
 
-RECEIVE_MAXIMUM = 10_000  # arrivals that are not handled yet; the broker keeps the rest
 MARK = b"RM?"  # begins what we send through our own mailbox, to see when it comes
 _HOLD_BYTES = 64 * 2**20  # behind gaps
 _UNREAD_BYTES = 64 * 2**20  # above this we leave what comes in the socket
@@ -38,7 +38,7 @@ class Entry:
     seq: int = 0
     row: int = 0
     done: int = 0  # rows of `frame` that are handled
-    tokens: list[Arrival] = field(default_factory=list)
+    tokens: list[Kept] = field(default_factory=list)
 
 
 class Mailbox:
@@ -81,7 +81,7 @@ class Mailbox:
         self._paused = False
         self._come = asyncio.Event()
         self._link: MqttLink | None = None
-        self._tokens: list[Arrival] = []  # of what is handled, and not acknowledged yet
+        self._tokens: list[Arrival | Kept] = []  # of what is handled, and not acknowledged yet
 
     def attach(self, link: MqttLink) -> None:
         """Take the connection that `arrived` is called by."""
@@ -92,10 +92,25 @@ class Mailbox:
         self.error = self.error or error
         self._come.set()
 
+    def begin_anew(self) -> None:
+        """Take note that the broker has lost our session: nothing of it comes again."""
+        self.inherited = False
+        self.foreign.begin_anew()
+
     # -- what arrives ---------------------------------------------------------------------------------------------
 
     def arrived(self, arrival: Arrival) -> None:
-        """Take a publication."""
+        """Take a publication; one that cannot be taken becomes a dead letter."""
+        try:
+            self._take(arrival)
+        except Exception as error:  # it would end each reader after us, too, as it came again
+            foreseen = isinstance(error, FrameError)
+            level = logging.WARNING if foreseen else logging.ERROR
+            logger.log(level, "mailbox %s: a dead letter: %s", self.name, as_reason(error), exc_info=not foreseen)
+            self._bury(arrival.payload, str(error) if foreseen else f"it cannot be taken: {error!r}")
+            arrival.acknowledge()
+
+    def _take(self, arrival: Arrival) -> None:
         if arrival.topic == self._topic:
             self._take_frame(arrival)
         elif is_own(arrival.topic):
@@ -108,13 +123,7 @@ class Mailbox:
             arrival.acknowledge()
             self._marked(arrival.payload)
             return
-        try:
-            data = decode_data(arrival.payload)
-        except FrameError as error:
-            logger.warning("a publication for mailbox %s goes to the dead letters: %s", self.name, error)
-            self._bury(arrival.payload, str(error))
-            arrival.acknowledge()
-            return
+        data = decode_data(arrival.payload)
         self.follow(self.arrivals.take(data, arrival), data.sender)
 
     def follow(self, taken: Taken[Arrival], sender: str) -> None:
@@ -125,7 +134,7 @@ class Mailbox:
             self._enter(self._resumed(frame))
         for token in taken.acknowledge:
             token.acknowledge()
-        if taken.resend is not None or taken.confirm:
+        if taken.resend is not None or taken.held is not None or taken.confirm:
             self._answer(taken, sender)
 
     def _resumed(self, frame: Frame) -> Entry:
@@ -143,12 +152,14 @@ class Mailbox:
 
     def _take_foreign(self, arrival: Arrival) -> None:
         told = self.foreign.told(arrival)
-        ours = told is not None and (told.mirror or self.foreign.seen(told))
-        if ours or (self.inherited and not self.wanted.has(arrival.topic)):
+        mirrored = told is not None and told.mirror
+        if mirrored or (self.inherited and not self.wanted.has(arrival.topic)):
             arrival.acknowledge()
         elif told is not None:
-            self._pour()
-            self._enter(Entry(0, self.foreign.frame(told, arrival), tokens=[arrival]))
+            kept = self.foreign.keep(told, arrival)
+            if kept is not None:
+                self._pour()
+                self._enter(Entry(0, self.foreign.frame(told, arrival), tokens=[kept]))
         else:
             self.foreign.gather(arrival)
             if self.foreign.full:
@@ -198,15 +209,10 @@ class Mailbox:
             if entry.number > self._read_to:
                 self._read_to = entry.number
                 self._unread_bytes -= len(entry.frame)
-        if self._paused and self._unread_bytes < _UNREAD_BYTES // 2:
-            self.resume()
-        return [(f"{self.epoch}-{entry.number}", entry.frame) for entry in found]
-
-    def resume(self) -> None:
-        """Take in what the socket holds."""
-        if self._paused and self._link is not None:
+        if self._paused and self._link is not None and self._unread_bytes < _UNREAD_BYTES // 2:
             self._paused = False
             self._link.resume()
+        return [(f"{self.epoch}-{entry.number}", entry.frame) for entry in found]
 
     # -- handling -------------------------------------------------------------------------------------------------
 
@@ -217,8 +223,10 @@ class Mailbox:
         """
         number = self._number(cursor.entry)
         senders: dict[str, None] = {}
+        moved: set[str] = set()
         while self._entries and self._entries[0].number <= number:
             entry = self._entries[0]
+            moved.add(entry.sender)
             if entry.number == number and cursor.row:
                 self._handle_part(entry, cursor.row)
                 break
@@ -228,7 +236,7 @@ class Mailbox:
                 self._tokens += self.arrivals.committed(entry.sender, entry.epoch, entry.seq, 0)
             self._tokens += entry.tokens
         if keep is not None:
-            await keep(self.arrivals.places())
+            await keep(self.arrivals.places(moved))
         if self.error is not None:
             raise self.error
         tokens, self._tokens = self._tokens, []

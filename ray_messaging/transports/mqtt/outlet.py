@@ -21,12 +21,13 @@ class Outlet:
         self, exp_id: str, control: Control, registry: Registry, senders: Senders, companion: Companion | None
     ) -> None:
         self.takers: list[int] = []
+        self._cut_by = -1  # the directory's version by which this call's frames were cut
         self._exp_id = exp_id
         self._control = control
         self._registry = registry
         self._senders = senders
         self._companion = companion
-        self._bare = Bare(control)
+        self._bare = Bare(control, senders.proof)
 
     async def send(self, request: SendRequest) -> SendReply:
         """Send what a call holds; raise ConnectionFailed where it stays unknown what became of it."""
@@ -37,6 +38,7 @@ class Outlet:
             await self._control.insist(self._control.barrier)
         if request.directory_version != self._registry.version and any(part.mailbox != LOG for part in parts):
             reply.status = SendStatus.STALE_DIRECTORY
+        self._cut_by = request.directory_version
         waiting = self._offer(parts, reply)
         for at, part in enumerate(parts):
             if part.mailbox == BARE:
@@ -54,6 +56,7 @@ class Outlet:
         """Put frames on their ways; return those of which only the broker can tell."""
         waiting: dict[int, asyncio.Future[int]] = {}
         refused: set[str] = set()
+        self._senders.weigh()
         for at, part in enumerate(parts):
             if part.mailbox in (BARE, LOG):
                 continue
@@ -62,7 +65,7 @@ class Outlet:
             elif reply.status is SendStatus.OK and part.mailbox not in refused:
                 offered = self._senders.offer(part)
                 if isinstance(offered, FrameFate):
-                    reply.fates[at] = offered
+                    self._refuse(at, part, offered, reply)
                     refused.add(part.mailbox)
                 else:
                     waiting[at] = offered
@@ -81,13 +84,20 @@ class Outlet:
             part = parts[at]
             if part.mailbox in refused:
                 continue
-            fate = reply.fates[at] = self._senders.settle(part, confirmed.result())
+            fate = self._senders.settle(part, confirmed.result())
             if fate is not FrameFate.WRITTEN:
+                self._refuse(at, part, fate, reply)
                 refused.add(part.mailbox)
-                if fate is FrameFate.TOO_LARGE and part.rows > 1:  # smaller frames will go
-                    reply.fates[at], reply.status = FrameFate.FULL, SendStatus.STALE_DIRECTORY
-            elif part.publish and part.batch is not None:
+                continue
+            reply.fates[at] = fate
+            if part.publish and part.batch is not None:
                 await self._bare.mirror(part.publish, part.batch, self._topics(part.publish))
+
+    def _refuse(self, at: int, part: Shipment, fate: FrameFate, reply: SendReply) -> None:
+        reply.fates[at] = fate
+        # Smaller frames go, if it can be cut smaller.
+        if fate is FrameFate.TOO_LARGE and part.rows > 1 and self._registry.version != self._cut_by:
+            reply.fates[at], reply.status = FrameFate.FULL, SendStatus.STALE_DIRECTORY
 
     # -- bare topics, the log -------------------------------------------------------------------------------------
 

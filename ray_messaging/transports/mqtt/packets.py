@@ -8,6 +8,7 @@ UserProperties = tuple[tuple[str, str], ...]
 _EXPIRY, _USER_PROPERTY = b"\x02", b"\x26"
 _MORE = 0x80
 _LONGEST_TEXT = 65535
+_REASON_LENGTH = 500
 
 
 class Will(NamedTuple):
@@ -26,7 +27,7 @@ class Arrival:
     Until `acknowledge` is called the broker keeps it (QoS 1), and sends it again over the session's next connection.
     """
 
-    __slots__ = ("_acknowledge", "duplicate", "payload", "properties", "qos", "retain", "topic")
+    __slots__ = ("_acknowledge", "_over", "duplicate", "payload", "properties", "qos", "retain", "topic")
 
     def __init__(
         self,
@@ -37,7 +38,8 @@ class Arrival:
         qos: int,
         retain: bool,
         duplicate: bool,
-        acknowledge: Callable[[], None],
+        acknowledge: Callable[[], object],
+        over: Callable[[], bool],
     ) -> None:
         self.topic = topic
         self.payload = payload
@@ -45,7 +47,13 @@ class Arrival:
         self.qos = qos
         self.retain = retain  # kept by the broker from before we subscribed
         self.duplicate = duplicate  # sent before, over an earlier connection
-        self._acknowledge: Callable[[], None] | None = acknowledge
+        self._acknowledge: Callable[[], object] | None = acknowledge
+        self._over = over
+
+    @property
+    def over(self) -> bool:
+        """Tell whether its connection has ended; if it is not acknowledged, it comes again over the next one."""
+        return self._over()
 
     def acknowledge(self) -> None:
         """Let the broker forget it; does nothing the second time, at QoS 0, or when its connection has ended.
@@ -53,7 +61,7 @@ class Arrival:
         MQTT wants acknowledgements in the order of arrival; Mosquitto also takes them in any other.
         """
         acknowledge, self._acknowledge = self._acknowledge, None
-        if acknowledge is not None:
+        if acknowledge is not None and self.qos and not self._over():
             acknowledge()
 
 
@@ -79,6 +87,13 @@ def packet_size(topic: int, payload: int, properties: int) -> int:
     """Return the bytes of a PUBLISH packet of QoS 1, of the bytes of its parts."""
     rest = 2 + topic + 2 + properties + payload
     return 1 + len(_length(rest)) + rest
+
+
+def as_reason(error: object) -> str:
+    """Return an error's text as logs and user properties take it, whatever of a stranger's bytes it quotes."""
+    text = str(error)
+    cut = text if len(text) <= _REASON_LENGTH else text[:_REASON_LENGTH] + "..."
+    return "".join(sign if sign.isprintable() else "?" for sign in cut)
 
 
 def _text(text: str) -> bytes:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ray_messaging.channels import AgentId
+from ray_messaging.channels import AgentId, check_name
 from ray_messaging.directory import Record, decode_record
-from ray_messaging.errors import FrameError
+from ray_messaging.errors import FrameError, InvalidAddress
+from ray_messaging.transports.mqtt.topics import check_filter
 from ray_messaging.transports.mqtt.wire import Card, decode_card
 
 logger = logging.getLogger(__name__)
+
+_HIGHEST_EPOCH = 2**62  # far below what a card can say: a reader must find a higher one
 
 
 @dataclass(slots=True)
@@ -19,7 +22,7 @@ class Entry:
     """A mailbox and its card.
 
     `serial` orders claims by the moment at which the broker had them, `seen` says that the broker has the card over
-    this connection, `fresh` that it came while we looked, and `since` when we saw it first, or missed it (loop time).
+    this connection, `proven` that it had it before our marker, and `since` when it came, or was missed (loop time).
     """
 
     card: Card
@@ -27,7 +30,7 @@ class Entry:
     serial: int
     changed: int
     seen: bool
-    fresh: bool
+    proven: bool
     since: float
 
 
@@ -44,14 +47,14 @@ class Registry:
         self.pending: dict[str, Entry] = {}
         self.owners: dict[str, str] = {}
         self.clamp: int | None = None  # bytes of a frame that the broker takes
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._clock = clock
         self._on_card = on_card
         self._serial = 0
 
     # -- what the broker says -------------------------------------------------------------------------------------
 
-    def take(self, mailbox: str, payload: bytes, *, retained: bool) -> None:
+    def take(self, mailbox: str, payload: bytes) -> None:
         """Take a card in, or out where it is empty; one that cannot be read is logged, and changes nothing."""
         if not payload:
             self.pending.pop(mailbox, None)
@@ -61,20 +64,22 @@ class Registry:
         try:
             card = decode_card(payload)
             record = decode_record(card.record)
-            if record.mailbox != mailbox:
-                raise FrameError(f"the card of {mailbox!r} speaks of {record.mailbox!r}")  # noqa: TRY301 - one way out
-        except FrameError as error:
-            logger.warning("the card of mailbox %s is passed over: %s", mailbox, error)
+            _check(mailbox, card, record)
+        except (FrameError, InvalidAddress) as error:
+            logger.warning("the card of mailbox %.200s is passed over: %.1000s", mailbox, error)
             return
-        self._enter(mailbox, card, record, retained=retained)
+        known = self.entries.get(mailbox)
+        if known is not None and known.card.reader == card.reader and card.number < known.card.number:
+            return  # its reader publishes the newer one again
+        self._enter(mailbox, card, record)
         self._on_card(mailbox, card)
 
-    def _enter(self, mailbox: str, card: Card, record: Record, *, retained: bool) -> None:
+    def _enter(self, mailbox: str, card: Card, record: Record) -> None:
         self._serial += 1
         before = self.pending.pop(mailbox, None)
         claimed = before is not None and (before.card.reader, before.card.epoch) == (card.reader, card.epoch)
         serial = before.serial if before is not None and claimed else self._serial
-        entry = Entry(card, record, serial, self.version, seen=True, fresh=not retained, since=self._clock())
+        entry = Entry(card, record, serial, self.version, seen=True, proven=False, since=self._clock())
         if card.pending:
             self.pending[mailbox] = entry
             return
@@ -102,31 +107,48 @@ class Registry:
         """Note that the broker is asked for all it has, over a new connection."""
         self.owners.clear()
         for entry in (*self.entries.values(), *self.pending.values()):
-            entry.seen = entry.fresh = False
+            entry.seen = False
 
     def end(self, *, kept: bool) -> None:
-        """Note that it has told all; `kept`: it has lost nothing, so what it did not tell of is over."""
+        """Note that it has told all; `kept`: it has our marker, so what it had before that and misses now is over."""
         now = self._clock()
-        for mailbox in [mailbox for mailbox, entry in self.entries.items() if not entry.seen]:
-            if kept:
+        for mailbox, entry in [(mailbox, entry) for mailbox, entry in self.entries.items() if not entry.seen]:
+            if kept and entry.proven:
                 self.forget(mailbox)
                 self._on_card(mailbox, None)
-            else:
-                self.entries[mailbox].since = now
+            elif not kept:
+                entry.proven, entry.since = False, now
         self.pending = {mailbox: entry for mailbox, entry in self.pending.items() if entry.seen}
+
+    @property
+    def unproven(self) -> bool:
+        """Tell whether cards have come since our marker was placed."""
+        return any(entry.seen and not entry.proven for entry in self.entries.values())
+
+    def prove(self) -> None:
+        """Note that our marker is placed behind all cards that have come."""
+        for entry in self.entries.values():
+            entry.proven = entry.seen
 
     def expire(self) -> None:
         """Forget mailboxes that the broker has lost and that did not come back, and claims that nobody settled."""
-        end = self._clock() - self._lease_s
-        for mailbox in [name for name, entry in self.entries.items() if not entry.seen and entry.since < end]:
+        end = self._clock() - self.lease_s
+        lost = {name: entry for name, entry in self.entries.items() if not entry.seen and entry.card.leased}
+        for mailbox in [name for name, entry in lost.items() if entry.since < end]:
             self.forget(mailbox)
             self._on_card(mailbox, None)
         self.pending = {name: entry for name, entry in self.pending.items() if entry.since >= end}
 
     def returning(self, mailbox: str, connected_at: float) -> bool:
-        """Tell whether a mailbox to which nobody listens may be on its way back: the broker may have lost sessions."""
+        """Tell whether a mailbox to which nobody listens may be on its way back.
+
+        One that goes takes its card along, or its will does; so what has a card for less than a lease, over one
+        connection, may only have lost its session with the broker's memory.
+        """
         entry = self.entries.get(mailbox)
-        return entry is not None and not entry.fresh and self._clock() - connected_at < self._lease_s
+        if entry is None or not entry.card.leased:
+            return entry is not None
+        return self._clock() - max(connected_at, entry.since) < self.lease_s
 
     # -- what we make of it ---------------------------------------------------------------------------------------
 
@@ -162,3 +184,16 @@ class Registry:
                     if taken:
                         return min(taken, key=str), name
         return None
+
+
+def _check(mailbox: str, card: Card, record: Record) -> None:
+    """Raise FrameError or InvalidAddress for a card with which no messager can listen: each sender would meet it."""
+    check_name("mailbox", mailbox)
+    if record.mailbox != mailbox:
+        raise FrameError(f"it speaks of mailbox {record.mailbox[:200]!r}")
+    if min(card.messages, card.nbytes, record.frame_rows, record.frame_bytes) < 1:
+        raise FrameError("its mailbox takes nothing")
+    if card.epoch >= _HIGHEST_EPOCH:
+        raise FrameError(f"its reader's epoch is {card.epoch}")
+    for glob in record.globs:
+        check_filter(glob)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from ray_messaging.errors import FrameError
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 LOOK_S = 2.0
 _LONGEST_LOOK = 5  # doublings of it
 _SMALLEST_FRAME = 1024
+_MANY = 100  # frames, that a broker's queue may not hold: they keep 1,000 by default
+_ASKED = 20  # times
+_SMALLER = 4  # times, as each attempt may cost a connection
 _REFUSALS = {Reason.NOT_AUTHORIZED, Reason.BAD_TOPIC}
 
 
@@ -33,7 +37,8 @@ class Senders:
         self._most_bytes = most_bytes
         self._ways: dict[str, Way] = {}
         self._last: dict[str, int] = {}  # of mailboxes that are gone: their windows go on counting
-        self._proof = Proof()
+        self.proof = Proof()
+        self._held = 0  # bytes in all windows, as of the call that is under way
 
     def begin(self, sender: str, epoch: int) -> None:
         """Take a name and an epoch."""
@@ -54,25 +59,28 @@ class Senders:
         last = self.written.get(part.mailbox, 0)
         if part.seq <= last:
             return FrameFate.DUPLICATE
-        if len(part.frame) > entry.card.nbytes:
-            return FrameFate.TOO_LARGE
+        if len(part.frame) > entry.card.nbytes or self.proof.refuses(len(part.frame)):
+            return self._too_large(part)
         way = self._way(part.mailbox, entry.card)
         if way.stalled:
             gone = way.refusal == Reason.NO_MATCHING_SUBSCRIBERS
             return self._absent(part.mailbox) if gone else FrameFate.FULL
-        held = sum(way.window.nbytes for way in self._ways.values())
-        if not way.window.fits(part.rows, len(part.frame)) or (held and held + len(part.frame) > self._most_bytes):
+        nbytes = len(part.frame)
+        if not way.window.fits(part.rows, nbytes) or (self._held and self._held + nbytes > self._most_bytes):
             return FrameFate.FULL
-        if part.rows > entry.card.messages:
-            return FrameFate.FULL
+        self._held += nbytes
         return way.offer(part.frame, part.rows)
+
+    def weigh(self) -> None:
+        """Count anew what all windows hold."""
+        self._held = sum(way.window.nbytes for way in self._ways.values())
 
     def _way(self, mailbox: str, card: Card) -> Way:
         way = self._ways.get(mailbox)
         if way is None:
             topic = self._control.topics.mailbox(mailbox)
             window = Window(self.sender, self.epoch, card.messages, card.nbytes, last=self._last.pop(mailbox, 0))
-            way = self._ways[mailbox] = Way(window, _publisher(self._control, topic), self._proof)
+            way = self._ways[mailbox] = Way(window, _publisher(self._control, topic), self.proof)
             way.stamp = card.stamp
         return way
 
@@ -84,19 +92,23 @@ class Senders:
         if code == Reason.NO_MATCHING_SUBSCRIBERS:
             return self._absent(part.mailbox)
         if code == Reason.PACKET_TOO_LARGE:
-            if part.rows > 1:
-                self._registry.limit(max(_SMALLEST_FRAME, len(part.frame) // 2))
-            return FrameFate.TOO_LARGE
+            self.proof.refuse(len(part.frame))
+            return self._too_large(part)
         if code in _REFUSALS:
             raise self._control.refused(self._control.topics.mailbox(part.mailbox), code)
         return FrameFate.FULL  # a quota, or what the broker does not name: it is tried again
+
+    def _too_large(self, part: Shipment) -> FrameFate:
+        """Have frames cut smaller that hold more than one message."""
+        if part.rows > 1:
+            self._registry.limit(max(_SMALLEST_FRAME, self.proof.nbytes, len(part.frame) // _SMALLER))
+        return FrameFate.TOO_LARGE
 
     def _absent(self, mailbox: str) -> FrameFate:
         """Nobody listens: say whether the mailbox may come back."""
         if self._registry.returning(mailbox, self._control.connected_at):
             return FrameFate.FULL
-        self._registry.forget(mailbox)
-        self._drop(mailbox)
+        self._registry.forget(mailbox)  # its window is kept for a lease: it may come back with another card
         return FrameFate.GONE
 
     def abandon(self) -> None:
@@ -123,7 +135,7 @@ class Senders:
         way = self._ways.pop(mailbox, None)
         if way is None:
             return
-        if way.window.messages:
+        if way.window.messages and mailbox != self.sender:  # who leaves knows what it leaves
             logger.warning("mailbox %s is gone: it had not handled %d of our messages", mailbox, way.window.messages)
         self._last[mailbox] = way.window.last
         way.end(Reason.NO_MATCHING_SUBSCRIBERS)
@@ -142,6 +154,8 @@ class Senders:
             return
         if signal.kind is SignalKind.CONFIRM:
             way.confirm(signal.seq)
+        elif signal.kind is SignalKind.HELD:
+            way.held = max(way.held, signal.seq)
         else:
             logger.info("mailbox %s lacks what we sent from %d on: sent again", signal.mailbox, signal.seq)
             way.resend(signal.seq)
@@ -153,14 +167,25 @@ class Senders:
         window = Window(self.sender, self.epoch, 1, 1, last=last) if way is None else way.window
         self._control.signal(self._control.topics.mailbox(mailbox), encode_data(window.probe()))
 
+    def cut(self) -> None:
+        """Wait for a new connection."""
+        for way in self._ways.values():
+            way.cut()
+
     def reconnected(self) -> None:
-        """Publish all windows again."""
+        """Go on over a new connection."""
         for way in self._ways.values():
             way.reconnected()
 
     def look(self) -> None:
         """Ask receivers that do not move whether they lack something: no later frame tells that the last is lost."""
-        for way in self._ways.values():
+        for mailbox, way in list(self._ways.items()):
+            if mailbox not in self._registry.entries:
+                way.absent += 1
+                if way.absent * LOOK_S > self._registry.lease_s:
+                    self._drop(mailbox)
+                continue
+            way.absent = 0
             if way.moved or not len(way.window):
                 way.moved, way.looks = False, 0
                 continue
@@ -169,6 +194,27 @@ class Senders:
                 way.again()
             elif way.looks & (way.looks - 1) == 0 or way.looks % 2**_LONGEST_LOOK == 0:
                 way.probe(int(LOOK_S * 2**_LONGEST_LOOK))
+
+    async def take_leave(self, within_s: float) -> None:
+        """Ask the receivers of long windows whether they have all, before nobody is there to send it again.
+
+        A broker may have dropped what is above its limits. What nobody answers for is logged.
+        """
+        left = {mailbox: way for mailbox, way in self._ways.items() if way.alone >= _MANY}
+        for _ in range(_ASKED):
+            for way in left.values():
+                way.probe(math.ceil(within_s))
+            if left:
+                await asyncio.sleep(within_s / _ASKED)
+            left = {mailbox: way for mailbox, way in left.items() if way.alone}
+        for mailbox, way in left.items():
+            logger.warning(
+                "mailbox %s did not say that it has the last %d frames from %s: they are with the broker alone, which "
+                "keeps them if its limits allow (Mosquitto: max_queued_messages 0)",
+                mailbox,
+                way.alone,
+                self.sender,
+            )
 
     def fail(self, error: Exception) -> None:
         """Give all who wait an error: the connection has ended for good."""

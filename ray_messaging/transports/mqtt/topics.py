@@ -5,6 +5,7 @@ A channel is a topic:
     exps:{exp_id}:agents:{agent_id}:{subtopic}      exps/{exp_id}/agents/{agent_id}/{subtopic}
     exps:{exp_id}:{rest}                            exps/{exp_id}/{rest}
     any other channel                               the topic of that very name
+    exps%3A{rest}, exps%25{rest}                    exps:{rest}, exps%{rest}: topics that would pass for channels
 
 In an agent's id % / + # and what MQTT forbids stand as % and the hexadecimal digits of their UTF-8 bytes, in a subtopic
 all of these but the slash. Below `ray_messaging/{exp_id}/` are our own topics, which are no channels.
@@ -40,7 +41,6 @@ class Topics:
         self.prefix = prefix = f"{OWN}{check_name('exp_id', exp_id)}/"
         self.all_cards = prefix + "directory/+"
         self.all_epochs = prefix + "epoch/+"
-        self.all_cursors = prefix + "cursor/+"
         self.all_owners = prefix + "owner/+"
 
     def directory(self, mailbox: str) -> str:
@@ -59,9 +59,13 @@ class Topics:
         """Build the topic of a named sender's newest incarnation."""
         return f"{self.prefix}epoch/{sender}"
 
-    def cursor(self, mailbox: str) -> str:
-        """Build the topic of what a named mailbox has handled."""
-        return f"{self.prefix}cursor/{mailbox}"
+    def cursor(self, mailbox: str, generation: int, page: int) -> str:
+        """Build the topic of a page of what a named mailbox has handled, as one of its readers says."""
+        return f"{self.prefix}cursor/{mailbox}/{generation}/{page}"
+
+    def cursors(self, mailbox: str) -> str:
+        """Build the filter of all these pages."""
+        return f"{self.prefix}cursor/{mailbox}/+/+"
 
     def owner(self, mailbox: str) -> str:
         """Build the topic that says who holds a named mailbox."""
@@ -100,8 +104,7 @@ def is_own(topic: str) -> bool:
 
 def topic_of_channel(exp_id: str, channel: str) -> str:
     """Return a channel's topic; raise InvalidAddress where it has none, or another channel has it."""
-    topic = _topic(channel)
-    check_topic(topic)
+    topic = check_topic(topic_of_received(channel))
     meant = channel_of_topic(exp_id, topic)
     if meant != channel:
         raise InvalidAddress(
@@ -110,9 +113,10 @@ def topic_of_channel(exp_id: str, channel: str) -> str:
     return topic
 
 
-def _topic(channel: str) -> str:
+def topic_of_received(channel: str) -> str:
+    """Return the topic of what came by a channel, whether or not one may publish there."""
     if not channel.startswith("exps:"):
-        return channel
+        return f"exps{unquote(channel[4:7])}{channel[7:]}" if channel.startswith(("exps%3A", "exps%25")) else channel
     _, exp_id, rest = channel.split(":", 2) if channel.count(":") > 1 else ("", channel[5:], "")
     parts = rest.split(":")
     if parts[0] != "agents" or len(parts) != 3:
@@ -128,7 +132,7 @@ def channel_of_topic(exp_id: str, topic: str) -> str:
     """Return a topic's channel: one of the experiment's, else a plain one of that very name."""
     prefix = f"exps/{exp_id}/"
     if not topic.startswith(prefix):
-        return topic
+        return _not_a_channel(topic)
     rest = topic[len(prefix) :]
     if rest.partition("/")[0] != "agents":
         return f"exps:{exp_id}:{rest}" if rest and not rest.startswith("agents:") else topic
@@ -140,7 +144,12 @@ def channel_of_topic(exp_id: str, topic: str) -> str:
         channel = f"exps:{exp_id}:agents:{agent_id}:{check_subtopic(subtopic)}"
     except (InvalidAddress, UnicodeDecodeError):
         return topic
-    return channel if _topic(channel) == topic else topic
+    return channel if topic_of_received(channel) == topic else topic
+
+
+def _not_a_channel(topic: str) -> str:
+    """Write a topic so that no foreign client's passes for a channel of ours."""
+    return f"exps{quote(topic[4], safe='')}{topic[5:]}" if topic.startswith(("exps:", "exps%")) else topic
 
 
 # -- topics and filters -----------------------------------------------------------------------------------------------
@@ -216,7 +225,7 @@ def compile_filter(text: str) -> Callable[[str], bool]:
     count = len(levels)
 
     def matches(channel: str) -> bool:
-        topic = _topic(channel)
+        topic = topic_of_received(channel)
         found = topic.split("/")
         return (
             (len(found) == count or (deeper and len(found) > count))
@@ -234,8 +243,11 @@ class Filters:
         self.exp_id = exp_id
 
     def is_pattern(self, channel: str) -> bool:
-        """Tell whether a subscription is a filter rather than one channel: an agent's id may hold + and #."""
-        return is_filter(channel) and not channel.startswith("exps:")
+        """Tell whether a subscription is a filter rather than one channel: an agent's id may hold + and #.
+
+        What begins with $ is one, too: one can subscribe to it, and nobody can send there.
+        """
+        return (is_filter(channel) or channel.startswith("$")) and not channel.startswith("exps:")
 
     def compile(self, pattern: str) -> Callable[[str], bool]:
         """Return a function that tells whether a filter matches a channel's topic; raise InvalidAddress."""
@@ -249,7 +261,7 @@ class Filters:
         """Return what every channel begins with that a filter matches, as the experiment's own are written."""
         levels = list(takewhile(lambda level: not is_filter(level), pattern.split("/")))
         if levels[:2] != ["exps", self.exp_id]:
-            return "/".join(levels)
+            return _not_a_channel("/".join(levels))
         if levels[2:3] != ["agents"]:
             return ":".join(["exps", self.exp_id, *(["/".join(levels[2:])] if levels[2:] else [])])
         subtopic = [unquote("/".join(levels[4:]))] if levels[4:] else []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.directory import Record
-from ray_messaging.errors import ConnectionFailed, MessagingError
+from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.patterns import Patterns
 from ray_messaging.transports.base import (
     LOG,
@@ -23,6 +23,7 @@ from ray_messaging.transports.base import (
     SendStatus,
     Transport,
 )
+from ray_messaging.transports.mqtt import reasons
 from ray_messaging.transports.mqtt.companion import Companion
 from ray_messaging.transports.mqtt.control import Control
 from ray_messaging.transports.mqtt.listener import Listener
@@ -36,7 +37,9 @@ from ray_messaging.transports.mqtt.wire import Card
 logger = logging.getLogger(__name__)
 
 _ENVELOPE_BYTES = 1024  # what comes round a frame: topic, head, envelope
+_LEAVE_S = 2.0  # what a closing sender gives to receivers that do not answer
 _EPOCH_STEP = 1
+_CLOCKS_APART_US = 86_400 * 10**6  # at most
 
 
 class MqttTransport:
@@ -46,6 +49,7 @@ class MqttTransport:
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None
     ) -> None:
         self.exp_id = exp_id
+        self._config = config
         self.patterns: Patterns = Filters(exp_id)
         self.logs_apart = log is not None
         self._settings = settings
@@ -62,9 +66,9 @@ class MqttTransport:
 
     def _wire(self) -> None:
         control = self._control
-        control.began, control.ended, control.lost = self._registry.begin, self._connected, self._lost
+        control.began, control.ended, control.lost = self._began, self._connected, self._lost
         control.handlers = {
-            "directory": lambda name, payload, retained: self._registry.take(name, payload, retained=retained),
+            "directory": lambda name, payload, _: self._registry.take(name, payload),
             "owner": lambda name, payload, _: self._registry.own(name, payload),
             "sender": self._senders.on_signal,
             "epoch": self._on_epoch,
@@ -81,7 +85,8 @@ class MqttTransport:
     @property
     def largest_frame(self) -> int | None:
         """Return how many bytes of a frame the broker takes, as far as is known."""
-        return self._registry.clamp
+        told, refused = self._control.link.maximum_packet, self._senders.proof.refused
+        return told if refused is None else refused - 1
 
     async def connect(self) -> None:
         """Reach the broker; raise ConnectionFailed within 5 s, ServerRefused at once."""
@@ -97,6 +102,8 @@ class MqttTransport:
         if looking is not None:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
+        if self._control.link.connected:
+            await self._senders.take_leave(_LEAVE_S)
         await self._listener.close()
         await self._control.close()
         if self._companion is not None:
@@ -106,11 +113,16 @@ class MqttTransport:
         """Publish to nobody and wait for the broker's answer; raise ConnectionFailed at once where it is not there."""
         await self._control.ping()
 
+    def _began(self) -> None:
+        self._senders.cut()
+        self._registry.begin()
+
     async def _connected(self, kept: bool) -> None:  # noqa: FBT001 - a callback
         self._registry.end(kept=kept)
         limit = self._control.link.maximum_packet
         if limit is not None:
             self._registry.limit(max(_ENVELOPE_BYTES, limit - _ENVELOPE_BYTES))
+        self._registry.prove()
         self._listener.reconnected()
         self._senders.reconnected()
 
@@ -127,6 +139,11 @@ class MqttTransport:
                 self._registry.expire()
                 self._senders.look()
                 self._listener.look()
+                if self._registry.unproven:
+                    await self._control.place_marker()
+                    self._registry.prove()
+            except MessagingError as error:
+                logger.debug("the MQTT broker is away: %s", error)
             except Exception:
                 logger.exception("the MQTT transport's look-out failed: please report this")
 
@@ -177,7 +194,7 @@ class MqttTransport:
         if lease_s < self._settings.lease_s:  # who leaves shortens it
             await self._listener.claims.release(mailbox)
         elif not self._control.link.connected:
-            raise ConnectionFailed("the MQTT broker is not there: the mailbox is kept for its lease")
+            raise reasons.cut(self._config, f"{mailbox!r} stays for its lease")
         return True
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
@@ -222,17 +239,24 @@ class MqttTransport:
         self._senders.begin(sender, epoch)
 
     def _on_epoch(self, sender: str, payload: bytes, _retained: bool) -> None:  # noqa: FBT001 - a handler
-        if payload.isdigit() and len(payload) < 20:
+        # An incarnation is the time of its start; above one that no clock can have told there is room for no other.
+        if payload.isdigit() and len(payload) < 20 and int(payload) < time.time_ns() // 1000 + _CLOCKS_APART_US:
             self._newest[sender] = max(self._newest.get(sender, 0), int(payload))
         elif payload:
-            logger.warning("the epoch of sender %s cannot be read: %r", sender, payload[:40])
+            logger.warning("the epoch of sender %s is passed over: %r", sender, payload[:40])
 
     async def send(self, request: SendRequest) -> SendReply:
         """Publish frames, and wait until the broker has them."""
         await self._control.ready()
         if request.epoch != self._senders.epoch or self._newest.get(request.sender, 0) > request.epoch:
             return SendReply(SendStatus.FENCED)
-        return await self._outlet.send(request)
+        try:
+            reply = await self._outlet.send(request)
+        except Closed as error:
+            raise reasons.cut(self._config, str(error)) from error
+        if self._newest.get(request.sender, 0) > request.epoch:  # receivers may have passed over what the broker took
+            return SendReply(SendStatus.FENCED, repeated=True)
+        return reply
 
     async def waiting(self) -> dict[str, int]:
         """Return the messages of ours that wait for each mailbox's reader."""

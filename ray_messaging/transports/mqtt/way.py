@@ -11,17 +11,27 @@ from ray_messaging.transports.mqtt.wire import Data, encode_data
 
 _FLIGHT_BYTES = 8 * 2**20  # out at a time: each byte of it is in memory twice
 _AGAIN_S = 0.05
+_RESEND_S = 1.0
 
 Publish = Callable[[bytes, int | None], "asyncio.Future[int]"]
 
 
 class Proof:
-    """Hold the bytes of the largest frame that the broker is known to take."""
+    """Hold the bytes of the largest frame that the broker is known to take, and of the smallest that it refused."""
 
-    __slots__ = ("nbytes",)
+    __slots__ = ("nbytes", "refused")
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.refused: int | None = None
+
+    def refuse(self, nbytes: int) -> None:
+        """Note that the broker takes none of this size: some cut the connection each time that they see one."""
+        self.refused = nbytes if self.refused is None else min(self.refused, nbytes)
+
+    def refuses(self, nbytes: int) -> bool:
+        """Tell whether the broker is known to take none of this size."""
+        return self.refused is not None and nbytes >= self.refused
 
 
 class Way:
@@ -37,7 +47,9 @@ class Way:
         self.refusal = 0  # the broker's code for which it is stalled
         self.stamp = ""  # of the card that we know
         self.moved = True  # since somebody looked
-        self.looks = 0
+        self.looks = 0  # since it moved
+        self.held = 0  # up to this seq the receiver has them, handled or not
+        self.absent = 0  # looks since its mailbox has no card
         self._publish = publish
         self._proof = proof
         self._at = window.base  # the next seq to publish
@@ -49,6 +61,10 @@ class Way:
         self._taken_now = 0  # and since the last refusal was settled
         self._unsure = 0  # seqs up to here may have been taken though no answer came
         self._refused: tuple[int, int] | None = None  # the first seq that was refused, and the code
+        self._cut = False  # the connection is made anew, and not there yet
+        self._probes = False  # when all is out
+        self._resent = 0  # the seq that was asked for last,
+        self._resend_at = 0.0  # and when the same may be asked for again (loop time)
         self._waiting: dict[int, asyncio.Future[int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -63,9 +79,13 @@ class Way:
 
     def pump(self) -> None:
         """Publish what there is room for."""
-        while not (self.stalled or self._alone or self._refused) and self._bytes_out < _FLIGHT_BYTES:
+        blocked = self.stalled or self._alone or self._cut
+        while not (blocked or self._refused) and self._bytes_out < _FLIGHT_BYTES:
             data = self.window.next(self._at)
             if data is None:
+                if self._probes and len(self.window):
+                    self._probes = False
+                    self.probe(None)
                 return
             if data.seq in self._out:
                 # Not twice over one connection: what one copy's refusal means, another one would undo.
@@ -76,6 +96,7 @@ class Way:
             if (unproved and self._out) or not self._put_out(data):
                 return
             self._at, self._alone = data.seq + 1, unproved
+            blocked = unproved
 
     def _put_out(self, data: Data) -> bool:
         try:
@@ -120,8 +141,11 @@ class Way:
             return
         self._refused, self._taken_now = None, 0
         first = max(seq, self._unsure + 1, self._taken + 1)
-        self.window.withdraw(first)
-        self.stalled, self.refusal = len(self.window) > 0, code
+        refused = self.window.next(first)
+        if refused is not None:
+            self.window.withdraw(refused.seq)
+        stays = self.window.next(seq)
+        self.stalled, self.refusal = stays is not None and stays.seq < first, code
         for lost in sorted(lost for lost in self._waiting if lost >= first):
             _resolve(self._waiting.pop(lost), code)
 
@@ -145,14 +169,24 @@ class Way:
         self._alone = False
         self._refused, self._taken_now = None, 0
 
-    def reconnected(self) -> None:
-        """Publish all again over a new connection: what the old one would have answered, nobody knows."""
+    def cut(self) -> None:
+        """Wait for a new connection: what the old one would have answered, nobody knows."""
         self._unsure = max([self._unsure, *self._out])
         self._begin_turn()
-        self.again()
+        self._cut = True
+
+    def reconnected(self) -> None:
+        """Publish again what the broker did not confirm, and ask the receiver whether it lacks something else."""
+        self._cut, self._probes, self.looks = False, True, 0
+        unconfirmed = (data.seq for data in self.window.pending() if not self.window.is_arrived(data.seq))
+        self.again(next(unconfirmed, self._at))
 
     def resend(self, seq: int) -> None:
         """Publish again from a seq that the receiver lacks; where nothing is left of it, say so."""
+        now = asyncio.get_running_loop().time()
+        if seq <= self._resent and now < self._resend_at:
+            return  # it is under way
+        self._resent, self._resend_at = seq, now + _RESEND_S
         if self.window.next(seq) is None:  # withdrawn: what the receiver holds behind it goes on
             self.probe(None)
         else:
@@ -165,11 +199,18 @@ class Way:
         except MessagingError:
             return  # all is published again over the next connection
 
+    @property
+    def alone(self) -> int:
+        """Return how many frames only the broker may have beside us, as far as we know."""
+        return sum(data.seq > self.held for data in self.window.pending())
+
     def confirm(self, seq: int) -> None:
         """Let go of what the receiver has handled."""
-        before = self.window.base
-        self.window.confirm(seq)
-        self.moved = self.moved or self.window.base != before
+        if self.window.confirm(seq):
+            self.moved = True
+            # The broker's own answer may have been lost with a connection.
+            for taken in [waiting for waiting in self._waiting if waiting <= seq]:
+                _resolve(self._waiting.pop(taken), Reason.SUCCESS)
 
     # -- giving up ------------------------------------------------------------------------------------------------
 

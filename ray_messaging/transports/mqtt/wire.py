@@ -45,6 +45,7 @@ class SignalKind(IntEnum):
 
     CONFIRM = 0  # all frames up to seq are handled
     RESEND = 1  # send again from seq on
+    HELD = 2  # all frames up to seq have come, handled or not
 
 
 class Signal(NamedTuple):
@@ -72,6 +73,8 @@ class Card(msgspec.Struct, array_like=True, frozen=True):
     nbytes: int
     stamp: str
     reader: str
+    number: int = 0  # of the cards that this reader published: a broker may come back with an old one
+    leased: bool = True  # it goes when its reader does; else it stays until it is removed
 
 
 class Place(NamedTuple):
@@ -80,6 +83,11 @@ class Place(NamedTuple):
     epoch: int
     seq: int
     row: int
+
+    @property
+    def rank(self) -> tuple[int, int, float]:
+        """Order the places of one sender."""
+        return self.epoch, self.seq, self.row or float("inf")
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -183,7 +191,7 @@ def encode_card(card: Card) -> bytes:
 def decode_card(data: bytes) -> Card:
     """Decode a card; its record is not looked at. Raises FrameError."""
     card = _read(_card_of, _body(_CARD, data))
-    _check_numbers(card.epoch, card.messages, card.nbytes)
+    _check_numbers(card.epoch, card.messages, card.nbytes, card.number)
     return card
 
 

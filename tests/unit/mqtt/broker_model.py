@@ -101,6 +101,11 @@ class Sender:
         for data in self.window.pending():
             self.publish(data)
 
+    def resend(self, seq):
+        """Publish again what the broker took before, on the same connection."""
+        for data in self.window.resend(seq):
+            self.publish(data)
+
     def send(self):
         seq = self.window.last + 1
         frame = f"{self.name} {self.epoch} {seq}".encode()
@@ -141,8 +146,7 @@ class Sender:
         if kind == "confirm":
             self.window.confirm(seq)
         else:
-            for data in self.window.resend(seq):
-                self.publish(data)
+            self.resend(seq)
 
 
 class Receiver:
@@ -186,7 +190,9 @@ class Receiver:
         self.broker.in_flight.append(token)
         data = decode_data(token.payload)
         taken = self.arrivals.take(data, token)
-        if data.frame and data[1:3] > self.handed.get(data.sender, (0, 0)) and not taken.frames:
+        if data.frame and data[1:3] > max(
+            [self.handed.get(data.sender, (0, 0)), *(frame[1:3] for frame in taken.frames)]
+        ):
             self.early.add(data[:3])
         self.put(taken)
         signals = []

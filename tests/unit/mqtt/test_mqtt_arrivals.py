@@ -141,6 +141,18 @@ def test_a_newer_incarnation_ends_the_older_one():
     assert arrivals.committed("s", 2, 7, 0) == ["one", "three again", "next"]
 
 
+def test_a_probe_of_an_older_incarnation_changes_nothing():
+    arrivals = fresh()
+    arrivals.take(data(1), "one")
+    arrivals.take(data(1, epoch=2), "next")
+    probed = arrivals.take(data(1, frame=b""), "probe")
+    assert probed.frames == []
+    assert probed.acknowledge == ["probe"]
+    assert probed.resend is None
+    assert not probed.confirm
+    assert arrivals.committed("s", 1, 1, 0) == ["one"]
+
+
 def test_what_a_dead_sender_leaves_behind_a_gap_is_read_and_the_gap_counted():
     arrivals = fresh()
     arrivals.take(data(1), "one")

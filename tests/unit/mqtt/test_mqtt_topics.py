@@ -17,6 +17,7 @@ from ray_messaging.transports.mqtt.topics import (
     is_filter,
     is_own,
     topic_of_channel,
+    topic_of_received,
 )
 
 EXP = "e-1"
@@ -25,7 +26,12 @@ ID = st.one_of(
     st.text(st.sampled_from("aZ5/+#%$ é\x85\ufffe\U0001f600F2-"), min_size=1, max_size=6),
 )
 SUBTOPIC = st.text(st.sampled_from("ab/+#%$2F\x85é"), min_size=1, max_size=5)
-LEVEL = st.sampled_from(["a", "b", "", "$x", "exps", EXP, "agents", "5", "x%2Fy", "x%2fy", "user-payback", "a:b"])
+LEVEL = st.sampled_from(
+    [
+        *("a", "b", "", "$x", "exps", EXP, "agents", "5", "x%2Fy", "x%2fy", "user-payback", "a:b"),
+        *(f"exps:{EXP}:agents:5:chat", f"exps:{EXP}:user-payback", "exps:", "exps%3Ax", "exps%3ax", "exps%", "exps%25"),
+    ]
+)
 TOPIC = st.lists(LEVEL, min_size=1, max_size=6).map("/".join)
 FILTER = st.tuples(st.lists(st.one_of(LEVEL, st.just("+")), max_size=5), st.booleans()).map(
     lambda made: "/".join([*made[0], *(["#"] if made[1] else [])])
@@ -72,6 +78,17 @@ def test_each_topic_has_a_channel_of_its_own(topic):
     assert topic_of_channel(EXP, channel) == topic
     if channel != topic:
         parse_channel(EXP, channel)
+
+
+@given(st.one_of(TOPIC, st.text(min_size=1)))
+def test_whatever_topic_comes_is_told_as_it_came(topic):
+    assert topic_of_received(channel_of_topic(EXP, topic)) == topic
+
+
+def test_a_topic_that_looks_like_a_channel_is_none_of_ours():
+    for topic in (f"exps:{EXP}:agents:5:agent-chat", payback_channel(EXP)):
+        channel = channel_of_topic(EXP, topic)
+        assert parse_channel(EXP, channel, Filters(EXP)) == (None, ":" + channel)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +207,7 @@ def test_an_agents_channel_is_no_filter_whatever_its_id_holds():
     assert filters.is_pattern("a/+")
     assert not filters.is_pattern(agent_channel(EXP, "+7", "agent-chat"))
     assert not filters.is_pattern("plain")
+    assert filters.is_pattern("$SYS/broker/version")  # one can subscribe to it, not send to it
 
 
 @given(st.lists(TOPIC, max_size=8), st.lists(FILTER.filter(bool), max_size=6))
@@ -220,15 +238,16 @@ def test_filters_that_others_cover_are_left_out():
 
 def test_our_own_topics_lie_below_a_name_of_their_own_and_tell_what_they_are_for():
     topics = Topics(EXP)
-    for kind in ("directory", "mailbox", "sender", "epoch", "cursor", "owner", "dead", "barrier"):
+    for kind in ("directory", "mailbox", "sender", "epoch", "owner", "dead", "barrier"):
         topic = getattr(topics, kind)("west")
         assert topic == f"ray_messaging/{EXP}/{kind}/west"
         assert is_own(topic)
         assert topics.kind_of(topic) == (kind, "west")
+    assert topics.kind_of(topics.cursor("west", 2, 7)) == ("cursor", "west/2/7")
     for text, topic in [
         (topics.all_cards, topics.directory("m")),
         (topics.all_epochs, topics.epoch("m")),
-        (topics.all_cursors, topics.cursor("m")),
+        (topics.cursors("m"), topics.cursor("m", 2, 7)),
         (topics.all_owners, topics.owner("m")),
     ]:
         assert naive(text.split("/"), topic.split("/"))

@@ -1,0 +1,260 @@
+"""What a broker sends again, cannot send, or nobody can read: each message comes once, and no link ends of it."""
+
+import asyncio
+
+import msgspec
+import pytest
+from contract_support import MqttStore, fetch_all, take_in, until, vanish
+
+from ray_messaging.errors import ConnectionFailed
+from ray_messaging.receiving import subscription
+from ray_messaging.transports.mqtt import connection, listener, mailbox
+from ray_messaging.transports.mqtt.control import Control
+from ray_messaging.transports.mqtt.foreign import Foreign
+from ray_messaging.transports.mqtt.packets import Arrival
+from ray_messaging.transports.mqtt.wire import Data, encode_data
+
+LIMIT = 1_000_000
+
+
+@pytest.fixture
+def server(mosquitto_config):
+    return mosquitto_config
+
+
+@pytest.fixture
+async def store(server, exp_id):
+    opened = await MqttStore(server, exp_id, []).open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Let a mailbox be full soon."""
+    monkeypatch.setattr(mailbox, "_UNREAD_BYTES", LIMIT)
+
+
+def link_of(receiver):
+    return receiver.engine.transport._listener._presence.link
+
+
+async def cut(receiver):
+    """Cut the mailbox's connection as a network does, and return when the broker has sent all again."""
+    link = link_of(receiver)
+    link._connection.drop(ConnectionFailed("cut by the test"))
+    await link.wait_connected(10)
+
+
+def numbers(messages):
+    return [message.payload["n"] for message in messages]
+
+
+async def publish(store, *ns, text=""):
+    for n in ns:
+        await store.publish("news", b'{"n":%d,"text":"%s"}' % (n, text.encode()))
+
+
+async def send(sender, *ns, nbytes=0):
+    for n in ns:
+        receipt = await sender.send_message(sender.get_agent_chat_channel(1), {"n": n, "text": "x" * nbytes}, from_id=0)
+        assert receipt.fate == "delivered"
+
+
+async def fill(sender, receiver, nbytes):
+    """Send 1 MB at a time until a mailbox takes no more, and `nbytes` on; return how many there are."""
+    box = receiver.engine.transport._listener.mailbox
+    count = more = 0
+    while not box._paused or more * LIMIT < nbytes:
+        await send(sender, count, nbytes=LIMIT)
+        count += 1
+        more += box._paused
+    return count
+
+
+# -- foreign clients --------------------------------------------------------------------------------------------------
+
+
+async def test_foreign_publications_that_wait_come_once(server, opener, store):
+    receiver = await opener(server, listen=["news"], inbox_messages=1)
+    await publish(store, *range(8))
+    await publish(store, 7, 7)  # equal ones are as many as were published
+    for _ in range(3):
+        await take_in(receiver, 1)
+        await cut(receiver)
+    await publish(store, 7, 8)
+    assert numbers(await fetch_all(receiver, 12)) == [*range(8), 7, 7, 7, 8]
+    assert not await receiver.fetch_messages()
+
+
+async def test_foreign_publications_that_are_handled_while_the_broker_is_away(server, opener, store):
+    receiver = await opener(server, listen=["news"], name="group")
+    await publish(store, 1, 2, 2, 3)
+    got = numbers(await fetch_all(receiver, 3, limit=3))
+    link_of(receiver)._connection.drop(ConnectionFailed("cut by the test"))
+    await receiver.ack()
+    await link_of(receiver).wait_connected(10)
+    await publish(store, 2)
+    assert got + numbers(await fetch_all(receiver, 2)) == [1, 2, 2, 3, 2]
+    await receiver.ack()
+    await vanish(receiver)
+    successor = await opener(server, listen=["news"], name="group")
+    assert not await successor.fetch_messages(timeout=0.1)
+
+
+async def test_publications_are_their_successors_until_they_are_handled(server, opener, store, exp_id):
+    sender = await opener(server, exp_id=f"{exp_id}-other")  # what it sends has names, and goes to no mailbox of ours
+    receiver = await opener(server, listen=["news"], name="group")
+    await publish(store, 1, 2)
+    assert [(await sender.send_message("news", {"n": n})).fate for n in (3, 4)] == ["published"] * 2
+    await cut(receiver)
+    await take_in(receiver, 4)
+    assert numbers(await receiver.fetch_messages(limit=1)) == [1]
+    await vanish(receiver)
+    successor = await opener(server, listen=["news"], name="group")
+    assert numbers(await fetch_all(successor, 4)) == [1, 2, 3, 4]
+    assert not await successor.fetch_messages()
+
+
+def test_a_publication_that_a_broker_repeats_but_that_never_came_is_taken():
+    foreign, over, acknowledged = Foreign("exp", "group", 1, 100), set(), []
+
+    def arrive(name, *, connection, duplicate=False):
+        arrival = Arrival(
+            "news",
+            b"{}",
+            (),
+            qos=1,
+            retain=False,
+            duplicate=duplicate,
+            acknowledge=lambda: acknowledged.append(name),
+            over=lambda: connection in over,
+        )
+        foreign.gather(arrival)
+
+    arrive("first", connection=1)
+    over.add(1)  # and what was sent behind it is lost on the way
+    arrive("first again", connection=2, duplicate=True)
+    arrive("second", connection=2, duplicate=True)
+    _, kept = foreign.pour()
+    for publication in kept:
+        publication.acknowledge()
+    assert acknowledged == ["first again", "second"]
+    arrive("third", connection=2)
+    over.add(2)
+    foreign.begin_anew()  # the broker has lost the session: it repeats nothing of it
+    arrive("fourth", connection=3, duplicate=True)
+    assert foreign.count == 4
+
+
+# -- mailboxes that are full ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("behind", "deafness_s"), [(0, 100.0), (8 * LIMIT, 0.1)], ids=["it can hang up", "it cannot: sockets are full"]
+)
+async def test_a_full_mailbox_notices_that_its_broker_is_gone(
+    mosquitto, opener, small, behind, deafness_s, monkeypatch
+):
+    monkeypatch.setattr(connection, "_LONGEST_TICK_S", 0.1)
+    monkeypatch.setattr(connection, "_LONGEST_DEAFNESS_S", deafness_s)
+    patient = mosquitto.config.model_copy(update={"keepalive_s": 65535})
+    sender, receiver = await opener(mosquitto.config), await opener(patient, host=[1], inbox_messages=1)
+    count = await fill(sender, receiver, behind)
+    closed = link_of(receiver)._connection.closed
+    mosquitto.kill()
+    mosquitto.start()
+    async with asyncio.timeout(10):
+        await asyncio.wait({closed})
+        await link_of(receiver).wait_connected(10)
+    await send(sender, count)
+    assert numbers(await fetch_all(receiver, count + 1)) == list(range(count + 1))
+
+
+async def test_a_full_mailbox_listens_on_more_and_closes(server, opener, store, small):
+    sender = await opener(server)
+    receiver = await opener(server.model_copy(update={"timeout": 1}), host=[1], inbox_messages=1, send_timeout_s=1)
+    count = await fill(sender, receiver, 4 * LIMIT)
+    await receiver.subscribe_and_start_listening(["news"])
+    await publish(store, count)
+    assert numbers(await fetch_all(receiver, 1)) == [0]
+    await receiver.close()
+
+    async def all_buried():
+        return len(await store.dead()) >= count - 1
+
+    await until(all_buried)
+
+
+async def test_what_there_is_no_time_to_bury_is_counted(server, opener, monkeypatch, caplog):
+    sender, receiver = await opener(server), await opener(server, host=[1])
+    monkeypatch.setattr(listener, "_BURIED_AT_ONCE", 2)
+    monkeypatch.setattr(subscription, "_LEAVE_S", 0.5)
+    await send(sender, *range(6))
+    bury, letters = Control.bury, []
+
+    async def slow(control, mailbox, entry, *args, **options):
+        letters.append(entry)
+        if len(letters) == 3:
+            await asyncio.Event().wait()
+        await bury(control, mailbox, entry, *args, **options)
+
+    monkeypatch.setattr(Control, "bury", slow)
+    await receiver.close()
+    assert "with 6 unhandled frames: up to 4 of them are lost" in caplog.text
+
+
+# -- what cannot be taken ---------------------------------------------------------------------------------------------
+
+
+async def test_what_quotes_a_long_name_is_a_dead_letter(server, opener, store):
+    sender, receiver = await opener(server), await opener(server, name="group", host=[1])
+    header = msgspec.msgpack.encode(["\x01" * 60_000, 1, 1, 1, 0])
+    frame = b"RMD\x01" + len(header).to_bytes(2, "little") + header + b"x"
+    await store.publisher.publish(store.topics.mailbox("group"), frame, qos=1)
+    await send(sender, 1)
+    assert numbers(await fetch_all(receiver, 1)) == [1]
+    [(name, reason, payload)] = await store.dead()
+    assert (name, payload) == ("group", frame)
+    assert "not published by this library" in reason
+    assert len(reason) < 2000
+
+
+async def test_a_dead_letter_above_the_packet_limit_goes_without_its_payload(mosquittos, opener, exp_id):
+    server = mosquittos(options=["max_packet_size 20000"]).config
+    store = await MqttStore(server, exp_id, []).open()
+    sender, receiver = await opener(server), await opener(server, name="group", host=[1])
+    topic = store.topics.mailbox("group")
+    fits = 20_000 - len(topic) - 8
+    garbage = [b"?" * fits, encode_data(Data("mallory", 1, 1, 1, 0, b"RM" + b"x" * (fits - 200))).ljust(fits, b"y")]
+    for payload in garbage:  # no envelope, and an envelope with no frame
+        await store.publisher.publish(topic, payload, qos=1)
+    await send(sender, 1)
+    assert numbers(await fetch_all(receiver, 1)) == [1]
+    letters = await store.dead_letters()
+    assert [letter.payload for letter, _ in letters] == [b"", b""]
+    assert all(int(told["rm-bytes"]) > 19_000 and told["rm-reason"] for _, told in letters)
+    await store.close()
+
+
+async def test_a_publication_that_nobody_foresaw_is_a_dead_letter(server, opener, store, monkeypatch, caplog):
+    sender, receiver = await opener(server), await opener(server, name="group", host=[1], listen=["news/#"])
+    address = Foreign.address
+
+    def odd(foreign, topic):
+        if topic == "news/odd":
+            raise RuntimeError("a fault of ours")
+        return address(foreign, topic)
+
+    monkeypatch.setattr(Foreign, "address", odd)
+    await store.publish("news/odd", b"odd")
+    await send(sender, 1)
+    await store.publish("news/plain", b'{"n": 2}')
+    assert numbers(await fetch_all(receiver, 2)) == [1, 2]
+    [(name, reason, payload)] = await store.dead()
+    assert (name, payload) == ("group", b"odd")
+    assert "a fault of ours" in reason
+    assert any(record.levelname == "ERROR" and record.exc_info for record in caplog.records)
+    await vanish(receiver)
+    await opener(server, name="group", host=[1], listen=["news/#"])
+    assert len(await store.dead()) == 1  # and it does not come again
