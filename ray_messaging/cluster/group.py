@@ -60,9 +60,7 @@ class Group:
     def _what(self) -> str:
         return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
 
-    def send(
-        self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str = AGENT_CHAT
-    ) -> Receipt:
+    def send(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str = AGENT_CHAT) -> Receipt:
         """Send one message to an agent and return its receipt; raises as `Messager.send_message`."""
         return self.send_many([Outgoing.to_agent(to_id, payload, from_id, subtopic)])[0]
 

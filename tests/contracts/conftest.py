@@ -1,9 +1,14 @@
 """Fixtures of the contract suites, and what of them an MQTT broker cannot promise."""
 
+import contextlib
+
 import pytest
 from contract_support import MqttStore, store_of
 
+from ray_messaging.errors import ConnectionFailed
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.mqtt.presence import end_session
+from ray_messaging.transports.mqtt.transport import MqttTransport
 
 
 def pytest_configure(config):
@@ -29,6 +34,19 @@ def server(request):
     if request.param == "memory":
         return MemoryServer()
     return request.getfixturevalue("mosquitto_config" if request.param == "mqtt" else f"{request.param}_config")
+
+
+@pytest.fixture
+async def opener(opener):
+    """Open messagers; of those on a broker, which other tests use too, no session stays behind."""
+    yield opener
+    for messager in reversed(opener.opened):
+        await messager.close()
+    left = {(messager.exp_id, messager.name): messager.engine.transport for messager in opener.opened}
+    for (exp_id, name), transport in left.items():
+        if isinstance(transport, MqttTransport):
+            with contextlib.suppress(ConnectionFailed):  # the test has killed it
+                await end_session(transport._config, f"rm-{exp_id}-{name}")
 
 
 @pytest.fixture
