@@ -198,8 +198,8 @@ class Listener:
             self._answers.marked(self.mailbox, mark)
 
     def look(self) -> None:
-        """Look after what is missing."""
-        if self.mailbox is not None:
+        """Look after what is missing, unless it may have come and lies unread in the socket."""
+        if self.mailbox is not None and not self.mailbox.full:
             self._answers.look(self.mailbox)
 
     def _bury(self, payload: bytes, reason: str) -> None:

@@ -182,6 +182,11 @@ class Mailbox:
 
     # -- reading --------------------------------------------------------------------------------------------------
 
+    @property
+    def full(self) -> bool:
+        """Tell whether what comes is left in the socket."""
+        return self._paused
+
     async def read(self, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`; raise why we stopped."""
         last = self._number(after)
