@@ -22,16 +22,6 @@ from ray_messaging.transports.memory import MemoryServer
 settings.register_profile("ray_messaging", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ray_messaging")
 
-# One Ray is enough for a machine, and some tests ask for the one that is there: with xdist they share a process.
-RAY_TESTS = ("tests/cluster/", "tests/unit/cli/", "tests/unit/eventlog/test_log_cli.py")
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.nodeid.startswith(RAY_TESTS):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-
-
 HOST = "127.0.0.1"
 PASSWORD = "a secret of the tests"
 

@@ -16,6 +16,8 @@ from ray_messaging.channels import Keys
 from ray_messaging.replay.trace import read_trace
 from ray_messaging.sending import bulk
 
+pytestmark = pytest.mark.long
+
 GROUPS = 4
 CHUNK = 2_000
 

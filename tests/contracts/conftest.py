@@ -17,7 +17,15 @@ def pytest_configure(config):
     )
 
 
+# What these ask does not depend on which server it is that speaks Redis: Valkey answers in the default suite.
+EITHER_REDIS = ("test_addresses.py", "test_deferred.py", "test_interception.py", "test_msg_payloads.py")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if _server_of(item) == "redis" and item.path.name in EITHER_REDIS:
+            item.add_marker(pytest.mark.long)
     beyond = [item for item in items if _server_of(item) == "mqtt" and item.get_closest_marker("beyond_mqtt")]
     if beyond:
         config.hook.pytest_deselected(items=beyond)
