@@ -26,7 +26,7 @@ from ray_messaging.cluster.interceptor_host import InterceptorHost
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.errors import ConfigError, ConnectionFailed, InterceptorUnavailable, MailboxFull, RuleError
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
 
 
 @pytest.fixture

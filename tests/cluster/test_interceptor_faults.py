@@ -35,7 +35,7 @@ from ray_messaging.errors import Fenced, InterceptorUnavailable, MessagingError
 
 logger = logging.getLogger(__name__)
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

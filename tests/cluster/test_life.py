@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster_support import wait_for
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
 
 SCRIPT = """
 import os, sys, time

@@ -19,7 +19,7 @@ from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import LogError, MailboxFull, UnknownName
 from ray_messaging.eventlog.event_log import EventLog
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
 
 
 @pytest.fixture
