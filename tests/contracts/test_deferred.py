@@ -427,7 +427,7 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
     epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
     assert await sender.send_message(sender.get_agent_chat_channel(1), {"text": "fine"})  # it learns of the log
     bulk = [Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS]
-    bulk += [Outgoing.to_agent(1, {"text": "bad and slow"}, from_id=8), Outgoing("news", {"text": "bad news"})]
+    bulk += [Outgoing.to_agent(1, {"text": "rude and slow"}, from_id=8), Outgoing("news", {"text": "rude news"})]
     receipts = await sender.send_messages(bulk)
     assert [fate[0] for fate in receipts.fates] == ["d", "d", "b", "d", "d", "u"]
     streams = (await transport.log_streams()).live
@@ -450,11 +450,11 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
     assert sorted(marked) == sorted(ids[row] for row in (1, 3, 4))
     assert notes[BLOCKED] == [("", ids[2], b'{"text":"worse"}', None, ())]
     assert sorted(notes[DELIVERED]) == [
-        (receiver.name, ids[1], b'{"text":"a *** word"}', b'{"text":"a bad word"}', ("censored",)),
-        (receiver.name, ids[3], b'{"text":"*** again"}', b'{"text":"bad again"}', ("censored",)),
-        (receiver.name, ids[4], b'{"text":"*** and slow"}', b'{"text":"bad and slow"}', ("censored",)),
+        (receiver.name, ids[1], b'{"text":"a *** word"}', b'{"text":"a rude word"}', ("censored",)),
+        (receiver.name, ids[3], b'{"text":"*** again"}', b'{"text":"rude again"}', ("censored",)),
+        (receiver.name, ids[4], b'{"text":"*** and slow"}', b'{"text":"rude and slow"}', ("censored",)),
     ]
-    assert notes[PUBLISHED] == [("", ids[5], b'{"text":"*** news"}', b'{"text":"bad news"}', ("censored",))]
+    assert notes[PUBLISHED] == [("", ids[5], b'{"text":"*** news"}', b'{"text":"rude news"}', ("censored",))]
     await transport.close_log(epoch)
 
 
