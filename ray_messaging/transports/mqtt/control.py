@@ -58,7 +58,10 @@ class Control:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect and learn what the broker retains; raise ConnectionFailed within 5 s, ServerRefused at once."""
+        """Connect and learn what the broker retains; raise ConnectionFailed, ServerRefused at once.
+
+        A broker that is not there is told within 5 s; one that falls silent then, within the config's timeout.
+        """
         await self.link.connect()
 
     async def close(self) -> None:

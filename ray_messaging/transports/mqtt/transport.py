@@ -89,7 +89,7 @@ class MqttTransport:
         return told if refused is None else refused - 1
 
     async def connect(self) -> None:
-        """Reach the broker; raise ConnectionFailed within 5 s, ServerRefused at once."""
+        """Reach the broker; raise ConnectionFailed (within 5 s where none is there), ServerRefused at once."""
         await self._control.connect()
         if self._companion is not None:
             await self._companion.connect()
