@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-from ray_messaging.channels import AgentId, parse_channel
+from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory, Record
 from ray_messaging.errors import (
@@ -15,17 +14,14 @@ from ray_messaging.errors import (
     ConfigError,
     ConnectionFailed,
     Fenced,
-    InvalidAddress,
     MessagingError,
     NotListening,
     TransitError,
 )
-from ray_messaging.frames import FOREIGN_SENDER, Batch
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.commits import Commits
+from ray_messaging.receiving.foreign import batch_of
 from ray_messaging.receiving.inbox import NOTHING, Handled, Inbox, Piece
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.wishes import Wishes
@@ -120,21 +116,8 @@ class Subscription:
                     self.ingress_dropped,
                 )
             return
-        try:
-            agent_id, topic = parse_channel(self._directory.exp_id, ingress.channel, self._directory.patterns)
-        except InvalidAddress:  # a pattern may match channels that are none of ours
-            agent_id, topic = None, ":" + ingress.channel
         self._ingress_count += 1
-        batch = Batch(
-            sender=FOREIGN_SENDER + self._name,
-            epoch=self._epoch or 0,
-            first=self._ingress_count,
-            from_ids=Ids.of([None]),
-            to_ids=Ids.of([agent_id]),
-            topics=(topic,),
-            sent_at=time.time(),
-            lines=Lines.of([ingress.data], raw=True),
-        )
+        batch = batch_of(ingress, self._directory, self._name, self._epoch or 0, self._ingress_count)
         pattern = None if ingress.pattern is None else ingress.pattern.encode()
         self.inbox.put(Piece(None, batch, 0, 1, len(ingress.data), pattern))
 
