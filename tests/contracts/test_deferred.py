@@ -202,6 +202,11 @@ async def test_a_cancelled_close_tells_those_that_wait(messagers, interceptor_of
     sending = asyncio.create_task(sender.send_messages(mixed))
     await slow.called(1)
     assert len(await fetch_all(receiver, 1)) == 1
+
+    async def told():
+        return sender.stats()["outbox"] == 2
+
+    await until(told)  # what the receiver has, the sender may not have heard of yet
     closing = asyncio.create_task(sender.close())
     assert (await asyncio.wait({closing}, timeout=0))[0] == set()
     closing.cancel()
