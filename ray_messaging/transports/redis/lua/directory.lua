@@ -4,15 +4,16 @@
 -- KEYS[1] meta     hash: directory = version, log = 1 while an event log is registered
 -- KEYS[2] records  hash: mailbox -> record (msgpack)
 -- KEYS[3] changes  hash: mailbox -> version of its last change
--- KEYS[4] dead     stream: frames nobody will read (mailbox, entry, row, reason, f)
+-- KEYS[4] dead     stream: frames nobody will read, see bury.lua
 -- ARGV[1] since    [2] prefix of this experiment's keys (for mailboxes that are to be taken out: see bury.lua)
+-- ARGV[3] bytes of dead letters that are kept
 -- Returns {version, {mailboxes...}, {records changed since...}, log}
 local all, names, changed = redis.call('HGETALL', KEYS[3]), {}, {}
 for i = 1, #all, 2 do
   local name = all[i]
   local state = ARGV[2] .. 'state:' .. name
   if redis.call('HGET', state, 'leased') == '1' and redis.call('EXISTS', ARGV[2] .. 'lease:' .. name) == 0 then
-    bury(KEYS, ARGV[2], name, 'the lease of its messager has expired')
+    bury(KEYS, ARGV[2], name, 'the lease of its messager has expired', ARGV[3])
   else
     names[#names + 1] = name
     if tonumber(all[i + 1]) > tonumber(ARGV[1]) then changed[#changed + 1] = redis.call('HGET', KEYS[2], name) end

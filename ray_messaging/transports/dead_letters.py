@@ -1,0 +1,93 @@
+"""What can be asked of a store about its dead letters: the frames that nobody will read as they are."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from ray_messaging.directory import Record
+
+DEAD_BYTES = 256 * 2**20  # are kept, unless a limit is given
+PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
+LETTER_BYTES = 256  # what a letter counts beside its frame: those without a frame are bounded, too
+
+
+class DeadFrame(NamedTuple):
+    """A frame that nobody will read; the first `row` rows were handled.
+
+    `born` counts the mailboxes that there had been when its own went, and `exclusive` says that this one alone listened
+    for its agents; born is None where the mailbox's reader could not decode the frame.
+    """
+
+    id: str
+    mailbox: str
+    entry: str
+    row: int
+    reason: str
+    frame: bytes
+    at: float  # unix s
+    born: int | None
+    exclusive: bool
+
+
+class DeadFacts(NamedTuple):
+    """Count the letters and their bytes; `dropped` ones were lost to the limit, the oldest first."""
+
+    letters: int
+    nbytes: int
+    dropped: int
+    dropped_bytes: int
+
+
+class Listeners(NamedTuple):
+    """The directory as of a version: each mailbox's record, and when it came.
+
+    `born` has how many mailboxes there had been then, and the time (as the first part of an entry's id is).
+    """
+
+    version: int
+    records: Sequence[Record]
+    born: Mapping[str, tuple[int, int]]
+
+
+class Returned(NamedTuple):
+    """A frame on its way back into a mailbox."""
+
+    mailbox: str
+    rows: int
+    frame: bytes
+
+
+class Requeued(IntEnum):
+    """Say what became of one call of `requeue`."""
+
+    MISSING = 0  # there is no such letter, or not any more
+    DONE = 1
+    STALE_DIRECTORY = 2
+    FULL = 3
+    TOO_LARGE = 4  # the mailbox would not hold it if it were empty
+    LOG_FULL = 5
+
+
+class DeadStore(Protocol):
+    """Keep the dead letters of one experiment. Any call may be repeated, and has its effect once."""
+
+    async def facts(self) -> DeadFacts:
+        """Count the letters, and those that were dropped."""
+
+    async def page(self, after: str, count: int) -> list[DeadFrame]:
+        """Return up to `count` letters behind an id ("": from the first), fewer where they are large; [] at the end."""
+
+    async def get(self, letter: str) -> DeadFrame | None:
+        """Return one letter; None: there is none of this id."""
+
+    async def listeners(self) -> Listeners:
+        """Return who listens now."""
+
+    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
+        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault.
+
+        Args: rest is the frame of what stays dead, in a letter that takes this one's place; b"": nothing does.
+        """
+
+    async def drop(self, letters: Sequence[str]) -> int:
+        """Delete letters; return how many there were."""

@@ -1,0 +1,95 @@
+"""Dead letters in a MemoryServer, as the Redis transport keeps them in a stream."""
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
+
+from ray_messaging.transports.base import Limits
+from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
+from ray_messaging.transports.memory.server import Experiment, Mailbox, number
+from ray_messaging.transports.memory.transport import MemoryTransport
+
+
+class MemoryDead:
+    """Be the dead letters' part of a MemoryTransport."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._transport = transport
+
+    @property
+    def _exp(self) -> Experiment:
+        return self._transport.server.experiments.setdefault(self._transport.exp_id, Experiment())
+
+    async def facts(self) -> DeadFacts:
+        """Count the letters, and those that were dropped."""
+        return self._exp.dead.facts()
+
+    async def page(self, after: str, count: int) -> list[DeadFrame]:
+        """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
+        found: list[DeadFrame] = []
+        nbytes = 0
+        for letter in islice((one for one in self._exp.dead if number(one.id) > number(after or "0-0")), count):
+            found.append(letter)
+            nbytes += len(letter.frame)
+            if nbytes >= PAGE_BYTES:
+                break
+        return found
+
+    async def get(self, letter: str) -> DeadFrame | None:
+        """Return one letter; None: there is none of this id."""
+        return self._exp.dead.letters.get(letter)
+
+    async def listeners(self) -> Listeners:
+        """Return who listens now."""
+        delta = await self._transport.load_directory(-1)
+        boxes = self._exp.mailboxes
+        return Listeners(delta.version, delta.changed, {name: (box.born, box.since) for name, box in boxes.items()})
+
+    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
+        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault."""
+        exp = self._exp
+        if letter not in exp.dead.letters:
+            return Requeued.MISSING, ""
+        if exp.directory != version:
+            return Requeued.STALE_DIRECTORY, ""
+        for name in {mailbox for mailbox, _, _ in frames}:
+            fate = _fits(exp.mailboxes.get(name), [found for found in frames if found.mailbox == name])
+            if fate is not Requeued.DONE:
+                return fate, name
+        for mailbox, rows, frame in frames:
+            _write(exp, exp.mailboxes[mailbox], rows, frame)
+        taken = exp.dead.release(letter)
+        if rest:
+            exp.dead.lay(taken._replace(frame=rest, row=0), inf)
+        exp.wake()
+        return Requeued.DONE, ""
+
+    async def drop(self, letters: Sequence[str]) -> int:
+        """Delete letters; return how many there were."""
+        there = [letter for letter in dict.fromkeys(letters) if letter in self._exp.dead.letters]
+        for letter in there:
+            self._exp.dead.release(letter)
+        return len(there)
+
+
+def _fits(box: Mailbox | None, frames: Sequence[Returned]) -> Requeued:
+    if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
+        return Requeued.STALE_DIRECTORY
+    rows, nbytes = sum(found.rows for found in frames), sum(len(found.frame) for found in frames)
+    limits: Limits = box.limits
+    if max(len(found.frame) for found in frames) > limits.nbytes:
+        return Requeued.TOO_LARGE
+    if box.messages + rows > limits.messages or box.nbytes + nbytes > limits.nbytes:
+        return Requeued.FULL
+    return Requeued.LOG_FULL if box.backlog is not None and box.backlog.passes(limits, rows, nbytes) else Requeued.DONE
+
+
+def _write(exp: Experiment, box: Mailbox, rows: int, frame: bytes) -> None:
+    exp.entry += 1
+    box.entries.append((exp.entry, frame))
+    box.last = exp.entry
+    box.messages += rows
+    box.nbytes += len(frame)
+    if box.backlog is not None:
+        box.backlog.add(rows, len(frame))

@@ -1,0 +1,93 @@
+"""Dead letters on a Redis or Valkey server: a stream, and a hash that counts."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
+from ray_messaging.transports.redis.transport import RedisTransport
+
+_DROPPED_AT_ONCE = 500
+_STATE = ":dead"  # no mailbox can have this name
+
+
+class RedisDead:
+    """Be the dead letters' part of a RedisTransport."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self._transport = transport
+        self._link, self._keys = transport.link, transport.keys
+
+    async def known(self) -> bool:
+        """Tell whether the server knows an experiment of this name."""
+        return bool(await self._link.command("EXISTS", self._keys.meta, self._keys.dead))
+
+    async def facts(self) -> DeadFacts:
+        """Count the letters, and those that were dropped."""
+        letters = await self._link.command("XLEN", self._keys.dead)
+        names = ("bytes", "dropped", "dropped_bytes")
+        counts = await self._link.command("HMGET", self._keys.state(_STATE), *names)
+        return DeadFacts(int(letters), *(int(count or 0) for count in counts))
+
+    async def page(self, after: str, count: int) -> list[DeadFrame]:
+        """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
+        reply = await self._link.script("letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
+        return [_dead_frame(letter.decode(), fields) for letter, fields in reply]
+
+    async def get(self, letter: str) -> DeadFrame | None:
+        """Return one letter; None: there is none of this id."""
+        reply = await self._link.command("XRANGE", self._keys.dead, letter, letter)
+        return _dead_frame(letter, reply[0][1]) if reply else None
+
+    async def listeners(self) -> Listeners:
+        """Return who listens now."""
+        delta = await self._transport.load_directory(-1)
+        born = {}
+        for record in delta.changed:
+            state = self._keys.state(record.mailbox)
+            counted, since = await self._link.command("HMGET", state, "born", "since")
+            born[record.mailbox] = int(counted or 0), int(since or 0)
+        return Listeners(delta.version, delta.changed, born)
+
+    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
+        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault."""
+        keys = [self._keys.meta, self._keys.dead, self._keys.state(_STATE)]
+        args: list[Any] = [letter, secrets.token_hex(8), version, self._keys.prefix, rest]
+        for mailbox, rows, frame in frames:
+            keys += [self._keys.state(mailbox), self._keys.lease(mailbox)]
+            args += [mailbox, rows, frame]
+        fate, mailbox = await self._link.script("requeue", keys, args)
+        return Requeued(fate), mailbox.decode()
+
+    async def drop(self, letters: Sequence[str]) -> int:
+        """Delete letters; return how many there were."""
+        keys = [self._keys.dead, self._keys.state(_STATE)]
+        dropped = 0
+        for low in range(0, len(letters), _DROPPED_AT_ONCE):
+            ids = letters[low : low + _DROPPED_AT_ONCE]
+            dropped += int(await self._link.script("drop", keys, [secrets.token_hex(8), *ids]))
+        return dropped
+
+
+def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
+    """Read an entry; whoever else writes into the stream may leave out what he likes."""
+    found = dict(zip(fields[::2], fields[1::2], strict=False))
+
+    def text(name: bytes) -> str:
+        return found.get(name, b"").decode(errors="replace")
+
+    def number(name: bytes) -> int | None:
+        return int(found[name]) if found.get(name, b"").isdigit() else None
+
+    at = number(b"at")
+    return DeadFrame(
+        id=letter,
+        mailbox=text(b"mailbox"),
+        entry=text(b"entry"),
+        row=number(b"row") or 0,
+        reason=text(b"reason") or "no reason is given",
+        frame=found.get(b"f", b""),
+        at=(int(letter.partition("-")[0]) if at is None else at) / 1000,
+        born=number(b"born"),
+        exclusive=found.get(b"exclusive") == b"1",
+    )

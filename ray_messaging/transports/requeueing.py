@@ -1,0 +1,157 @@
+"""Bring what a dead letter holds back to those who listen now: each message once, under its old id."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.directory import Directory, Record
+from ray_messaging.errors import FrameError
+from ray_messaging.frames import Batch, decode, encode
+from ray_messaging.patterns import GLOBS, Patterns
+from ray_messaging.transports.dead_letters import DeadFrame, DeadStore, Listeners, Requeued, Returned
+
+_ATTEMPTS = 8  # while the directory changes under our hands
+
+Rows = NDArray[np.intp]
+
+
+class Outcome(NamedTuple):
+    """Say what became of one letter: messages that are in a mailbox again, and those that stay dead, and why.
+
+    `full`: there was no room for them, so that what comes behind them must wait, too.
+    """
+
+    messages: int
+    left: int
+    why: str
+    full: bool = False
+
+
+def readable(frame: bytes) -> Batch:
+    """Decode a frame that has payloads; raise FrameError."""
+    batch = decode(frame)
+    if batch.lines is None:
+        raise FrameError("this is no valid frame: it has no payloads")
+    return batch
+
+
+class Requeueing:
+    """Bring messages of one experiment back into the mailboxes that listen for them now.
+
+    Rules are not asked again. The event log, which has these messages from their first mailbox, takes none of them.
+    """
+
+    def __init__(self, store: DeadStore, exp_id: str, patterns: Patterns = GLOBS) -> None:
+        self._store = store
+        self._exp_id = exp_id
+        self._patterns = patterns
+        self._listeners: Listeners | None = None  # as long as nobody says that they have changed
+        self._directory: tuple[tuple[object, ...], Directory] | None = None  # the last one, and for whose letters
+
+    async def requeue(self, letter: DeadFrame) -> Outcome:
+        """Bring back all of a letter that can be, in one step; what nobody listens for stays dead."""
+        try:
+            batch = readable(letter.frame)
+        except FrameError as error:
+            return Outcome(0, 0, f"it cannot be decoded ({error}): export it, or drop it")
+        rows = np.arange(min(letter.row, len(batch)), len(batch))
+        for _ in range(_ATTEMPTS):
+            listeners = self._listeners = self._listeners or await self._store.listeners()
+            found, nobody = self._route(letter, batch, rows, listeners)
+            if len(nobody) and not found:
+                return Outcome(0, len(rows), _NOBODY)
+            frames = [
+                returned
+                for record, mine in found
+                for returned in _frames(record, batch, mine, logged=letter.born is not None)
+            ]
+            rest = encode(batch.take(nobody)) if len(nobody) else b""
+            fate, mailbox = await self._store.requeue(letter.id, listeners.version, frames, rest)
+            if fate is Requeued.DONE:
+                return Outcome(len(rows) - len(nobody), len(nobody), _OTHERS if len(nobody) else "")
+            if fate is not Requeued.STALE_DIRECTORY:
+                full = fate in {Requeued.FULL, Requeued.LOG_FULL}
+                return Outcome(0, 0 if fate is Requeued.MISSING else len(rows), _WHY[fate].format(mailbox), full)
+            self._listeners = self._directory = None
+        return Outcome(0, len(rows), "mailboxes come and go all the time: try again")
+
+    def _route(
+        self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners
+    ) -> tuple[list[tuple[Record, Rows]], Rows]:
+        """Return which rows go to which mailbox, and those that go to none."""
+        directory = self._directory_for(letter, listeners)
+        routes = directory.route(batch)[rows]
+        of: dict[str, list[Rows]] = {}
+        nobody = [rows[:0]]
+        for route in np.unique(routes).tolist():
+            mine = rows[routes == route]
+            for mailbox in directory.mailboxes(route):
+                of.setdefault(mailbox, []).append(mine)
+            if not directory.mailboxes(route):
+                nobody.append(mine)
+        found = [(directory.records[mailbox], np.sort(np.concatenate(parts))) for mailbox, parts in of.items()]
+        return found, np.sort(np.concatenate(nobody))
+
+    def _directory_for(self, letter: DeadFrame, listeners: Listeners) -> Directory:
+        """Return the directory that a letter's messages go by; those of one mailbox mostly share it."""
+        counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
+        key = (listeners.version, counts)
+        if self._directory is None or self._directory[0] != key:
+            directory = Directory(self._exp_id, self._patterns)
+            found = zip(listeners.records, counts, strict=True)
+            records = [record if count == _WHOLE else _claims_of(record) for record, count in found if count]
+            directory.update(listeners.version, records, [record.mailbox for record in records])
+            self._directory = key, directory
+        return self._directory[1]
+
+
+_NONE, _CLAIMS, _WHOLE = range(3)  # of a mailbox's record
+_NOBODY = "nobody listens for its recipients now (mailboxes that may have these messages already do not count)"
+_OTHERS = "nobody listens for the others, which are a letter of their own now"
+_WHY = {
+    Requeued.MISSING: "it is not there any more",
+    Requeued.FULL: "mailbox {!r} has no room for it: fetch what waits there, then try again",
+    Requeued.TOO_LARGE: "mailbox {!r} takes no frame of this size: raise its mailbox_bytes",
+    Requeued.LOG_FULL: "the event log is behind on mailbox {!r}: try again when it has caught up",
+}
+
+
+def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
+    """Tell what of a mailbox's record counts: not what may have brought it its own copy of these messages."""
+    if record.mailbox == letter.mailbox:
+        return _WHOLE
+    if letter.born is None:
+        return _NONE
+    born, since = listeners.born.get(record.mailbox, (0, 0))
+    if born > letter.born or since > _number(letter.entry):  # it came later
+        return _WHOLE
+    # Of two groups only one had the agents when this was sent.
+    return _CLAIMS if record.exclusive and letter.exclusive else _NONE
+
+
+def _claims_of(record: Record) -> Record:
+    return Record(record.mailbox, record.claims, [], [], True, record.frame_rows, record.frame_bytes)
+
+
+def _number(entry: str) -> float:
+    """Return the first part of an entry's id; whoever else wrote the letter may have left it out."""
+    found = entry.partition("-")[0]
+    return int(found) if found.isdigit() else inf
+
+
+def _frames(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
+    """Encode rows in frames that a mailbox takes; `logged`: the event log has them already."""
+    part = batch.take(rows)
+    if logged:
+        part.noted = np.arange(len(rows), dtype=np.uint32)
+    frame = encode(part)
+    pieces = max(-(-len(rows) // record.frame_rows), -(-len(frame) // record.frame_bytes))
+    if pieces == 1 or len(rows) < 2:
+        return [Returned(record.mailbox, len(rows), frame)]
+    bounds = np.linspace(0, len(rows), min(pieces, len(rows)) + 1).astype(int).tolist()
+    halves: Sequence[Rows] = [rows[low:high] for low, high in pairwise(bounds)]
+    return [found for half in halves for found in _frames(record, batch, half, logged=logged)]

@@ -1,0 +1,185 @@
+"""Dead letters of a real experiment, by its facade and from the command line."""
+
+import json
+import uuid
+
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from ray_messaging import ConfigError, Messaging, UnknownName
+from ray_messaging.channels import Keys
+from ray_messaging.cli import app
+from ray_messaging.cluster.dead_letters import DeadLetters
+
+pytestmark = pytest.mark.timeout(90)
+
+GARBAGE = b"\x1b[31mno frame"
+
+
+def ask(*args, code=0):
+    """Run `ray-messaging deadletters ...`; return what it printed, errors where it is to fail."""
+    found = CliRunner().invoke(app, ["deadletters", *map(str, args)])
+    assert found.exit_code == code, found.output
+    return found.stderr if code else found.stdout
+
+
+@pytest.fixture(scope="module")
+def town(ray_cluster, tmp_path_factory):
+    """Give an experiment with a log, a group `west`, and a client of its server."""
+    log_dir = tmp_path_factory.mktemp("dead") / "log"
+    with Messaging.start(f"dead-{uuid.uuid4().hex[:8]}", log_dir=log_dir) as messaging:
+        config = messaging.redis
+        client = redis.Redis(config.server, config.port, password=config.password)
+        yield messaging, messaging.create_group("west", range(10)), client
+        client.close()
+
+
+@pytest.fixture
+def letters(town):
+    """Give its dead letters; afterwards there are none."""
+    found = town[0].dead_letters
+    yield found
+    found.drop(everything=True)
+
+
+@pytest.fixture
+def url(town):
+    config = town[0].redis
+    return f"redis://:{config.password}@{config.server}:{config.port}"
+
+
+def kill_off(town, name, agents, count):
+    """Make a group, send to it from west, and remove it unread; return the messages' ids."""
+    messaging, west, _ = town
+    messaging.create_group(name, agents)
+    targets = [agents[n % len(agents)] for n in range(count)]
+    sent = west.send_columns([0] * count, targets, [{"content": f"number {n}"} for n in range(count)])
+    messaging.remove_group(name)
+    return [receipt.message_id for receipt in sent]
+
+
+def write(town, mailbox, frame):
+    """Write bytes into a mailbox by hand."""
+    messaging, _, client = town
+    keys = Keys(messaging.exp_id)
+    client.xadd(keys.stream(f"{mailbox}:{client.hget(keys.state(mailbox), 'born').decode()}"), {"f": frame})
+
+
+def test_a_group_that_is_removed_leaves_letters_that_its_successor_gets(town, letters):
+    messaging = town[0]
+    before = messaging.log.stats()["rows"]
+    sent = kill_off(town, "east", [100, 101], 5)
+    (letter,) = letters
+    assert (letter.mailbox, letter.reason, letter.rows, letter.readable) == ("east", "the mailbox was removed", 5, True)
+    assert [message.id for message in letter.messages] == sent
+    assert letter.messages[4].payload == {"content": "number 4"}
+    assert letters.list(limit=1) == [letters.get(letter.id)]
+    assert (len(letters), messaging.stats()["dead_letters"]["letters"]) == (1, 1)
+    assert letters.to_pandas()[["mailbox", "rows"]].to_numpy().tolist() == [["east", 5]]
+
+    assert letters.requeue(letter.id) == (0, 0, {letter.id: letters.requeue(everything=True).left[letter.id]})
+    east = messaging.create_group("east", [100, 101])
+    assert letters.requeue(everything=True) == (1, 5, {})
+    assert [message.id for message in east.fetch(timeout=10)] == sent
+    assert letters.requeue(letter.id).left == {letter.id: "there is no such dead letter"}
+    assert messaging.log.stats()["rows"] - before == 5  # the log had them, and takes none again
+    assert messaging.log.balance().fates["delivered"] >= 5
+    messaging.remove_group("east")
+
+
+def test_what_cannot_be_decoded_is_told_apart(town, letters):
+    west = town[1]
+    write(town, "west", GARBAGE)
+    receipt = west.send(0, 1, {"n": 1})
+    assert [message.id for message in west.fetch(timeout=10)] == [receipt.message_id]
+    west.ack()
+    (letter,) = letters
+    assert (letter.readable, letter.rows, letter.frame) == (False, 0, GARBAGE)
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        letter.messages  # noqa: B018 - it raises
+    assert "export it, or drop it" in letters.requeue(letter.id).left[letter.id]
+    assert "not readable" in repr(letter)
+    assert letters.drop(mailbox="nobody's") == 0
+    assert letters.drop(mailbox="west") == 1
+    with pytest.raises(UnknownName, match="requeued or dropped"):
+        letters.get(letter.id)
+
+
+def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
+    messaging, west, _ = town
+    exp_id = messaging.exp_id
+    kill_off(town, "south", [300], 2)
+    write(town, "west", GARBAGE)
+    west.send(0, 1, {})
+    west.fetch(timeout=10)
+    west.ack()
+    readable, garbage = [json.loads(line) for line in ask("list", exp_id, "--json").splitlines()]
+    assert (readable["mailbox"], readable["messages"], garbage["readable"]) == ("south", 2, False)
+    table = ask("list", exp_id, "--limit", 2)
+    assert "2 dead letters" in table
+    assert "the mailbox was removed" in table
+    assert "unreadable" in table
+    assert "There may be more" in table
+    assert "number 1" in ask("show", exp_id, readable["id"])
+    whole = json.loads(ask("show", exp_id, readable["id"], "--json"))
+    assert [found["payload"] for found in whole["content"]] == [{"content": "number 0"}, {"content": "number 1"}]
+    exported = tmp_path / "frame"
+    assert "\x1b" not in ask("show", exp_id, garbage["id"], "--export", exported)
+    assert exported.read_bytes() == GARBAGE
+    assert "is there already" in ask("show", exp_id, garbage["id"], "--export", exported, code=2)
+
+    for say in ({}, {"everything": True, "mailbox": "west"}, {"ids": "west"}, {"ids": ["1-99999999999999999999"]}):
+        for call in (letters.requeue, letters.drop):
+            with pytest.raises(ConfigError):
+                call(**say)
+    assert len(letters) == 2
+    told = ask("requeue", exp_id, readable["id"], garbage["id"], code=1)
+    assert f"left: {readable['id']}: nobody listens" in told
+    assert f"left: {garbage['id']}: it cannot be decoded" in told
+    south = messaging.create_group("south", [300])
+    done = json.loads(ask("requeue", exp_id, "--redis", url, "--mailbox", "south", "--json"))
+    assert done == {"letters": 1, "messages": 2, "left": {}}
+    assert len(south.fetch(timeout=10)) == 2
+    south.ack()
+    messaging.remove_group("south")
+    assert ask("drop", exp_id, garbage["id"]) == "Deleted 1 letter.\n"
+    assert "1 letter not there" in ask("drop", exp_id, garbage["id"], code=1)
+    assert ask("list", exp_id).startswith("0 dead letters")
+
+
+def test_bad_input_is_told_in_a_line(town, letters, url):
+    exp_id = town[0].exp_id
+    for args, words in (
+        (["list", "nowhere"], "no experiment 'nowhere' runs"),
+        (["list", "nowhere", "--redis", url], "the server has no experiment 'nowhere'"),
+        (["list", exp_id, "--redis", "mqtt://lab"], "an MQTT broker keeps no dead letters"),
+        (["list", exp_id, "--redis", "redis://127.0.0.1:1"], "cannot reach the server at 127.0.0.1:1"),
+        (["show", exp_id, "x"], "'x' is no id of a dead letter"),
+        (["show", exp_id, "1-1"], "there is no dead letter '1-1'"),
+        (["requeue", exp_id], "say which dead letters"),
+        (["drop", exp_id, "1-1", "--all"], "only by one of these"),
+    ):
+        error = ask(*args, code=2)
+        assert error.startswith("error: ")
+        assert words in error
+        assert str(town[0].redis.password) not in error
+
+
+async def test_they_can_be_asked_for_where_a_loop_runs(town):
+    messaging = town[0]
+    assert len(DeadLetters(messaging.redis, messaging.exp_id).check()) == 0
+
+
+@pytest.mark.long
+def test_a_reset_takes_the_dead_letters_along(ray_cluster, redis_config, exp_id):
+    with Messaging.start(exp_id, redis=redis_config) as messaging:
+        west = messaging.create_group("west", [1])
+        west.send(1, 1, {})
+        messaging.remove_group("west")
+        assert len(messaging.dead_letters) == 1
+    with Messaging.start(exp_id, redis=redis_config, on_existing="resume") as messaging:
+        assert len(messaging.dead_letters) == 1
+    with Messaging.start(exp_id, redis=redis_config, on_existing="reset") as messaging:
+        assert messaging.dead_letters.stats() == {"letters": 0, "bytes": 0, "dropped": 0, "dropped_bytes": 0}
+        messaging.shutdown(erase=True)

@@ -1,0 +1,121 @@
+"""Dead letters while replies are lost, several work on them at once, or the server's memory is full."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from contract_support import client_of, fetch_all, until
+from faults.proxy import Proxy
+
+from ray_messaging.errors import MailboxFull
+from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.requeueing import Requeueing
+
+LETTERS = 12
+
+
+@pytest.fixture
+async def transports(exp_id):
+    opened = []
+
+    def open_one(config):
+        opened.append(RedisTransport(config, exp_id, patience_s=20.0))
+        return opened[-1]
+
+    yield open_one
+    for transport in opened:
+        await transport.close()
+
+
+async def kill_off(opener, config):
+    """Leave LETTERS letters of one message each; return the messages' ids."""
+    sender, old = await opener(config), await opener(config, host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    sent = [(await sender.send_message(channel, {"n": n})).message_id for n in range(LETTERS)]
+    await old.close()
+    return sent
+
+
+async def bring_back(store, exp_id):
+    """Requeue every letter that is there; return how many messages came back by this."""
+    requeueing = Requeueing(store, exp_id)
+    return sum([(await requeueing.requeue(letter)).messages for letter in await store.page("", 1000)])
+
+
+async def test_each_comes_back_once_though_replies_are_lost(valkey_config, opener, transports, exp_id):
+    sent = await kill_off(opener, valkey_config)
+    new = await opener(valkey_config, name="new", host=[1])
+    with Proxy(valkey_config, seed=3) as proxy:
+        store = RedisDead(transports(proxy.config))
+        proxy.cut_replies = 0.3
+        assert await bring_back(store, exp_id) == LETTERS  # a call that is repeated knows what it did
+        proxy.cut_replies = 0.0
+        assert proxy.cuts > 0
+    assert [message.id for message in await fetch_all(new, LETTERS)] == sent
+    assert not await new.fetch_messages()
+    assert new.stats()["inbox"] == 0
+
+
+async def test_each_comes_back_once_though_many_ask_for_it(valkey_config, opener, transports, exp_id):
+    sent = await kill_off(opener, valkey_config)
+    new = await opener(valkey_config, name="new", host=[1])
+    stores = [RedisDead(transports(valkey_config)) for _ in range(4)]
+    moved = await asyncio.gather(*(bring_back(store, exp_id) for store in stores))
+    assert sum(moved) == LETTERS
+    assert Counter(message.id for message in await fetch_all(new, LETTERS)) == Counter(sent)
+    assert (await stores[0].facts())[:2] == (0, 0)
+
+
+async def test_each_is_dropped_once_though_replies_are_lost(valkey_config, opener, transports):
+    await kill_off(opener, valkey_config)
+    with Proxy(valkey_config, seed=5) as proxy:
+        store = RedisDead(transports(proxy.config))
+        proxy.cut_replies = 0.3
+        letters = await store.page("", 1000)
+        dropped = [await store.drop([letter.id]) for letter in letters]
+        proxy.cut_replies = 0.0
+        assert proxy.cuts > 0
+        assert dropped == [1] * LETTERS
+        assert (await store.facts())[:2] == (0, 0)
+
+
+async def test_what_cannot_be_decoded_stops_no_reader_when_memory_is_full(redis_process, opener, transports):
+    receiver = await opener(redis_process.config, name="box", host=[1], inbox_messages=1)
+    sender = await opener(redis_process.config)
+    channel = sender.get_agent_chat_channel(1)
+    transport = transports(redis_process.config)
+    client = client_of(redis_process.config)
+    stream = transport.keys.stream("box:" + (await client.hget(transport.keys.state("box"), "born")).decode())
+    for n in range(2):  # the first one fills the inbox: the reader waits before the garbage
+        await sender.send_message(channel, {"n": n, "text": "x" * 1000})
+    await client.xadd(stream, {"f": b"garbage"})
+    await sender.send_message(channel, {"n": 2})
+    await client.config_set("maxmemory", "1mb")
+    try:
+        assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
+    finally:
+        await client.config_set("maxmemory", "0")
+        await client.aclose()
+
+    async def dead():
+        return [one.frame for one in await RedisDead(transport).page("", 10)] == [b"garbage"]
+
+    await until(dead)
+
+
+async def test_a_full_memory_takes_nothing_back_and_loses_nothing(redis_process, opener, transports, exp_id):
+    await kill_off(opener, redis_process.config)
+    new = await opener(redis_process.config, name="new", host=[1])
+    transport = RedisTransport(redis_process.config, exp_id, patience_s=0.1)
+    store, client = RedisDead(transport), client_of(redis_process.config)
+    await client.config_set("maxmemory", "1mb")
+    with pytest.raises(MailboxFull, match="maxmemory"):
+        await bring_back(store, exp_id)
+    assert (await store.facts()).letters == LETTERS
+    assert await store.drop([(await store.page("", 1))[0].id]) == 1  # which frees some
+    await client.config_set("maxmemory", "0")
+    assert await bring_back(store, exp_id) == LETTERS - 1
+    assert len(await fetch_all(new, LETTERS - 1)) == LETTERS - 1
+    await client.aclose()
+    await transport.close()
