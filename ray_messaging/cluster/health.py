@@ -1,0 +1,193 @@
+"""Ask the server and all actors of an experiment how they are: within some seconds, whatever hangs or is dead."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from ray_messaging.cluster.calls import NAMESPACE
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.health.actors import judge_actors
+from ray_messaging.health.findings import Finding, Health, critical
+from ray_messaging.health.mailboxes import judge_kept
+from ray_messaging.health.reports import SERVER_ACTOR, ActorFacts
+from ray_messaging.health.server import judge_server
+from ray_messaging.transports.redis.probe import ServerFacts, ask_server
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S = 5.0
+_WHY = 300  # characters of an error of Ray's
+_UNKNOWN = critical(
+    "server",
+    "not examined, as the interceptor did not say where it is",
+    "mend the interceptor; or give the server's address: ray-messaging doctor EXP_ID --redis URL",
+)
+
+
+def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
+    """Return how an experiment is, after 5 s at most.
+
+    Args: experiment is what is known of it (None, or without the password: it is asked for); handles are actors that
+    are known, by their Ray names.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    asked = _Asked(exp_id, experiment)
+    prefix = f"{exp_id}/"
+    actors = {f"{prefix}interceptor": None} | dict(handles) | named_actors(prefix)
+    found = ask_actors(prefix, actors, deadline)
+    facts = asked.answer(deadline)
+    known = asked.experiment
+    embedded = f"{prefix}server" in actors
+    allow_eviction = known is not None and known.redis.allow_eviction
+    findings = [_UNKNOWN] if facts is None else judge_server(facts, allow_eviction=allow_eviction, embedded=embedded)
+    findings += judge_actors(found)
+    if known is not None and known.log_dir is not None and known.log_name not in actors:
+        findings.append(_no_log(known))
+    if facts is not None and facts.kept is not None:
+        findings += judge_kept(facts.kept)
+    return Health(f"experiment {exp_id!r}", findings)
+
+
+def warn_of_losses(config: RedisConfig) -> None:
+    """Say so in the log of whoever starts an experiment on a server that would lose it."""
+    facts = ask_server(config)
+    if facts.error:
+        logger.warning("cannot ask from here how the server keeps its data: %s", facts.error)
+        return
+    for finding in judge_server(facts, allow_eviction=config.allow_eviction):
+        if finding.what in {"server persistence", "server eviction"} and finding.level != "ok":
+            logger.warning("%s at %s: %s; %s", finding.what, facts.where, finding.value, finding.remedy)
+
+
+def _no_log(experiment: Experiment) -> Finding:
+    return critical(
+        "log",
+        "its actor is dead",
+        f"what was sent waits in the streams; start {experiment.exp_id!r} again by on_existing='resume'",
+    )
+
+
+class _Asked:
+    """Have a thread ask the server: looking its name up cannot be given a time."""
+
+    def __init__(self, exp_id: str, experiment: Experiment | None) -> None:
+        self.experiment = experiment
+        self._exp_id = exp_id
+        self._facts: ServerFacts | None = None
+        self._thread = threading.Thread(target=self._ask, name="ray_messaging health", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        if self.experiment is None or self.experiment.withheld:
+            self.experiment = _whole(self._exp_id) or self.experiment
+        if self.experiment is None or self.experiment.withheld:
+            return
+        redis = self.experiment.redis
+        try:
+            self._facts = ask_server(redis, self._exp_id)
+        except Exception as error:  # noqa: BLE001 - it is told as a finding
+            self._facts = ServerFacts(redis.server, error=f"asking failed ({type(error).__name__}: {error})")
+
+    def answer(self, deadline: float) -> ServerFacts | None:
+        """Return what the server said; None where nobody says where it is."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive() and self.experiment is not None:
+            late = f"the server gave no answer within {DEADLINE_S:g} s"
+            return ServerFacts(self.experiment.redis.server, error=late)
+        return self._facts
+
+
+def _whole(exp_id: str) -> Experiment | None:
+    """Ask for an experiment with the server's password: the interceptor, else the actor of the embedded server."""
+    experiment: Experiment | None = _asked(f"{exp_id}/interceptor", "ready")
+    if experiment is None and (redis := _asked(f"{exp_id}/server", "config")) is not None:
+        experiment = Experiment(exp_id, "", redis, MessagingConfig())
+    return experiment
+
+
+def _asked(name: str, method: str) -> Any:  # noqa: ANN401 - what it answers
+    """Return what an actor answers; None where it is not there, fails at it, or takes too long."""
+    try:
+        answer = getattr(ray.get_actor(name, namespace=NAMESPACE), method).remote()
+        return ray.get(answer, timeout=DEADLINE_S / 3)
+    except (ValueError, RayError) as error:
+        logger.debug("%s does not say where the server is: %s", name, error)  # it is among the findings
+        return None
+
+
+def named_actors(prefix: str) -> dict[str, Any]:
+    """Return the actors of ours that live, by name."""
+    names = (each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE)
+    found = {}
+    for name in names:
+        if name.startswith(prefix):
+            try:
+                found[name] = ray.get_actor(name, namespace=NAMESPACE)
+            except ValueError:  # it ended just now
+                continue
+    return found
+
+
+def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float) -> list[ActorFacts]:
+    """Ask actors how they are; who does not answer in time is told, too."""
+    asked = {name: ActorFacts(_shown(name.removeprefix(prefix))) for name in sorted(actors, key=_order)}
+    began = time.time()
+    pending = {}
+    for name, facts in asked.items():
+        if actors[name] is None:
+            facts.state, facts.why = "DEAD", "it is not there"
+        else:
+            pending[actors[name].health.remote()] = facts
+    while pending:
+        done, _ = ray.wait(list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            break
+        _take(pending.pop(done[0]), done[0], began)
+    for facts in pending.values():
+        facts.why = f"no answer within {DEADLINE_S:g} s"
+    for name, facts in asked.items():
+        if actors[name] is not None:
+            _look_up(facts, actors[name])
+    return list(asked.values())
+
+
+def _take(facts: ActorFacts, ref: Any, began: float) -> None:  # noqa: ANN401 - an ObjectRef
+    ended = time.time()
+    try:
+        facts.report = ray.get(ref)
+    except RayError as error:
+        facts.why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:_WHY]
+    else:
+        assert facts.report is not None
+        facts.skew_s = facts.report.now - (began + ended) / 2
+        facts.margin_s = (ended - began) / 2
+
+
+def _look_up(facts: ActorFacts, actor: Any) -> None:  # noqa: ANN401 - an actor's handle
+    """Add what Ray knows of an actor; there is no public way to it without the dashboard."""
+    try:
+        from ray._private.state import actors  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest
+    except ImportError:
+        logger.debug("this Ray does not say how its actors are")
+        return
+    known = actors(actor._actor_id.hex())
+    facts.state = known.get("State", "")
+    facts.restarts = int(known.get("NumRestarts", 0))
+    facts.node = known.get("Address", {}).get("NodeID", "")
+
+
+def _shown(name: str) -> str:
+    kind, _, group = name.partition("/")
+    if group:
+        return f"group {group!r}"
+    return SERVER_ACTOR if kind == "server" else kind
+
+
+def _order(name: str) -> tuple[bool, str]:
+    return "/group/" in name, name

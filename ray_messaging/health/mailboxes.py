@@ -1,0 +1,95 @@
+"""Judge mailboxes, the event log's backlog and dead letters by what the server keeps of them."""
+
+from collections.abc import Iterator
+
+from ray_messaging.health.findings import Finding, critical, ok, warning, worst_first
+from ray_messaging.health.shares import by_share, in_bytes
+from ray_messaging.transports.redis.probe import Kept, Mailbox
+
+OLD_S = 300.0  # what is unread for longer than this is worth a word: steps of a simulation are shorter
+SHOWN = 20  # findings of one kind
+
+
+def judge_kept(kept: Kept) -> list[Finding]:
+    """Return what is to be said of what a server keeps of an experiment."""
+    return [*_mailboxes(kept), *_log(kept), _dead_letters(kept)]
+
+
+def _mailboxes(kept: Kept) -> list[Finding]:
+    waiting = sum(mailbox.messages for mailbox in kept.mailboxes)
+    ages = [mailbox.oldest_s for mailbox in kept.mailboxes if mailbox.oldest_s is not None]
+    text = f"{kept.mailboxes_in_all:,}, in which {waiting:,} messages wait"
+    if kept.mailboxes_in_all > len(kept.mailboxes):
+        text = f"{text} (of the first {len(kept.mailboxes):,}, which alone were looked at)"
+    if ages:
+        text += f", the oldest for {max(ages):,.1f} s"
+    problems = worst_first(finding for mailbox in kept.mailboxes for finding in _mailbox(mailbox))
+    if len(problems) > SHOWN:
+        left = len(problems) - SHOWN
+        problems[SHOWN:] = [warning("mailboxes", f"{left} more such findings", "mend those above, then look again")]
+    return [ok("mailboxes", text), *problems]
+
+
+def _mailbox(mailbox: Mailbox) -> Iterator[Finding]:
+    name = f"mailbox {mailbox.name!r}"
+    remedy = "fetch more often, or in larger batches, or spread its agents over more groups: senders wait for room"
+    if mailbox.max_messages:
+        full = by_share(name, mailbox.messages, mailbox.max_messages, "{:,} messages".format, remedy)
+        if full.level == "ok":
+            full = by_share(name, mailbox.nbytes, mailbox.max_bytes, in_bytes, remedy)
+        if full.level != "ok":
+            yield full
+    if mailbox.messages and mailbox.lease_s is None:
+        yield warning(
+            name,
+            f"{mailbox.messages:,} messages wait, and nobody reads it",
+            "open its group or messager again under this name, or remove it: what is unread becomes dead letters",
+        )
+    elif mailbox.messages and mailbox.oldest_s is not None and mailbox.oldest_s > OLD_S:
+        yield warning(
+            name,
+            f"{mailbox.messages:,} messages wait, the oldest for {mailbox.oldest_s:,.0f} s",
+            "fetch from it; what was fetched counts as read once it is committed: by the next fetch, or ack()",
+        )
+
+
+def _log(kept: Kept) -> Iterator[Finding]:
+    if not kept.logged:
+        return
+    remedy = "look at the log's actor: disk space in log_dir, its error; senders wait while the log is that far behind"
+    behind = [
+        finding
+        for mailbox in kept.mailboxes
+        for used, limit, shown in (
+            (mailbox.unlogged, mailbox.max_messages, "{:,} messages".format),
+            (mailbox.unlogged_bytes, mailbox.max_bytes, in_bytes),
+        )
+        if limit
+        and (finding := by_share(f"log's backlog of {mailbox.name!r}", used, limit, shown, remedy)).level != "ok"
+    ]
+    yield from worst_first(behind)[:SHOWN]
+    rows = sum(mailbox.unlogged for mailbox in kept.mailboxes)
+    if kept.max_noted:
+        noted = by_share("log's backlog", kept.noted, kept.max_noted, "{:,} notes".format, remedy)
+        if noted.level == "ok":
+            noted = by_share("log's backlog", kept.noted_bytes, kept.max_noted_bytes, in_bytes, remedy)
+        if noted.level != "ok":
+            yield noted
+            return
+    yield ok("log's backlog", f"{rows:,} messages and {kept.noted:,} notes are not in a file yet")
+
+
+def _dead_letters(kept: Kept) -> Finding:
+    if kept.dead_letters_dropped:
+        return critical(
+            "dead letters",
+            f"{kept.dead_letters:,}, and {kept.dead_letters_dropped:,} older ones were dropped at their limit",
+            "ray-messaging deadletters list says why they are there: mend that, or raise dead_bytes",
+        )
+    if kept.dead_letters:
+        return warning(
+            "dead letters",
+            f"{kept.dead_letters:,}",
+            "ray-messaging deadletters list says what could not be delivered, and why; requeue sends it again",
+        )
+    return ok("dead letters", "none")

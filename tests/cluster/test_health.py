@@ -1,0 +1,170 @@
+"""How an experiment is: what `messaging.health()` and the doctor find, with actors that hang or are dead."""
+
+import json
+import logging
+import os
+import pickle
+import signal
+import time
+import uuid
+from contextlib import contextmanager
+
+import pytest
+import ray
+from cluster_support import alive, pid_of, stopped, wait_for
+from typer.testing import CliRunner
+
+from ray_messaging import Messaging
+from ray_messaging.cli import app
+from ray_messaging.cluster import health as health_module
+from ray_messaging.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+SHORT_S = 1.5
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    """Return a context manager in which a process stands still, and who hangs is given up soon."""
+
+    @contextmanager
+    def hanging(pid):
+        with monkeypatch.context() as patch, stopped(pid):
+            patch.setattr(health_module, "DEADLINE_S", SHORT_S)
+            yield
+
+    return hanging
+
+
+@pytest.fixture
+def run():
+    def run(*args):
+        return CliRunner().invoke(app, ["doctor", *map(str, args)])
+
+    return run
+
+
+def problems(health):
+    found = {finding.what: finding for finding in health.problems}
+    assert all(finding.remedy and finding.value for finding in found.values())
+    return found
+
+
+def test_an_experiment_that_is_well(logged, run):
+    messaging, west, _ = logged
+    west.send(1, 11, {"n": 1})
+    health = messaging.health()
+    # How much room and time this machine has is not the test's.
+    assert not {what for what in problems(health) if "disk" not in what and "clock" not in what and "trip" not in what}
+    for name in ("interceptor", "log", "server's actor", "group 'west'", "group 'east'"):
+        assert [finding.level for finding in health.of(name)] == ["ok"], name
+    assert "outbox, reader, lease, subscription" in health.of("group 'west'")[0].value
+    assert health.of("actors")[0].value.startswith("5 of 5 answer")
+    assert "messages wait" in health.of("mailboxes")[0].value
+    assert health.of("server disk")
+    assert health.of("log disk")
+    assert messaging.redis.password not in repr(health) + str(health.to_dict())
+    assert pickle.loads(pickle.dumps(health)) == health
+    found = run(messaging.exp_id, "--json")
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    assert {finding["what"] for finding in told["findings"]} == {finding.what for finding in health.findings}
+    plain = run(messaging.exp_id)
+    assert "ok: group 'west': answers" in plain.stdout
+    assert plain.stdout.splitlines()[-1].startswith(f"Health of experiment '{messaging.exp_id}': ")
+
+
+def test_it_can_be_asked_from_a_task(messaging):
+    @ray.remote(num_cpus=0)
+    def ask(messaging):
+        return messaging.health()
+
+    health = ray.get(ask.remote(messaging))
+    assert health.of("interceptor")[0].level == "ok"
+    assert health.of("server")[0].level == "ok"  # though no pickle holds its password
+
+
+def test_a_group_that_hangs_and_one_that_comes_back(messaging, make_group, hanging, run):
+    group = make_group(messaging)
+    name, pid = f"group {group.name!r}", pid_of(group.actor)
+    with hanging(pid):
+        began = time.monotonic()
+        found = problems(messaging.health())
+        assert time.monotonic() - began < 10 * SHORT_S
+        assert found[name].level == "critical"
+        assert f"no answer within {SHORT_S:g} s" in found[name].value
+        assert run(messaging.exp_id).exit_code == 1
+    wait_for(lambda: name not in problems(messaging.health()), "an answer")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid), "its death")
+    wait_for(lambda: "restarts: 1" in str(messaging.health().of(name)), "the restart")
+
+
+def test_a_loop_that_ended(messaging, make_group):
+    group = make_group(messaging)
+
+    def end(self):
+        self._host.messager.engine.subscription._reader._task.cancel()
+
+    ray.get(group.actor.__ray_call__.remote(end))
+    found = problems(messaging.health())
+    assert found[f"group {group.name!r}: reader"].level == "critical"
+    assert "Ray starts it again" in found[f"group {group.name!r}: reader"].remedy
+
+
+@pytest.fixture
+def doomed():
+    """Give an experiment that will not survive its test, and its group."""
+    with Messaging.start(f"doomed-{uuid.uuid4().hex[:8]}") as started:
+        yield started, started.create_group("all", [1, 2])
+
+
+def test_what_hangs_or_is_dead(doomed, hanging, run):
+    messaging, group = doomed
+    assert group.send(1, 2, {"n": 1})
+    with hanging(pid_of(messaging.interceptor)):
+        elsewhere = pickle.loads(pickle.dumps(messaging))
+        began = time.monotonic()
+        assert problems(elsewhere.health())["interceptor"].level == "critical"
+        assert time.monotonic() - began < 10 * SHORT_S
+    ray.kill(group.actor)
+    found = problems(messaging.health())
+    assert found["group 'all'"].level == "critical"
+    assert "dead" in found["group 'all'"].value
+    assert "create the group again" in found["group 'all'"].remedy
+    ray.kill(messaging.interceptor)
+    found = problems(messaging.health())
+    assert "nothing is judged" in found["interceptor"].remedy
+    assert found["interceptor"].level == "critical"
+    told = run(messaging.exp_id)
+    assert told.exit_code == 1
+    assert "critical: interceptor: its actor is dead" in told.stdout
+    assert "ok: server: Valkey" in told.stdout  # where it is its own actor says
+    server = ray.get(ray.get_actor(f"{messaging.exp_id}/server", namespace="ray_messaging").stats.remote())
+    with hanging(server["pid"]):
+        found = problems(messaging.health())
+        assert found["server"].level == "critical"
+        assert "interceptor" in found
+
+
+def test_a_server_that_does_not_keep_its_data(redis_process, caplog):
+    config, exp_id = redis_process.config, f"own-{uuid.uuid4().hex[:8]}"
+    with redis_process.client() as client:
+        client.config_set("appendonly", "no")
+        with caplog.at_level(logging.WARNING, "ray_messaging"), Messaging.start(exp_id, redis=config) as messaging:
+            assert "CONFIG SET appendonly yes" in caplog.text
+            assert config.password not in caplog.text
+            assert problems(messaging.health())["server persistence"].level == "warning"
+            client.config_set("maxmemory", "200mb")
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            assert problems(messaging.health())["server eviction"].level == "critical"
+        with pytest.raises(ConfigError, match="CONFIG SET maxmemory-policy noeviction"):
+            Messaging.start(exp_id, redis=config)
+
+
+def test_an_experiment_that_does_not_run(messaging, run):
+    found = run("nowhere")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "no experiment 'nowhere' runs" in found.stderr
+    assert messaging.exp_id in found.stderr

@@ -1,0 +1,209 @@
+"""The doctor, of a server and of this machine: what it finds, prints and exits with."""
+
+import io
+import json
+import resource
+import shutil
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from ray_messaging.cli import app, doctor_experiment, doctor_machine
+from ray_messaging.cli.doctor_show import show_health
+from ray_messaging.errors import ConfigError, ServerFailed
+from ray_messaging.health import Finding, Health
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Return a function that runs the doctor; no Ray that runs here is joined."""
+    monkeypatch.setattr(doctor_machine, "join_ray", lambda: False)
+
+    def run(*args):
+        return CliRunner().invoke(app, ["doctor", *map(str, args)])
+
+    return run
+
+
+def url(config, username="", password=None, query=""):
+    return f"redis://{username}:{password or config.password}@{config.server}:{config.port}{query}"
+
+
+def told(found):
+    findings = json.loads(found.stdout)["findings"]
+    return {finding["what"]: finding for finding in findings}
+
+
+# -- a server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(redis_process):
+    with redis_process.client() as client:
+        yield client
+
+
+def test_a_server_that_will_do(run, redis_process, client):
+    found = run("--redis", url(redis_process.config))
+    assert found.exit_code == 0, found.output
+    assert "ok: server: Redis 7" in found.stdout
+    assert "ok: server trial: a message was there after" in found.stdout
+    assert client.dbsize() == 0
+    assert redis_process.config.password not in found.output
+
+
+def test_a_server_that_evicts(run, redis_process, client):
+    client.config_set("maxmemory", "100mb")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    found = run("--redis", url(redis_process.config), "--json")
+    assert found.exit_code == 1
+    assert told(found)["server eviction"]["level"] == "critical"
+    assert "noeviction" in told(found)["server eviction"]["remedy"]
+    assert told(found)["server trial"]["level"] == "ok"  # it is tried all the same
+    allowed = run("--redis", url(redis_process.config, query="?allow_eviction=1"), "--json")
+    assert (allowed.exit_code, told(allowed)["server eviction"]["level"]) == (0, "warning")
+
+
+def test_limits_that_are_low(run, redis_process, client):
+    client.config_set("maxclients", 100)
+    client.config_set("client-output-buffer-limit", "pubsub 1mb 1mb 60")
+    client.config_set("timeout", 5)
+    found = told(run("--redis", url(redis_process.config), "--json"))
+    for what in ("server maxclients", "server buffer of subscribers", "server timeout"):
+        assert found[what]["level"] == "warning"
+        assert "CONFIG SET" in found[what]["remedy"]
+
+
+RIGHTS = ["~rm:*", "&*", "-@all", "+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+info", "+time"]
+
+
+def test_the_rights_of_a_user(run, redis_process, client):
+    client.execute_command("ACL", "SETUSER", "bob", "on", ">pw", *RIGHTS)
+    address = url(redis_process.config, "bob", "pw")
+    found = run("--redis", address, "--json")
+    assert found.exit_code == 0, found.output
+    assert told(found)["server settings"]["level"] == "ok"
+    for taken, given in (("-subscribe", "+subscribe"), ("-xadd", "+xadd"), ("-hincrby", "+hincrby")):
+        client.execute_command("ACL", "SETUSER", "bob", taken)
+        found = run("--redis", address, "--json")
+        assert found.exit_code == 1
+        assert "operations.md" in told(found)["server trial"]["remedy"], taken
+        client.execute_command("ACL", "SETUSER", "bob", given)
+    client.execute_command("ACL", "SETUSER", "bob", "-unlink")
+    found = run("--redis", address)
+    assert found.exit_code == 1
+    assert "its keys cannot be removed" in found.stdout
+    client.execute_command("ACL", "SETUSER", "bob", "-info")
+    found = run("--redis", address)
+    assert found.exit_code == 1
+    assert "docs/operations.md" in found.stdout
+
+
+def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
+    monkeypatch.setattr(doctor_experiment, "join_ray", lambda: False)
+    own = ["~rm:{town}:*", "&exps:town:*", "&rm:{town}:own", *RIGHTS[2:]]
+    client.execute_command("ACL", "SETUSER", "town", "on", ">pw", *own)
+    address = url(redis_process.config, "town", "pw")
+    assert told(run("--redis", address, "--json"))["server trial"]["level"] == "critical"
+    found = run("town", "--redis", address, "--json")
+    assert "a message was there" in told(found)["server trial"]["value"], found.output
+    assert client.keys("rm:{town}:*") == []
+    client.hset("rm:{town}:meta", "run", "x")
+    found = run("town", "--redis", address, "--json")
+    assert "has data there" in told(found)["server trial"]["value"]
+    assert client.keys("rm:{town}:*") == [b"rm:{town}:meta"]
+
+
+def test_a_server_that_is_not_there(run):
+    found = run("--redis", "redis://:secret@127.0.0.1:1")
+    assert found.exit_code == 1
+    assert "critical: server: cannot reach the server at 127.0.0.1:1" in found.stdout
+    assert "secret" not in found.output
+
+
+def test_an_address_that_cannot_be_read(run):
+    found = run("--redis", "http://:secret@host")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "write redis://" in found.stderr
+    assert "secret" not in found.stderr
+
+
+def test_a_name_that_cannot_be(run):
+    assert run("a b").exit_code == 2
+
+
+# -- this machine ---------------------------------------------------------------------------------------------------
+
+
+def test_this_machine(run):
+    found = run("--json")
+    assert told(found)["embedded server"]["level"] == "ok"
+    assert "started in" in told(found)["embedded server"]["value"]
+    assert {"Python", "packages", "extras", "memory", "disk of Ray", "open files", "clock", "experiments"} <= set(
+        told(found)
+    )
+    assert (found.exit_code == 1) == (json.loads(found.stdout)["level"] == "critical")
+
+
+@pytest.fixture
+def poor(monkeypatch, tmp_path):
+    """Have a machine that lacks everything."""
+
+    def no_server(self):
+        raise ServerFailed("no Valkey binary for this machine", log="")
+
+    def no_ray():
+        raise ConfigError("RAY_ADDRESS='x' is no host:port")
+
+    monkeypatch.setattr(doctor_machine.EmbeddedServer, "start", no_server)
+    monkeypatch.setattr(doctor_machine, "join_ray", no_ray)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * 2**30, 0, 2**20))
+    monkeypatch.setattr(doctor_machine, "EXTRAS", {"llm": "no such package"})
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 2000 kB\nMemAvailable: 1000 kB\n")
+    monkeypatch.setattr(doctor_machine, "MEMINFO", meminfo)
+
+
+def test_a_machine_that_lacks_everything(poor):
+    health = doctor_machine.examine_machine()
+    found = {finding.what: finding.level for finding in health.problems if finding.what != "clock"}
+    lacking = ("embedded server", "disk of temporary files", "disk of Ray", "open files", "Ray")
+    assert found == dict.fromkeys(lacking, "critical") | {"memory": "warning"}
+    assert all(finding.remedy for finding in health.problems)
+    assert "pip install 'ray-messaging[llm]'" in health.of("extras")[0].value
+
+
+# -- what is printed ------------------------------------------------------------------------------------------------
+
+FOUND = Health("x", [Finding("critical", "b", "2", "do c"), Finding("ok", "a", "1"), Finding("warning", "d", "3", "e")])
+
+
+def printed(health, *, terminal):
+    console = Console(
+        file=io.StringIO(),
+        force_terminal=terminal,
+        width=120,
+        highlight=False,
+        color_system="standard" if terminal else None,
+    )
+    show_health(console, health)
+    return console.file.getvalue()
+
+
+def test_plain_lines_with_the_worst_last():
+    assert printed(FOUND, terminal=False).splitlines() == [
+        "ok: a: 1",
+        "warning: d: 3 -> e",
+        "critical: b: 2 -> do c",
+        "Health of x: 1 critical, 1 to watch",
+    ]
+    assert printed(Health("y", [Finding("ok", "a", "1")]), terminal=False).splitlines()[-1] == "Health of y: ok"
+
+
+def test_a_table_with_colours_on_a_terminal():
+    text = printed(FOUND, terminal=True)
+    assert "\x1b[1;31mcritical\x1b[0m" in text
+    assert "what to do" in text
+    assert "do c" in text

@@ -1,0 +1,227 @@
+"""What is judged from facts: each finding, its level and its remedy; nothing is asked here."""
+
+import json
+import pickle
+
+import pytest
+
+from ray_messaging.health import Finding, Health
+from ray_messaging.health.actors import judge_actor, judge_actors, judge_disk
+from ray_messaging.health.findings import critical, ok, warning
+from ray_messaging.health.mailboxes import SHOWN, judge_kept
+from ray_messaging.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
+from ray_messaging.health.server import judge_clock, judge_server
+from ray_messaging.loops import STUCK_S, Loop
+from ray_messaging.transports.redis.probe import Kept, Mailbox, ServerFacts
+
+GIB = 2**30
+WELL = {
+    "redis_version": "7.2.4",
+    "valkey_version": "9.1.2",
+    "role": "master",
+    "aof_enabled": "1",
+    "aof_last_write_status": "ok",
+    "aof_last_bgrewrite_status": "ok",
+    "maxmemory": str(GIB),
+    "used_memory": str(GIB // 10),
+    "maxmemory_policy": "noeviction",
+    "connected_clients": "10",
+    "maxclients": "10000",
+    "rejected_connections": "0",
+    "evicted_keys": "0",
+}
+
+
+def server(settings=None, **info):
+    facts = ServerFacts("host:1", info=WELL | info, settings=settings or {"appendfsync": "everysec", "timeout": "0"})
+    return judge_server(facts)
+
+
+def problems(findings):
+    return [(finding.level, finding.what) for finding in findings if finding.level != "ok"]
+
+
+def test_a_server_that_is_well():
+    assert problems(server()) == []
+    assert Finding("ok", "server", "Valkey 9.1.2 at host:1") in server()
+
+
+@pytest.mark.parametrize(
+    ("info", "settings", "level", "what", "remedy"),
+    [
+        ({"redis_version": "6.2.1"}, None, "critical", "server", "install"),
+        ({"role": "slave", "master_host": "h", "master_port": "7"}, None, "critical", "server role", "h:7"),
+        ({"cluster_enabled": "1"}, None, "warning", "server role", "redirections"),
+        ({"aof_enabled": "0"}, {"save": ""}, "warning", "server persistence", "appendonly yes"),
+        ({"aof_enabled": "0"}, {"save": "60 1"}, "warning", "server persistence", "appendonly yes"),
+        ({}, {"appendfsync": "no"}, "warning", "server persistence", "everysec"),
+        ({"aof_last_write_status": "err"}, None, "critical", "server disk", "free disk space"),
+        ({"aof_last_bgrewrite_status": "err"}, None, "critical", "server disk", "free disk space"),
+        ({"maxmemory_policy": "allkeys-lru"}, None, "critical", "server eviction", "noeviction"),
+        ({"maxmemory_policy": "volatile-ttl", "maxmemory": "0"}, None, "warning", "server eviction", "noeviction"),
+        ({"evicted_keys": "3"}, None, "critical", "server eviction", "noeviction"),
+        ({"used_memory": str(int(0.81 * GIB))}, None, "warning", "server memory", "raise maxmemory"),
+        ({"used_memory": str(int(0.96 * GIB))}, None, "critical", "server memory", "raise maxmemory"),
+        ({"connected_clients": "8100"}, None, "warning", "server connections", "maxclients"),
+        ({"connected_clients": "9600"}, None, "critical", "server connections", "maxclients"),
+        ({"rejected_connections": "5"}, None, "warning", "server connections refused", "maxclients"),
+        ({}, {"appendfsync": "always", "timeout": "10"}, "warning", "server timeout", "timeout 0"),
+    ],
+)
+def test_what_is_wrong_with_a_server(info, settings, level, what, remedy):
+    findings = server(settings, **info)
+    assert problems(findings) == [(level, what)]
+    assert remedy in next(finding for finding in findings if finding.level != "ok").remedy
+
+
+def test_memory_without_a_limit_is_judged_by_the_machine():
+    low = server(maxmemory="0", used_memory=str(9 * GIB), total_system_memory=str(10 * GIB))
+    assert problems(low) == [("warning", "server memory")]
+    assert problems(server(maxmemory="0", total_system_memory=str(10 * GIB))) == []
+
+
+def test_a_slow_server_and_one_that_is_away():
+    assert problems(judge_server(ServerFacts("h", info=WELL, round_trip_ms=50.0))) == [("warning", "server round trip")]
+    away = judge_server(ServerFacts("h", error="cannot reach it"))
+    assert problems(away) == [("critical", "server")]
+    refused = judge_server(ServerFacts("h", error="NOAUTH", refused=True))
+    assert "rights" in refused[0].remedy
+    assert away[0].remedy != refused[0].remedy != ""
+
+
+def test_eviction_that_was_allowed_is_a_warning():
+    facts = ServerFacts("h", info=WELL | {"maxmemory_policy": "allkeys-lru"})
+    assert problems(judge_server(facts, allow_eviction=True)) == [("warning", "server eviction")]
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "margin_s", "level", "words"),
+    [(0.4, 0, "ok", ""), (3, 0, "warning", "3.0 s ahead of"), (-3, 0, "warning", "3.0 s behind"), (3, 2.5, "ok", "")],
+)
+def test_clocks(skew_s, margin_s, level, words):
+    found = judge_clock("clock", skew_s, margin_s)
+    assert found.level == level
+    assert words in found.value
+
+
+# -- mailboxes ----------------------------------------------------------------------------------------------------
+
+
+def mailbox(name="west", **changes):
+    facts = {"messages": 5, "nbytes": 500, "max_messages": 100, "max_bytes": 10_000, "oldest_s": 1.0, "lease_s": 20.0}
+    return Mailbox(name=name, **facts | {"leased": False, "unlogged": 0, "unlogged_bytes": 0} | changes)
+
+
+def kept(*mailboxes, **changes):
+    facts = {"interceptor_epoch": 1, "logged": True, "dead_letters": 0, "dead_letters_dropped": 0, "noted": 0}
+    facts |= {"noted_bytes": 0, "max_noted": 100, "max_noted_bytes": 1000, "mailboxes_in_all": len(mailboxes)}
+    return judge_kept(Kept(**facts | changes, mailboxes=list(mailboxes)))
+
+
+def test_mailboxes_that_are_well():
+    findings = kept(mailbox(), mailbox("east", messages=0, oldest_s=None, lease_s=None))
+    assert problems(findings) == []
+    assert findings[0].value == "2, in which 5 messages wait, the oldest for 1.0 s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "what"),
+    [
+        ({"messages": 80}, "warning", "mailbox 'west'"),
+        ({"messages": 95}, "critical", "mailbox 'west'"),
+        ({"nbytes": 9_999}, "critical", "mailbox 'west'"),
+        ({"lease_s": None}, "warning", "mailbox 'west'"),
+        ({"oldest_s": 1000.0}, "warning", "mailbox 'west'"),
+        ({"unlogged": 90}, "warning", "log's backlog of 'west'"),
+        ({"unlogged_bytes": 10_000}, "critical", "log's backlog of 'west'"),
+    ],
+)
+def test_what_is_wrong_with_a_mailbox(changes, level, what):
+    findings = kept(mailbox(**changes))
+    assert problems(findings) == [(level, what)]
+    assert all(finding.remedy for finding in findings if finding.level != "ok")
+
+
+def test_the_log_that_is_behind_and_dead_letters():
+    assert problems(kept(noted=85)) == [("warning", "log's backlog")]
+    assert problems(kept(noted_bytes=990)) == [("critical", "log's backlog")]
+    assert problems(kept(dead_letters=2)) == [("warning", "dead letters")]
+    assert problems(kept(dead_letters=2, dead_letters_dropped=1)) == [("critical", "dead letters")]
+
+
+def test_very_many_problems_are_cut_short_the_worst_first():
+    boxes = [mailbox(f"m{n}", messages=85) for n in range(50)] + [mailbox("full", messages=100)]
+    found = [finding for finding in kept(*boxes) if finding.level != "ok"]
+    assert len(found) == SHOWN + 1
+    assert found[0].what == "mailbox 'full'"
+    assert found[-1].value == "31 more such findings"
+
+
+# -- actors ---------------------------------------------------------------------------------------------------------
+
+
+def actor(name="group 'west'", *, report=True, **changes):
+    facts = ActorFacts(name, Report(now=0.0, loops=[Loop("reader", True, True, 0.1)]) if report else None)
+    for key, value in changes.items():
+        setattr(facts.report if key in {"loops", "stats", "error", "disk"} else facts, key, value)
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "what", "words"),
+    [
+        (actor(report=False, state="DEAD", why="killed"), "critical", "group 'west'", "create the group again"),
+        (actor("interceptor", report=False, state="DEAD"), "critical", "interceptor", "on_existing='resume'"),
+        (actor("interceptor", report=False, state="RESTARTING"), "critical", "interceptor", "nothing is judged"),
+        (actor("log", report=False, state="ALIVE", why="no answer"), "critical", "log", "py-spy"),
+        (actor(SERVER_ACTOR, error="Valkey died"), "critical", SERVER_ACTOR, "mend"),
+        (actor(loops=[Loop("lease", False, True, 0.0, "Fenced")]), "critical", "group 'west': lease", "Ray starts it"),
+        (actor(loops=[Loop("outbox", True, True, STUCK_S + 1)]), "warning", "group 'west': outbox", "see to"),
+        (actor(stats={"unreadable": 2}), "warning", "group 'west': unreadable", "dead letters"),
+        (actor(stats={"ingress_dropped": 2}), "warning", "group 'west': ingress_dropped", "fetch more"),
+        (actor(stats={"lane_connections": 9_700}), "critical", "group 'west': lane connections", "fewer messagers"),
+        (actor(stats={"lane_refused": 3}), "warning", "group 'west': lane_refused", "inside the cluster"),
+        (actor("log", stats={"lag_s": 90.0}), "warning", "log: lag", "disk"),
+        (actor(restarts=7), "warning", "group 'west': restarts", "find out why"),
+        (actor(SERVER_ACTOR, stats={"restarts": 5}), "warning", f"{SERVER_ACTOR}: restarts", "find out why"),
+        (actor(skew_s=5.0, margin_s=0.1), "warning", "clock of group 'west'", "NTP"),
+        (actor("log", disk=Disk("/log", GIB // 2, 100 * GIB)), "critical", "log disk", "free disk space"),
+    ],
+)
+def test_what_is_wrong_with_an_actor(facts, level, what, words):
+    findings = list(judge_actor(facts))
+    assert problems(findings) == [(level, what)]
+    assert words in next(finding.remedy for finding in findings if finding.level == level)
+    assert problems(judge_actors([facts])) == [(level, what)]
+
+
+def test_a_loop_that_waits_for_work_is_no_loop_that_hangs():
+    idle = actor(loops=[Loop("outbox", True, False, 1e6), Loop("reader", True, True, 4.9)], restarts=2)
+    findings = judge_actors([idle])
+    assert problems(findings) == []
+    assert findings[0].value == "1 of 1 answer, with 2 loops; restarts so far: 2"
+
+
+def test_disks_of_all_sizes():
+    assert judge_disk("disk", Disk("/", 100 * GIB, 1000 * GIB)).level == "ok"
+    assert judge_disk("disk", Disk("/", 3 * GIB, 1000 * GIB)).level == "warning"
+    assert judge_disk("disk", Disk("/", GIB // 2, 1000 * GIB)).level == "critical"
+    assert judge_disk("disk", Disk("/", GIB // 2, 4 * GIB)).level == "ok"  # a small disk may be small
+
+
+# -- the whole ------------------------------------------------------------------------------------------------------
+
+
+def test_health_as_a_whole():
+    health = Health("x", [ok("a", "1"), warning("b", "2", "do c"), critical("d", "3", "do e")])
+    assert (health.level, health.ok) == ("critical", False)
+    assert [finding.what for finding in health.problems] == ["d", "b"]
+    assert health.of("b") == [Finding("warning", "b", "2", "do c")]
+    assert repr(health) == "Health of x: critical\n  critical: d: 3 -> do e\n  warning: b: 2 -> do c"
+    assert pickle.loads(pickle.dumps(health)) == health
+    told = json.loads(json.dumps(health.to_dict()))
+    assert told["findings"][1] == {"level": "warning", "what": "b", "value": "2", "remedy": "do c"}
+    assert (told["level"], told["ok"], told["subject"]) == ("critical", False, "x")
+    well = Health("y", [ok("a", "1")])
+    assert (well.level, well.ok, repr(well)) == ("ok", True, "Health of y: ok, 1 checks")
+    assert Health("z").ok
