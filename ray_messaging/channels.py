@@ -30,6 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 # What a str id or a subtopic must not hold: the separator, Redis's glob characters, and control characters.
 _UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
 _UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
+_OURS = "rm:{"
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -118,6 +119,7 @@ def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> A
         )
     if not channel.startswith("exps:"):
         _check_text("channel", channel, _UNFIT_CHANNEL)
+        _check_not_ours(channel)
         patterns.check(channel)
         return Address(None, ":" + channel)
     _check_experiment(exp_id, channel)
@@ -128,6 +130,13 @@ def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> A
         return Address(None, ":" + channel)
     agent_id, _, subtopic = rest[7:].partition(":")
     return Address(check_id(agent_id), check_subtopic(subtopic))
+
+
+def _check_not_ours(channel: str) -> None:
+    if channel.startswith(_OURS):  # whoever published the brackets would make subscriptions deaf
+        raise InvalidAddress(
+            f"channel {channel!r} begins as our own keys do: choose another name than {_OURS}...", value=channel
+        )
 
 
 def _check_experiment(exp_id: str, channel: str) -> None:

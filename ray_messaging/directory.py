@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId, build_channel
+from ray_messaging.channels import AgentId, build_channel, check_name
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, STR, Ids
@@ -59,8 +59,11 @@ def decode_record(data: bytes) -> Record:
         record = _decode(data)
         for claim in record.claims:
             np.frombuffer(claim.ints, "<i8")
+        check_name("mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
+    if record.frame_rows < 1 or record.frame_bytes < 1:  # nothing could be cut for it
+        raise FrameError(f"the record of mailbox {record.mailbox} in the directory cannot be: it takes no frame")
     return record
 
 

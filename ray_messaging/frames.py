@@ -237,6 +237,8 @@ def decode(frame: bytes) -> Batch:
     _check(0 <= header.rows <= len(view), "its count of rows is impossible")
     _check(header.topics and all(header.topics), "it names no topic")
     _check(0 <= header.first < 2**62 and 0 <= header.epoch < 2**62, "its numbers are impossible")
+    _check(0 <= header.flags < 2 * _LENGTHS, "it has columns that this library does not know")
+    _check(header.step is None or -(2**63) <= header.step < 2**63, f"its step {header.step} does not fit 64 bits")
     batch = _decode_columns(header, _Reader(view[header_length:], header.rows, header.flags))
     batch.frame = frame
     return batch

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Protocol
 
 _GLOB = re.compile(r"[*?\[\]\\]")
@@ -29,23 +29,29 @@ def is_glob(channel: str) -> bool:
     return _GLOB.search(channel) is not None
 
 
-@cache
+@lru_cache(100_000)
 def glob_pattern(glob: str) -> re.Pattern[bytes]:
     """Translate a Redis pattern, which speaks of bytes, knows [^a] but not [!a], and escapes by a backslash."""
     text, at = glob.encode(), 0
-    parts: list[bytes] = []
+    parts = [b""]  # what stands between stars
     while at < len(text):
         character = text[at : at + 1]
         at += 1
+        if character == b"*":
+            parts.append(b"")
+            continue
         if character == b"[":
             part, at = _glob_set(text, at)
         elif character == b"\\" and at < len(text):
             part, at = re.escape(text[at : at + 1]), at + 1
         else:
-            part = {b"*": b".*", b"?": b"."}.get(character) or re.escape(character)
-        if part != b".*" or parts[-1:] != [b".*"]:
-            parts.append(part)
-    return re.compile(b"".join(parts), re.DOTALL)
+            part = b"." if character == b"?" else re.escape(character)
+        parts[-1] += part
+    if len(parts) == 1:
+        return re.compile(parts[0], re.DOTALL)
+    # Each part at the first place where it fits, for good: whoever subscribes to *a*a*a*b must not stop all senders.
+    middle = b"".join(b"(?>.*?%s)" % part for part in parts[1:-1] if part)
+    return re.compile(b"%s%s.*%s" % (parts[0], middle, parts[-1]), re.DOTALL)
 
 
 def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import Batch
+from ray_messaging.frames import FRAME_LIMIT, Batch
 from ray_messaging.interception.judging import Waiting, of_row
 from ray_messaging.interception.verdicts import FOREIGN, Judgement, decode_verdicts, encode_verdicts
 
@@ -49,9 +49,18 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     def unpack(cls, data: bytes) -> "Record":
         """Read what `pack` gave: an array in MessagePack, unless it begins as zlib's do. Raises FrameError."""
         try:
-            return _decode(zlib.decompress(data) if data[:1] == _ZLIB else data)
-        except (zlib.error, msgspec.MsgspecError) as error:
+            return _decode(_inflated(data) if data[:1] == _ZLIB else data)
+        except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError(f"a kept answer of the interceptor is damaged: {error}") from error
+
+
+def _inflated(data: bytes) -> bytes:
+    """Decompress up to the size of a frame: a few bytes can stand for more than the machine has."""
+    reader = zlib.decompressobj()
+    text = reader.decompress(data, FRAME_LIMIT)
+    if not reader.eof:
+        raise zlib.error("it is cut off, or larger than a frame may be")
+    return text
 
 
 _ZLIB = zlib.compress(b"")[:1]

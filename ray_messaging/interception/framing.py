@@ -13,6 +13,7 @@ class Framing(asyncio.Protocol):
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.transport: asyncio.Transport | None = None
+        self.received = 0
         self._buffer = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -24,7 +25,7 @@ class Framing(asyncio.Protocol):
         buffer = self._buffer
         buffer += data
         at = 0
-        while len(buffer) - at >= 4:
+        while len(buffer) - at >= 4 and not self.crowded():
             (length,) = _LENGTH.unpack_from(buffer, at)
             if length > self.limit_bytes:
                 self.refuse(f"a frame of {length} bytes, the limit is {self.limit_bytes}")
@@ -33,6 +34,7 @@ class Framing(asyncio.Protocol):
                 break
             frame = bytes(memoryview(buffer)[at + 4 : at + 4 + length])
             at += 4 + length
+            self.received += 1
             self.frame_received(frame)
         del buffer[:at]
 
@@ -40,6 +42,10 @@ class Framing(asyncio.Protocol):
         """Write one frame."""
         assert self.transport is not None
         self.transport.write(_LENGTH.pack(len(frame)) + frame)  # one copy is cheaper than a second buffer to write
+
+    def crowded(self) -> bool:
+        """Tell whether frames must wait in the buffer; whoever says so calls `data_received` again."""
+        return False
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for those who log
         """End the connection: the peer does not keep to the protocol."""

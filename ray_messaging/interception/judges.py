@@ -16,7 +16,8 @@ from ray_messaging.errors import ConfigError, InterceptorUnavailable, TransitErr
 from ray_messaging.frames import Batch, encode
 from ray_messaging.interception.deferral import PATIENCE_S
 from ray_messaging.interception.interceptor import Interceptor
-from ray_messaging.interception.lane import LaneAddress, LaneClient
+from ray_messaging.interception.lane import LaneAddress
+from ray_messaging.interception.lane_client import LaneClient
 from ray_messaging.interception.verdicts import FOREIGN, Judge, Verdicts, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.notes import Why
@@ -62,7 +63,7 @@ class _Asking:
         """Judge a batch; a batch asked again is answered as before."""
         verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=self._with_payload)))
         if not verdicts.judged:
-            verdicts = decode_verdicts(await self._ask(encode(batch)))
+            verdicts = await self._insist(batch, patient=False)
         self._with_payload = verdicts.wants_payload
         return verdicts
 
@@ -70,7 +71,17 @@ class _Asking:
         """Return the verdicts of some deferred rows; payloads go along only where the interceptor lost them."""
         verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=False), patient=True))
         if not verdicts.judged:
-            verdicts = decode_verdicts(await self._ask(encode(batch), patient=True))
+            verdicts = await self._insist(batch, patient=True)
+        return verdicts
+
+    async def _insist(self, batch: Batch, *, patient: bool) -> Verdicts:
+        """Ask again, with payloads; what was not judged must not pass."""
+        verdicts = decode_verdicts(await self._ask(encode(batch), patient=patient))
+        if not verdicts.judged:
+            raise InterceptorUnavailable(
+                "the interceptor has the payloads, and gave no verdict, so nothing was sent: look at its actor, then "
+                "send again"
+            )
         return verdicts
 
     async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:

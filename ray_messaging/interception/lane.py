@@ -8,10 +8,11 @@ they are known: one that waits for a slow rule holds no other up.
 import asyncio
 import hmac
 import logging
+import resource
 import secrets
 from collections.abc import Awaitable
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.frames import FRAME_LIMIT, decode
@@ -22,12 +23,16 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS = 10_000
 OPENING_S = 5.0
+# A request that has begun must come to its end, and an answer be read: whoever drips bytes holds memory.
+STALLED_S = 60.0
+HELD_BYTES = 2**30  # of requests that have begun, all callers together
+_UNREAD_BYTES = 2**20  # of answers; above it no more requests are read
 # Requests of one connection that wait for their answers. One more about deferred rows is told at once to go on waiting.
 WAITING = 10_000
 _TOKEN_LIMIT = 128
 JUDGE, WAIT = 0, 1
-_REQUEST = Struct("<IB")
-_NUMBER = Struct("<I")
+REQUEST = Struct("<IB")
+NUMBER = Struct("<I")
 
 
 class LaneAddress(NamedTuple):
@@ -55,13 +60,24 @@ class LaneServer:
         self.answer = answer
         self.token = secrets.token_urlsafe(24)
         self.connections: set[_Caller] = set()
+        self.strangers: dict[_Caller, None] = {}  # those that have shown no token yet, in order
         self.refused = 0
+        self.held_bytes = 0
+        self._limit = CONNECTIONS
         self._server: asyncio.Server | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Tell whether callers are let in."""
+        return self._server is not None and self._server.is_serving()
 
     async def start(self, host: str) -> LaneAddress:
         """Listen on a free port of an address."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Caller(self), host, 0, backlog=1024)
+        self._limit = _connections_limit()
+        # asyncio accepts a whole backlog before any of it can be refused: it must not take all descriptors.
+        backlog = max(1, min(1024, self._limit // 4))
+        self._server = await loop.create_server(lambda: _Caller(self), host, 0, backlog=backlog)
         return LaneAddress(host, self._server.sockets[0].getsockname()[1], self.token)
 
     async def close(self) -> None:
@@ -72,6 +88,34 @@ class LaneServer:
                 caller.refuse("closing")
             await self._server.wait_closed()
 
+    def admit(self, caller: "_Caller") -> bool:
+        """Take a connection on, in place of the oldest that has shown no token: who floods us keeps nobody out."""
+        if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
+            oldest = next(iter(self.strangers), None)
+            if oldest is None:
+                return False
+            oldest.refuse("no token yet, and others wait")
+            self.leave(oldest)  # asyncio tells us of its end only later
+        self.connections.add(caller)
+        self.strangers[caller] = None
+        return True
+
+    def leave(self, caller: "_Caller") -> None:
+        """Forget a connection."""
+        self.connections.discard(caller)
+        self.strangers.pop(caller, None)
+
+    def hold(self, change: int) -> bool:
+        """Count bytes of requests that have begun; False where it is too much."""
+        self.held_bytes += change
+        return change <= 0 or self.held_bytes <= HELD_BYTES
+
+
+def _connections_limit() -> int:
+    """Return how many connections there may be, so that a quarter of the process's descriptors is left for others."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, soft * 3 // 4))
+
 
 class _Caller(Framing):
     """One messager's connection, seen from the interceptor."""
@@ -80,25 +124,75 @@ class _Caller(Framing):
         super().__init__(_TOKEN_LIMIT)
         self._server = server
         self._open = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # until the token is there, then of a request under way
+        self._unread: asyncio.TimerHandle | None = None
+        self._held = 0
         self._later: dict[int, set[asyncio.Future[None]]] = {JUDGE: set(), WAIT: set()}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the caller a few seconds to show the token."""
         super().connection_made(transport)
-        if len(self._server.connections) >= CONNECTIONS:
+        if not self._server.admit(self):
             self.refuse("too many connections")
             return
-        self._server.connections.add(self)
+        cast("asyncio.Transport", transport).set_write_buffer_limits(high=_UNREAD_BYTES)
         self._timer = asyncio.get_running_loop().call_later(OPENING_S, self.refuse, "no token in time")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Forget the caller."""
-        self._server.connections.discard(self)
+        self._server.leave(self)
+        self._hold(0)
         for answer in [*self._later[JUDGE], *self._later[WAIT]]:
             answer.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._unread):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come, and watch what has only begun."""
+        requests = self.received
+        super().data_received(data)
+        begun = len(self._buffer)
+        if self._open and not (begun and requests == self.received and self._timer):
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if begun:
+                self._timer = asyncio.get_running_loop().call_later(STALLED_S, self.refuse, "a request without an end")
+        if begun != self._held and not self._hold(begun):
+            self.refuse("too much that has only begun")
+
+    def _hold(self, size: int) -> bool:
+        change, self._held = size - self._held, size
+        return self._server.hold(change)
+
+    def crowded(self) -> bool:
+        """Let requests wait while the answers to earlier ones have not left."""
+        assert self.transport is not None
+        if self._unread is None:
+            if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
+                return False
+            asyncio.get_running_loop().call_soon(self._go_on)  # uvloop writes, and pauses us, only then
+        return True
+
+    def _go_on(self) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.data_received(b"")
+
+    def pause_writing(self) -> None:
+        """Read no more requests of a caller who does not read the answers, and wait for him only so long."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._unread = asyncio.get_running_loop().call_later(STALLED_S, self.refuse, "answers that nobody reads")
+
+    def resume_writing(self) -> None:
+        """Go on with a caller who reads again."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     def refuse(self, why: str) -> None:
         """End the connection, and count it."""
@@ -113,6 +207,8 @@ class _Caller(Framing):
         elif hmac.compare_digest(frame, self._server.token.encode()):
             assert self._timer is not None
             self._timer.cancel()
+            self._timer = None
+            self._server.strangers.pop(self, None)
             self._open = True
             self.limit_bytes = FRAME_LIMIT
             self.send(b"")
@@ -120,24 +216,24 @@ class _Caller(Framing):
             self.refuse("wrong token")
 
     def _request(self, frame: bytes) -> None:
-        if len(frame) < _REQUEST.size:
+        if len(frame) < REQUEST.size:
             self.refuse("a request without a number")
             return
-        number, kind = _REQUEST.unpack_from(frame)
+        number, kind = REQUEST.unpack_from(frame)
         patient = kind == WAIT
         later = self._later[WAIT if patient else JUDGE]
         crowded = len(later) >= WAITING
         if crowded and not patient:
             self.refuse("too many requests that wait")
             return
-        request = frame[_REQUEST.size :]
+        request = frame[REQUEST.size :]
         try:
             answer = _unknown(request) if crowded else self._server.answer(request, patient=patient)
         except (FrameError, Fenced) as error:
             self.refuse(str(error))
             return
         if isinstance(answer, bytes):
-            self.send(_NUMBER.pack(number) + answer)
+            self.send(NUMBER.pack(number) + answer)
         else:
             task = asyncio.ensure_future(self._answer_later(number, answer))
             later.add(task)
@@ -153,79 +249,10 @@ class _Caller(Framing):
             self.refuse(str(error))
         else:
             if self.transport is not None and not self.transport.is_closing():
-                self.send(_NUMBER.pack(number) + found)
+                self.send(NUMBER.pack(number) + found)
 
 
 def _unknown(request: bytes) -> bytes:
     """Answer that nothing is known yet of what is asked about."""
     rows = set(range(len(decode(request))))
     return Judgement(deferred=rows).encode(FOREIGN, wants_payload=False)
-
-
-class LaneClient(Framing):
-    """One messager's connection, seen from the messager."""
-
-    def __init__(self) -> None:
-        super().__init__(FRAME_LIMIT)
-        self._numbers = 0
-        self._opening: asyncio.Future[None] | None = None
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._given_up: set[int] = set()
-
-    @classmethod
-    async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
-        """Connect and show the token, within 5 s at most; raise OSError."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(min(OPENING_S, timeout_s)):
-            _, client = await loop.create_connection(cls, address.host, address.port)
-            client._opening = loop.create_future()
-            try:
-                client.send(address.token.encode())
-                await client._opening
-            except BaseException:
-                client.close()
-                raise
-        return client
-
-    async def ask(self, request: bytes, *, patient: bool = False) -> bytes:
-        """Send a request and return its answer; raise OSError where the connection is lost."""
-        if self.transport is None or self.transport.is_closing():
-            raise ConnectionResetError("the verdict lane is closed")
-        number = self._numbers
-        self._numbers = (number + 1) % 2**32
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        try:
-            self.send(_REQUEST.pack(number, WAIT if patient else JUDGE) + request)
-            return await future
-        finally:
-            del self._waiting[number]
-            if future.cancelled():
-                self._given_up.add(number)
-
-    def close(self) -> None:
-        """Drop the connection."""
-        if self.transport is not None:
-            self.transport.abort()
-
-    def frame_received(self, frame: bytes) -> None:
-        """Take an answer; one that nobody waits for any more passes by, one that nobody asked for ends it all."""
-        if self._opening is not None and not self._opening.done():
-            self._opening.set_result(None)
-        elif len(frame) < _NUMBER.size:
-            self.refuse("an answer without a number")
-        else:
-            (number,) = _NUMBER.unpack_from(frame)
-            future = self._waiting.get(number)
-            if future is not None and not future.done():
-                future.set_result(frame[_NUMBER.size :])
-            elif future is None and number not in self._given_up:
-                self.refuse("an answer to no request")
-            self._given_up.discard(number)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits."""
-        lost: list[asyncio.Future[Any]] = [] if self._opening is None else [self._opening]
-        for future in (*lost, *self._waiting.values()):
-            if not future.done():
-                future.set_exception(ConnectionResetError(f"the verdict lane was cut ({exc or 'closed'})"))

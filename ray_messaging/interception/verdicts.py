@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 FOREIGN = -1  # the epoch of verdicts that no interceptor of this experiment gave
 NOBODY = -2  # and of those that nobody gave: they hold only where the experiment has no interceptor
+_EPOCHS = 2**62
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):
@@ -187,6 +188,9 @@ _decode = msgspec.msgpack.Decoder(Verdicts).decode
 def decode_verdicts(data: bytes) -> Verdicts:
     """Decode an answer; raise FrameError."""
     try:
-        return _decode(data)
-    except msgspec.MsgspecError as error:
+        verdicts = _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"the interceptor's answer cannot be read: {error}") from error
+    if not NOBODY <= verdicts.epoch < _EPOCHS:
+        raise FrameError(f"the interceptor's answer cannot be read: it speaks of epoch {verdicts.epoch}")
+    return verdicts

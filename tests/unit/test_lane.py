@@ -10,7 +10,8 @@ from interceptor_support import batch
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.frames import encode
 from ray_messaging.interception import lane as lane_module
-from ray_messaging.interception.lane import JUDGE, WAIT, LaneAddress, LaneClient, LaneServer
+from ray_messaging.interception.lane import JUDGE, WAIT, LaneAddress, LaneServer
+from ray_messaging.interception.lane_client import LaneClient
 from ray_messaging.interception.verdicts import decode_verdicts
 
 WAIT_S = 10
@@ -164,12 +165,16 @@ async def test_whoever_shows_no_token_in_time_is_dropped(lane, monkeypatch):
 
 async def test_too_many_connections(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "CONNECTIONS", 1)
-    client = await LaneClient.open(lane.address)
+    small = LaneServer(lane.answer)
+    client = await LaneClient.open(await small.start("127.0.0.1"))
+    lane.address = lane.address._replace(port=client.transport.get_extra_info("peername")[1])
     reader, writer = await raw(lane)
     assert await ended(reader) == b""
+    assert small.refused == 1
     assert await client.ask(b"1") == b"answer to 1"
     writer.transport.abort()
     client.close()
+    await small.close()
 
 
 async def test_a_cut_raises(lane):

@@ -1,0 +1,43 @@
+"""One target under atheris, which watches what code an input reaches: started by `benchmarks.fuzz --guided`.
+
+An input is a seed for the target's own way to make inputs where its first byte is odd, and the input itself where it is
+even: the first gets far inside, the second is what coverage can lead.
+"""
+
+import asyncio
+import sys
+from random import Random
+
+import atheris
+
+with atheris.instrument_imports(include=["ray_messaging"]):
+    from fuzz_support import TARGETS
+
+
+def main():
+    """Run until the time is up; atheris ends the process."""
+    target = TARGETS[sys.argv[1]]()
+    # The lane's targets want a loop; atheris never comes back to one.
+    loop = asyncio.new_event_loop()
+    asyncio.events._set_running_loop(loop)
+
+    def check(data):
+        if data:
+            target.check(target.make(Random(data[1:])) if data[0] & 1 else framed(sys.argv[1], data[1:]))
+
+    atheris.Setup(sys.argv[:1] + sys.argv[2:], check)
+    atheris.Fuzz()
+
+
+def framed(name, data):
+    """Give a frame its right checksum: no chance would find it."""
+    if name != "frames" or len(data) < 4:
+        return data
+    from fuzz_support import joined
+
+    length = int.from_bytes(data[:2], "little")
+    return joined(data[2 : 2 + length], data[2 + length :])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What a handle of a running experiment knows of it: all but the server's password, where it came by pickle."""
+
+from typing import Any
+
+from ray_messaging.cluster.calls import result
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.config import RedisConfig
+
+
+class Connected:
+    """Know an experiment; what was pickled asks the interceptor for the password when that is wanted."""
+
+    _experiment: Experiment
+    _interceptor: Any
+
+    @property
+    def exp_id(self) -> str:
+        """Return the experiment's name."""
+        return self._experiment.exp_id
+
+    @property
+    def redis(self) -> RedisConfig:
+        """Return where the server is: for a foreign Redis client, or a Messager of your own."""
+        return self._whole.redis
+
+    @property
+    def _whole(self) -> Experiment:
+        """Return the experiment with its password, which outlives in no pickle."""
+        if self._experiment.withheld:
+            self._experiment = self._ask(self._interceptor.ready.remote())
+        return self._experiment
+
+    def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+        return result(ref, what=f"the interceptor of experiment {self.exp_id!r}")

@@ -1,0 +1,76 @@
+"""TLS to a Redis server: what redis-py is told, and what went wrong in words of ours."""
+
+import ssl
+from typing import Any
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ray_messaging.config import RedisConfig
+from ray_messaging.errors import ConfigError
+
+_HUNG_UP = ("closed by server", "connection was cut", "reset by peer", "reset")
+
+
+def tls_options(config: RedisConfig) -> dict[str, Any]:
+    """Return what redis-py is told; raise ConfigError for files that cannot be used."""
+    if not config.ssl:
+        return {}
+    _check_files(config)
+    return {
+        "ssl_ca_certs": config.ssl_ca_certs,
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile,
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": True,
+        "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+    }
+
+
+def _check_files(config: RedisConfig) -> None:
+    """Load them once here: later a missing one would look like a server that is away, a locked key ask a terminal."""
+    context = ssl.create_default_context()
+    try:
+        name = f"ssl_ca_certs {config.ssl_ca_certs!r}"
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+        name = f"ssl_certfile {config.ssl_certfile!r} with ssl_keyfile {config.ssl_keyfile!r}"
+        if config.ssl_certfile is not None:
+            context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{name} cannot be used on this machine ({error}): give a readable PEM file that fits, its key without a "
+            "passphrase"
+        ) from error
+
+
+def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
+    """Say what is wrong between us and the server where TLS is the reason, and what to do; None: it is not."""
+    found = _ssl_error(error)
+    if isinstance(found, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not to be trusted ({found.verify_message}): check ssl_ca_certs, the certificate's "
+            "dates, and that it names the host as server= does"
+        )
+    if found is not None and "ALERT" in (found.reason or ""):
+        return (
+            f"it ended TLS ({found.reason}): if it asks for a certificate of ours, set ssl_certfile and ssl_keyfile to "
+            "one that its authority signed; TLS must be 1.2 or newer"
+        )
+    if found is not None:
+        return f"TLS failed ({found.reason or found}): does the server speak TLS on this port? Without it: ssl=False"
+    if config.ssl and (isinstance(error, TimeoutError | RedisTimeoutError) or not str(error)):
+        return "no answer in time; check that it runs, and speaks TLS on this port (without it: ssl=False)"
+    if not any(sign in str(error) for sign in _HUNG_UP):
+        return None
+    if config.ssl:
+        return f"{error}: if it speaks no TLS on this port, set ssl=False; it may ask for a certificate (ssl_certfile)"
+    return f"{error}: if it speaks TLS on this port, set ssl=True (rediss://), with ssl_ca_certs of its authority"
+
+
+def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
+    """Return the error of TLS that another one wraps."""
+    for _ in range(8):  # a chain may be a circle
+        if error is None or isinstance(error, ssl.SSLError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,432 @@
+"""Targets to throw bytes at: how to make inputs that get far inside, and what may become of one.
+
+A target's `check` takes one input and returns whether it was decoded; it raises nothing where it was refused as it
+should be. All that it raises is a finding. What was decoded must be of use: every column is read.
+"""
+
+import asyncio
+import json
+import zlib
+from random import Random
+from struct import pack, unpack_from
+
+import msgspec
+import numpy as np
+
+from ray_messaging.channels import build_channel, check_id, check_name, check_subtopic, parse_channel
+from ray_messaging.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.errors import FrameError, InvalidAddress
+from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.frames import Batch, decode, encode
+from ray_messaging.ids import Ids
+from ray_messaging.interception.lane import JUDGE, WAIT, LaneServer, _Caller
+from ray_messaging.interception.lane_client import LaneClient
+from ray_messaging.interception.verdicts import Judgement, decode_verdicts
+from ray_messaging.lines import Lines
+from ray_messaging.message import Message
+from ray_messaging.notes import Before, Note, Why, decode_note, encode_note
+from ray_messaging.patterns import GLOBS
+
+PREFIX = 12
+NUMBERS = [0, 1, -1, 2, 3, 255, 65535, 2**31, 2**32 - 1, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]
+TEXTS = ["", "a", "agent-chat", ":plain", "-7", "\0", "é", "x" * 300, "exps:", "{", "*"]
+BLOBS = [b"", b"\0", b"\0\0\0\0", b"\1\0\0\0\2\0\0\0", b"\xff" * 4, b"\xff" * 7]
+DEEP = msgspec.msgpack.decode(b"\x91" * 40 + b"\xc0")
+OTHERS = [None, True, 1.5, float("nan"), float("inf"), [], [""], ["a", "b"], [["a", b"\0\0\0\0"]], {}, {"a": 1}, DEEP]
+_INTERESTING = [*NUMBERS, *TEXTS, *BLOBS, *OTHERS]
+_ALIKE = {int: NUMBERS, str: TEXTS, bytes: BLOBS, float: [0.0, -1.0, 1e300, float("nan"), float("inf")]}
+_PREFIXES = [b"", b"\0", b"\x91" * 3000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xa4\xff\xfe\xfd\xfc"]
+LOGGED = 16  # of so many decoded frames one is turned into the log's rows, which takes as long as all else
+
+
+def a_value(random, like=None):
+    """Return a value of which somebody did not think; mostly one of the same type."""
+    found = _ALIKE.get(type(like), _INTERESTING) if random.getrandbits(2) else _INTERESTING
+    return found[random.getrandbits(16) % len(found)]
+
+
+def scribble(random, data):
+    """Return bytes with some of them changed, cut out, repeated or put in."""
+    made = bytearray(data)
+    for _ in range(1 + random.getrandbits(2)):
+        at = random.getrandbits(24) % (len(made) + 1)
+        match random.getrandbits(3):
+            case 0:
+                made[at:at] = pack("<q", NUMBERS[random.getrandbits(8) % len(NUMBERS)] % 2**63)[
+                    : 1 << random.getrandbits(2)
+                ]
+            case 1:
+                del made[at : at + 1 + random.getrandbits(3)]
+            case 2:
+                del made[at:]
+            case 3:
+                made[at:at] = made[at : at + 16]
+            case _ if at < len(made):
+                made[at] = random.getrandbits(8) if at & 1 else made[at] ^ (1 << random.getrandbits(3) % 8)
+    return bytes(made)
+
+
+def rearrange(random, value):
+    """Return what msgpack may hold, with something in it replaced by something that should not be there."""
+    if not isinstance(value, list) or not value or not random.getrandbits(4):
+        return a_value(random, value)
+    made, at = list(value), random.getrandbits(16) % len(value)
+    match random.getrandbits(3):
+        case 0:
+            made[at:at] = [a_value(random)]
+        case 1:
+            del made[at]
+        case 2:
+            made[at] = made[random.getrandbits(16) % len(made)]
+        case _:
+            made[at] = rearrange(random, made[at])
+    return made
+
+
+class MsgpackTarget:
+    """Mutate texts in msgpack, byte by byte and by what they hold."""
+
+    def __init__(self, seeds):
+        self.seeds = seeds
+        self.held = [msgspec.msgpack.decode(seed) for seed in seeds]
+
+    def make(self, random):
+        at = random.getrandbits(16) % len(self.seeds)
+        match random.getrandbits(3):
+            case 0 | 1 | 2:
+                return scribble(random, self.seeds[at])
+            case 3:
+                return _PREFIXES[random.getrandbits(8) % len(_PREFIXES)] + self.seeds[at]
+        held = self.held[at]
+        for _ in range(1 + random.getrandbits(1)):
+            held = rearrange(random, held)
+        return msgspec.msgpack.encode(held)
+
+
+class Frames:
+    """The decoder of frames, with a checksum that is right in most of them, so that the inside is reached."""
+
+    def __init__(self):
+        self.seeds = [encode(batch) for batch in some_batches()]
+        self.parts = [split(seed) for seed in self.seeds]
+        self.decoded = 0
+
+    def make(self, random):
+        header, body = self.parts[random.getrandbits(16) % len(self.parts)]
+        kind = random.getrandbits(4)
+        if kind < 2:  # as a disk or a stranger would have it
+            return scribble(random, joined(msgspec.msgpack.encode(header), body))
+        if kind < 7:
+            for _ in range(1 + random.getrandbits(1)):
+                header = rearrange(random, header)
+        packed = msgspec.msgpack.encode(header)
+        if kind in {7, 8, 9}:
+            packed = scribble(random, packed)
+        if kind in {6, 9, 10, 11, 12, 13}:
+            body = scribble(random, body)
+        if kind == 14:
+            body = self.parts[random.getrandbits(16) % len(self.parts)][1]
+        if kind == 15:
+            packed = _PREFIXES[random.getrandbits(8) % len(_PREFIXES)] + packed
+        return joined(packed, body)
+
+    def check(self, data):
+        try:
+            batch = decode(data)
+        except FrameError:
+            return False
+        self.decoded += 1
+        use_batch(batch, data, logged=self.decoded % LOGGED == 0)
+        return True
+
+
+def split(frame):
+    """Return what a frame's header holds, and its body."""
+    (length,) = unpack_from("<I", frame, 8)
+    return msgspec.msgpack.decode(frame[PREFIX : PREFIX + length]), frame[PREFIX + length :]
+
+
+def joined(header, body):
+    """Build a frame with a right checksum from whatever header and body."""
+    return pack("<2sBxII", b"RM", 1, zlib.crc32(body, zlib.crc32(header)), len(header)) + header + body
+
+
+def use_batch(batch, data, *, logged):
+    """Read every column as a receiver would, and write it again; it must say the same."""
+    rows = len(batch)
+    assert rows <= len(data)
+    assert len(batch.from_ids.tolist()) == len(batch.to_ids.tolist()) == rows
+    for row in range(min(rows, 4)):
+        message = Message("exp", batch, row)
+        assert isinstance(message.step, int | None)
+        assert isinstance(message.sent_at, float)
+        assert isinstance(message.id + message.channel + "".join(message.labels), str)
+        if batch.lines is not None:
+            assert len(message.data) <= len(data)
+    again = encode(batch)
+    same = decode(again)
+    assert encode(same) == again
+    assert same.from_ids.tolist() == batch.from_ids.tolist()
+    picked = batch.take(np.arange(rows)[::2])
+    assert decode(encode(picked)).to_ids.tolist() == batch.to_ids.tolist()[::2]
+    if logged and batch.lines is not None and rows:
+        part = Part(batch, None, "1-1", "mailbox", 0)
+        assert record_batch("exp", [part]).num_rows == rows
+
+
+def some_batches():
+    """Return small batches that have, between them, every kind of column."""
+    ints = np.array([5, -1, 2**63 - 1], np.int64)
+    mixed = Ids.of([7, "Ann", None])
+    lines = [b'{"content":"hi"}', b"{}", b'{"n":[1,2]}']
+    plain = {"sender": "a", "epoch": 1, "first": 9, "topics": ("agent-chat",)}
+    rows = np.array([0, 2], np.uint32)
+    index = np.array([0, 0, 1], np.uint32)
+    return [
+        Batch(**plain, from_ids=Ids(ints), to_ids=Ids(ints), lines=Lines.of(lines)),
+        Batch(**plain, from_ids=mixed, to_ids=mixed, lines=Lines.of(lines[:2], index), step=3, sent_at=1.5e9),
+        Batch(**plain, from_ids=mixed, to_ids=Ids(ints), lines=Lines.of([b"\xff\n", b"", b"x"], raw=True)),
+        Batch(**plain, from_ids=Ids(ints), to_ids=mixed, lines=Lines.of([b"\n"], index * 0, raw=True)),
+        Batch(**plain, from_ids=Ids(ints), to_ids=mixed, labels={"odd": rows, "x": rows[:1]}),
+        Batch(**plain, from_ids=Ids(ints[:0]), to_ids=Ids(ints[:0]), lines=Lines.of([])),
+        Batch(
+            sender="b",
+            epoch=2**61,
+            first=0,
+            from_ids=mixed,
+            to_ids=mixed,
+            topics=("agent-chat", ":plain"),
+            topic=np.array([0, 1, 0], np.uint16),
+            numbers=np.array([0, 2, 2**32 - 1], np.uint32),
+            step=ints,
+            sent_at=np.array([0.0, 1.5e9, 2.0]),
+            lines=Lines.of(lines),
+            labels={"odd": rows},
+            noted=rows,
+        ),
+    ]
+
+
+class Verdicts(MsgpackTarget):
+    """The decoder of the interceptor's answers, as a sender runs it."""
+
+    def __init__(self):
+        judgement = Judgement({0: ("black-list", "no"), 2: ("words", "é")}, {1: ("words", b"{}")}, {"odd": {0, 1}}, {3})
+        super().__init__([Judgement().encode(3, wants_payload=False), judgement.encode(3, wants_payload=True)])
+
+    def check(self, data):
+        try:
+            verdicts = decode_verdicts(data)
+            found = verdicts.judgement(4)
+        except FrameError:
+            return False
+        assert all(row < 4 for rows in (found.blocked, found.rewritten, found.deferred) for row in rows)
+        assert -2 <= verdicts.epoch < 2**62
+        decode_verdicts(found.encode(verdicts.epoch, wants_payload=False))
+        return True
+
+
+class Notes(MsgpackTarget):
+    """The decoder of what the event log is told beside a frame."""
+
+    def __init__(self):
+        rows = np.array([0, 2], "<u4").tobytes()
+        note = Note(3, "m", (Why("words", "no", rows),), (Before(rows, b"{}"),))
+        super().__init__([encode_note(note), encode_note(Note(1)), encode_note(Note(0, "m", counted=True))])
+        self.batch = some_batches()[0]
+
+    def check(self, data):
+        try:
+            note = decode_note(data, 3)
+        except FrameError:
+            return False
+        assert record_batch("exp", [Part(self.batch, None, "1-1", None, note.fate, note)]).num_rows == 3
+        return True
+
+
+class Records(MsgpackTarget):
+    """The decoder of the directory's records, and the directory that is made of them."""
+
+    def __init__(self):
+        ints = np.array([1, 2, 2**63 - 1], "<i8").tobytes()
+        record = Record("m", [Claim(("agent-chat", "user-chat"), ints, ("Ann",))], ["plain"], ["exps:exp:*"])
+        super().__init__([encode_record(record), encode_record(Record("n", [], [], []))])
+        self.batches = some_batches()
+
+    def check(self, data):
+        try:
+            record = decode_record(data)
+        except FrameError:
+            return False
+        assert check_name("mailbox", record.mailbox) == record.mailbox
+        assert record.frame_rows > 0
+        assert record.frame_bytes > 0
+        directory = Directory("exp")
+        directory.update(1, [record], [record.mailbox])
+        for batch in (self.batches[0], self.batches[6]):
+            assert len(directory.route(batch)) == len(batch)
+        record.agents()
+        return True
+
+
+class Channels:
+    """The parser of channels, names and patterns: texts, some of them no Unicode."""
+
+    seeds = (
+        "exps:exp:agents:7:agent-chat", "exps:exp:agents:Ann:user-chat", "exps:exp:user-payback", "plain",
+        "exps:other:x",
+        "exps:exp:agents:-9223372036854775808:a", "exps:exp:agents:*:agent-chat", "a[^b-d]?*\\*", "*a*b*c*d*e*f*g*h",
+    )  # fmt: skip
+    pieces = (
+        ":", "::", "*", "{", "}", "\n", "\0", "\ud800", "é", "\u2024", "\uff1a", "exps:", "agents:", "exp", "other",
+        "-0", "00", "7",
+        "9" * 19, "x" * 201, "[", "]", "\\", "?", "\x7f", "\u202e", " ",
+    )  # fmt: skip
+
+    def make(self, random):
+        text = self.seeds[random.getrandbits(16) % len(self.seeds)]
+        for _ in range(1 + random.getrandbits(2)):
+            at, to = sorted((random.getrandbits(16) % (len(text) + 1), random.getrandbits(16) % (len(text) + 1)))
+            piece = self.pieces[random.getrandbits(16) % len(self.pieces)]
+            text = text[:at] + piece + text[at if random.getrandbits(1) else to :]
+        return text.encode("utf-8", "surrogatepass")
+
+    def check(self, data):
+        text = data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
+        use_names(text)
+        try:
+            address = parse_channel("exp", text)
+        except InvalidAddress:
+            return False
+        built = build_channel("exp", *address)
+        assert parse_channel("exp", built) == address
+        assert not built.startswith("exps:") or built.split(":")[1] == "exp"
+        assert not set(built) & set("*?[]\\\0\n\r")
+        built.encode()
+        return True
+
+
+def use_names(text):
+    """Take a text for everything that becomes a part of a key."""
+    for check in (lambda name: check_name("exp_id", name), check_id, check_subtopic):
+        try:
+            found = str(check(text))
+        except InvalidAddress:
+            continue
+        assert not set(found) & set(":*?[]\\\0\n\r")
+        assert 0 < len(found.encode()) <= 200
+        assert check is check_id or check is check_subtopic or not set(found) & set("{} ")
+    if len(text) < 100 and text.isprintable():
+        GLOBS.compile(text)("exps:exp:agents:7:agent-chat")
+
+
+class Sink:
+    """Be a transport that keeps nothing."""
+
+    def __init__(self):
+        self.closed = False
+
+    def write(self, data):
+        pass
+
+    def abort(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def set_write_buffer_limits(self, high):
+        pass
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def pause_reading(self):
+        pass
+
+    resume_reading = pause_reading
+
+
+class Requests:
+    """The lane as the interceptor sees it: a caller with the token says anything. Needs a running loop."""
+
+    def __init__(self):
+        self.frames = Frames()
+        self.server = LaneServer(self.answer)
+        self.answered = 0
+
+    def answer(self, request, *, patient):
+        rows = len(decode(request))
+        self.answered += 1
+        return Judgement(deferred=set(range(rows))).encode(1, wants_payload=False)
+
+    def make(self, random):
+        said = [self.server.token.encode() if random.getrandbits(4) else b"wrong"]
+        for _ in range(1 + random.getrandbits(2)):
+            kind = (JUDGE, WAIT, 7)[random.getrandbits(8) % 3]
+            frame = self.frames.make(random) if random.getrandbits(1) else self.frames.seeds[0]
+            said.append(pack("<IB", random.getrandbits(32), kind) + frame)
+        stream = b"".join(pack("<I", len(each)) + each for each in said)
+        return stream if random.getrandbits(1) else scribble(random, stream)
+
+    def check(self, data):
+        before, sink, caller = self.answered, Sink(), _Caller(self.server)
+        caller.connection_made(sink)
+        for at in range(0, len(data), 97):
+            if not sink.closed:
+                caller.data_received(data[at : at + 97])
+        caller.connection_lost(None)
+        assert not self.server.connections
+        return self.answered > before
+
+
+class Answers:
+    """The lane as a messager sees it: whoever serves it says anything. Needs a running loop."""
+
+    def __init__(self):
+        self.verdicts = Verdicts()
+
+    def make(self, random):
+        said = [b"", *(pack("<I", random.getrandbits(1)) + self.verdicts.make(random) for _ in range(2))]
+        stream = b"".join(pack("<I", len(each)) + each for each in said)
+        return stream if random.getrandbits(1) else scribble(random, stream)
+
+    def check(self, data):
+        sink, client = Sink(), LaneClient()
+        client.connection_made(sink)
+        asked = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        client._opening = asyncio.get_running_loop().create_future()
+        client._waiting |= dict(enumerate(asked))
+        for at in range(0, len(data), 53):
+            if not sink.closed:
+                client.data_received(data[at : at + 53])
+        client.connection_lost(None)
+        client._opening.exception()  # or asyncio says that nobody looked
+        decoded = False
+        for answer in asked:
+            assert answer.done()
+            if answer.exception() is None:
+                decoded |= self.verdicts.check(answer.result())
+        return decoded
+
+
+TARGETS = {
+    "frames": Frames,
+    "verdicts": Verdicts,
+    "notes": Notes,
+    "records": Records,
+    "channels": Channels,
+    "requests": Requests,
+    "answers": Answers,
+}
+
+
+def describe(data):
+    """Say which input this is, so that it can be had again."""
+    return json.dumps(data.hex())
+
+
+def inputs(target, seed, count):
+    """Give so many inputs, the same ones for the same seed."""
+    random = Random(seed)
+    return (target.make(random) for _ in range(count))

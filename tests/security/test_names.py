@@ -1,0 +1,170 @@
+"""Names that users give become parts of keys and channels: none leaves its place, whatever it is."""
+
+import asyncio
+import contextlib
+import re
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ray_messaging import InvalidAddress, Messager, Messaging, Outgoing, RedisConfig
+from ray_messaging.channels import (
+    ChannelNames,
+    Keys,
+    agent_channel,
+    build_channel,
+    check_id,
+    check_name,
+    check_subtopic,
+    parse_channel,
+)
+from ray_messaging.errors import MessagingError
+from ray_messaging.ids import Ids
+from ray_messaging.transports.memory import MemoryServer
+
+PIECES = [
+    ":", "::", "*", "?", "[", "]", "\\", "{", "}", "{}", "\n", "\r\n", "\0", "\x7f", "\ud800", "\udfff", " ", "", ".",
+    "..", "/", "#", "+", "$", "exps", "agents", "rm", "user-payback", "\u202e", "\uff1a", "\u2024", "\u0430", "\u200b",
+    "é", "e\u0301", "-", "-0", "007", "9" * 30, "a" * 201, "\U0001f600" * 60, "%s", "';--",
+]  # fmt: skip
+TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=4) | st.characters(), max_size=6).map("".join)
+SEPARATORS = set(":*?[]\\{}") | set(map(chr, range(32))) | {"\x7f"}
+
+
+@given(TEXT)
+@example("exp}:meta{")
+def test_names_of_experiments_groups_and_mailboxes(text):
+    try:
+        name = check_name("exp_id", text)
+    except InvalidAddress:
+        return
+    assert name == text
+    assert name.isascii()
+    assert not set(name) & (SEPARATORS | set(" /#+$%"))
+    assert 0 < len(name) <= 200
+    keys = Keys(name)
+    # The hash tag of each key is the whole name, and what one experiment has begins as nothing of another does.
+    for key in (keys.meta, keys.stream("m:1"), keys.state("m"), keys.sender("m"), keys.table("rule"), keys.own):
+        assert re.match(r"[^{]*\{([^}]*)\}", key)[1] == name
+        assert key.startswith(f"rm:{{{name}}}:")
+
+
+@given(TEXT | st.integers() | st.floats() | st.none() | st.binary() | st.booleans())
+def test_ids(value):
+    try:
+        agent_id = check_id(value)
+    except InvalidAddress:
+        return
+    assert parse_channel("exp", agent_channel("exp", value, "agent-chat")) == (agent_id, "agent-chat")
+    if isinstance(agent_id, str):
+        assert not set(agent_id) & (SEPARATORS - set("{}"))
+        assert 0 < len(agent_id.encode()) <= 200
+
+
+@given(TEXT)
+def test_subtopics(text):
+    try:
+        subtopic = check_subtopic(text)
+    except InvalidAddress:
+        return
+    channel = agent_channel("exp", 7, subtopic)
+    assert channel.count(":") == 4
+    assert parse_channel("exp", channel) == (7, subtopic)
+
+
+@given(TEXT, st.sampled_from(["", "exps:", "exps:exp:", "exps:exp:agents:", "exps:exp:agents:7:", "rm:", "rm:{exp}:"]))
+def test_channels(text, before):
+    channel = before + text
+    try:
+        address = parse_channel("exp", channel)
+    except InvalidAddress:
+        return
+    assert parse_channel("exp", build_channel("exp", *address)) == address
+    assert "\n" not in channel
+    assert not channel.startswith("exps:") or channel.startswith("exps:exp:")
+
+
+def test_our_own_channel_is_nobodys():
+    """Who published there could make subscriptions deaf."""
+    for channel in (Keys("exp").own, "rm:{exp}:own", "rm:{other}:own"):
+        with pytest.raises(InvalidAddress):
+            parse_channel("exp", channel)
+
+
+@given(TEXT)
+def test_every_entry_refuses_what_it_cannot_use(text):
+    """No entry raises anything but an error of ours, before anything was sent."""
+    config = RedisConfig(server="127.0.0.1", port=1)
+    names = ChannelNames("exp")
+    entries = [
+        lambda: Messager(config, text),
+        lambda: Messager(config, "exp", name=text),
+        lambda: Messager(MemoryServer(), text),
+        lambda: Outgoing(channel=text, payload={}, from_id=text),
+        lambda: Outgoing.to_agent(text, {}, from_id=text, subtopic=text),
+        lambda: Outgoing.to_agents([text], {}, subtopic=text),
+        lambda: names.get_subtopic_channel(text, text),
+        lambda: names.get_user_survey_channel(text),
+        lambda: names.get_user_chat_channel(text),
+        lambda: names.get_agent_chat_channel(text),
+        lambda: Ids.checked([text, 1]),
+        lambda: Ids.checked(np.array([text], dtype=object)),
+    ]
+    for entry in entries:
+        with contextlib.suppress(MessagingError):
+            entry()
+
+
+@pytest.mark.parametrize(
+    "exp_id", ["a}:b", "a{b}", "a:b", "a*", "a\n", "a\0", "\ud800", "", "x" * 201, "\uff41", 7, None, b"a"]
+)
+def test_an_experiment_that_cannot_be_is_refused_before_anything_starts(exp_id):
+    for call in (Messaging.start, Messaging.connect):
+        with pytest.raises(InvalidAddress):
+            call(exp_id)
+
+
+HARMLESS = ["{x}", "}meta", "{", "\u202eabc", "\uff1a", "a b", "%s", "'; --", "é", "e\u0301", "rm", "\U0001f600"]
+
+
+async def test_odd_ids_stay_apart_on_a_server(valkey_config, exp_id, opener):
+    """What may be an id reaches its agent and nobody else; no key of another experiment appears."""
+    receiver = await opener(valkey_config, name="b", host=HARMLESS)
+    sender = await opener(valkey_config, name="a")
+    for agent_id in HARMLESS:
+        assert await sender.send_message(sender.get_agent_chat_channel(agent_id), {"to": agent_id}, agent_id, agent_id)
+    found = []
+    async with asyncio.timeout(20):
+        while len(found) < len(HARMLESS):
+            found += await receiver.fetch_messages(timeout=5)
+    assert [(message.to_id, message.payload["to"]) for message in found] == [(each, each) for each in HARMLESS]
+    link = receiver.engine.transport.link
+    keys, cursor = set(), b"0"
+    while True:
+        cursor, some = await link.command("SCAN", cursor, "MATCH", f"*{exp_id}*", "COUNT", 1000)
+        keys.update(some)
+        if cursor == b"0":
+            break
+    assert keys
+    assert {key for key in keys if not key.startswith(b"rm:{%s}:" % exp_id.encode())} == set()
+
+
+@given(st.lists(TEXT, min_size=1, max_size=5))
+def test_subscriptions(texts):
+    """Whatever is subscribed to, sent to or hosted: it works, or is refused by an error of ours."""
+
+    async def live():
+        async with Messager(MemoryServer(), "exp", name="a") as messager:
+            for text in texts:
+                with contextlib.suppress(MessagingError):
+                    await messager.subscribe_and_start_listening([text])
+                with contextlib.suppress(MessagingError):
+                    await messager.host_agents([text], [text])
+                with contextlib.suppress(MessagingError):
+                    await messager.send_message(text, {}, text, text)
+                with contextlib.suppress(MessagingError):
+                    await messager.send_columns([text], [text], [{}], subtopic=text)
+
+    asyncio.run(live())

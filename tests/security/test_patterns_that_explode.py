@@ -1,0 +1,38 @@
+"""A pattern is matched in every sender's process: none may take for ever there."""
+
+import re
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.patterns import GLOBS
+
+MATCHING = """
+from ray_messaging.patterns import GLOBS
+for glob in ("*a" * 90 + "b", "*?" * 90 + "b", "*[a-c]" * 30 + "b", "a" + "*" * 150 + "b"):
+    assert not GLOBS.compile(glob)("a" * 200), glob
+assert GLOBS.compile("*a" * 90)("a" * 200)
+"""
+
+
+def test_many_stars():
+    # In a process of its own: the engine of re holds the interpreter for as long as it tries.
+    subprocess.run([sys.executable, "-c", MATCHING], check=True, timeout=30)
+
+
+def by_hand(glob, text):
+    """Match as everybody would write it down: by trying."""
+    if not glob:
+        return not text
+    if glob[0] == "*":
+        return any(by_hand(glob[1:], text[at:]) for at in range(len(text) + 1))
+    return bool(text) and glob[0] in {"?", text[0]} and by_hand(glob[1:], text[1:])
+
+
+@given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
+def test_stars_mean_what_they_mean(glob, text):
+    assert GLOBS.compile(glob)(text) == by_hand(glob, text)
+    if not re.search(r"[*?]", glob):
+        assert GLOBS.compile(glob)(text) == (glob == text)

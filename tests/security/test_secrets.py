@@ -1,0 +1,152 @@
+"""Passwords and tokens: in no process list, no file but the server's own, no repr, no pickle, no error."""
+
+import secrets
+import socket
+import stat
+import traceback
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ray_messaging import ConnectionFailed, Messager, Messaging, MqttConfig, RedisConfig
+from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.interception.lane import LaneAddress
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def embedded():
+    with EmbeddedServer(HOST) as server:
+        server.config = server.start()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def messaging(ray_cluster):
+    with Messaging.start(f"secrets-{secrets.token_hex(4)}") as started:
+        yield started
+
+
+def reachable(host, port):
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        return probe.connect_ex((host, port)) == 0
+
+
+def test_the_embedded_server_listens_on_its_address_alone(embedded):
+    port = embedded.config.port
+    assert reachable(HOST, port)
+    others = {a.address for found in psutil.net_if_addrs().values() for a in found if a.family == socket.AF_INET}
+    for other in sorted({*others, "127.0.0.2"} - {HOST}):
+        assert not reachable(other, port), other
+    listening = [c for c in psutil.Process(embedded.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert {c.laddr.ip for c in listening} == {HOST}
+
+
+def test_the_embedded_server_wants_its_password(embedded):
+    for password in (None, "", "guess", embedded.config.password[:-1]):
+        client = redis.Redis(HOST, embedded.config.port, password=password, protocol=2, retry=Retry(NoBackoff(), 0))
+        with client, pytest.raises(redis.exceptions.AuthenticationError):
+            client.execute_command("INFO")
+    assert len(embedded.config.password) >= 32
+
+
+def test_the_embedded_servers_files_are_its_users_alone(embedded):
+    folder = Path(embedded.data_dir)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    holding = {path.name for path in folder.rglob("*") if path.is_file() and secret_of(embedded) in path.read_bytes()}
+    assert holding <= {"valkey.conf"}
+
+
+def secret_of(server):
+    return server.config.password.encode()
+
+
+def shown_by_processes(secret):
+    """Return the processes whose command line or environment shows it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            try:
+                shown = (folder / name).read_bytes()
+            except OSError:  # it ended, or is another user's
+                continue
+            if secret in shown:
+                found.append(folder / name)
+    return found
+
+
+@ray.remote(num_cpus=0)
+def asked_by_a_task(messaging, group):
+    return messaging.redis.password, group.send(1, 2, {"n": 1}).fate
+
+
+@ray.remote(num_cpus=0)
+class Own:
+    async def open(self, messaging):
+        async with await messaging.open_messager("own", [7]) as messager:
+            return (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 2}, 7, 2)).fate
+
+
+def test_the_password_stays_where_it_is_used(messaging, tmp_path):
+    group = messaging.create_group(f"secret-{secrets.token_hex(4)}", [1, 2])
+    password = messaging.redis.password
+    secret = password.encode()
+    shown = [repr(thing) + str(thing) for thing in (messaging, group, messaging.interceptor, messaging.redis)]
+    assert not [text for text in (*shown, str(messaging.stats()), str(group.stats())) if password in text]
+    for thing in (messaging, group):
+        assert secret not in ray.cloudpickle.dumps(thing)
+    # Whoever got them by pickle can do the same.
+    assert ray.get(asked_by_a_task.remote(messaging, group), timeout=60) == (password, "delivered")
+    own = Own.remote()
+    assert ray.get(own.open.remote(messaging), timeout=60) == "delivered"
+    ray.kill(own)
+    assert shown_by_processes(secret) == []
+    assert shown_by_ray(secret) == []
+    from ray._private import state
+
+    assert password not in repr(state.actors())
+    messaging.remove_group(group.name)
+
+
+def shown_by_ray(secret):
+    """Return the files that Ray wrote, logs of all workers included, which hold it."""
+    folder = Path(ray._private.worker._global_node.get_session_dir_path())
+    return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+def test_the_lanes_token_is_shown_nowhere(messaging):
+    address = ray.get(messaging.interceptor.lane.remote(), timeout=60)
+    assert address[2] not in repr(LaneAddress(*address))
+    assert shown_by_processes(address[2].encode()) == []
+    assert shown_by_ray(address[2].encode()) == []
+
+
+async def test_errors_show_no_password():
+    password = "a-Secret/of:ours"
+    for config in (
+        RedisConfig(server=HOST, port=1, password=password),
+        RedisConfig(server=HOST, port=1, username="u", password=password),
+    ):
+        with pytest.raises(ConnectionFailed) as caught:
+            async with Messager(config, "secrets"):
+                pass
+        assert password not in "".join(traceback.format_exception(caught.value))
+        assert password not in repr(config) + str(config)
+    for build in (
+        lambda: RedisConfig(server=HOST, port=-1, password=password),
+        lambda: MqttConfig(server=HOST, port=-1, username="u", password=password),
+        lambda: RedisConfig.from_url(f"redis://u:{password}@{HOST}:port/0"),
+        lambda: MqttConfig.from_url(f"mqtt://u:{password}@{HOST}:port"),
+    ):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - of several classes
+            build()
+        assert password not in "".join(traceback.format_exception(caught.value))
