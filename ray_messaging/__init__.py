@@ -29,10 +29,12 @@ from ray_messaging.errors import (
     ServerFailed,
     ServerRefused,
     TraceError,
+    TransactionError,
     TransitError,
     Unbalanced,
     UnknownName,
 )
+from ray_messaging.health import Finding, Health
 from ray_messaging.interception import rules
 from ray_messaging.interception.rules import Rule
 from ray_messaging.message import Message, Outgoing
@@ -63,8 +65,10 @@ __all__ = [
     "ConnectionFailed",
     "EventLog",
     "Fenced",
+    "Finding",
     "FrameError",
     "Group",
+    "Health",
     "InterceptorUnavailable",
     "InvalidAddress",
     "InvalidColumns",
@@ -94,6 +98,7 @@ __all__ = [
     "ServerFailed",
     "ServerRefused",
     "TraceError",
+    "TransactionError",
     "TransitError",
     "Unbalanced",
     "UnknownName",

@@ -4,7 +4,16 @@ import warnings
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from ray_messaging.errors import ConfigError
 
@@ -15,6 +24,9 @@ class RedisConfig(BaseModel):
     """Say where the Redis (or Valkey) server is; the repr never shows the password.
 
     `timeout` (s) bounds a command; connecting has its own 5 s. A `server` that begins with `/` is a unix socket.
+    `ssl_ca_certs` is a file of authorities to trust beside the system's; `ssl_certfile` and `ssl_keyfile` are our own
+    certificate, where the server asks for one. With `allow_eviction` a server is taken that deletes data, unread
+    messages among them, when its memory is full.
     """
 
     # An error about another field must not print the password.
@@ -28,6 +40,9 @@ class RedisConfig(BaseModel):
     username: str | None = None
     ssl: bool = False
     ssl_ca_certs: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    allow_eviction: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -39,9 +54,21 @@ class RedisConfig(BaseModel):
             warnings.warn(f"RedisConfig has no {', '.join(unknown)}, and ignores it: it has {known}", stacklevel=3)
         return fields
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> "RedisConfig":
+        # Who sets a CA or a key believes that it protects.
+        if not self.ssl and (self.ssl_ca_certs or self.ssl_certfile or self.ssl_keyfile):
+            raise ValueError("ssl_ca_certs, ssl_certfile and ssl_keyfile need ssl=True")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("ssl_keyfile needs ssl_certfile")
+        return self
+
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
-        """Read redis://, rediss:// or unix:// ([user][:password]@host[:port][/db]); raise ConfigError otherwise."""
+        """Read redis://, rediss:// or unix:// ([user][:password]@host[:port][/db]); raise ConfigError otherwise.
+
+        Behind a question mark: allow_eviction=1, and db=number.
+        """
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -61,12 +88,13 @@ class RedisConfig(BaseModel):
                 username=unquote(parts.username) if parts.username else None,
                 db=int(db),
                 ssl=parts.scheme == "rediss",
+                allow_eviction=TypeAdapter(bool).validate_strings(query.get("allow_eviction", "0")),
             )
         except (ValidationError, ValueError):
             # The cause would show the password.
             raise ConfigError(
                 "cannot read the server's address: write redis://[user:password@]host:port/db, with a port of 0 to "
-                "65535, a number for db, and / @ : in the password as %2F %40 %3A"
+                "65535, a number for db, 0 or 1 for allow_eviction, and / @ : in the password as %2F %40 %3A"
             ) from None
 
 
@@ -143,6 +171,7 @@ class MessagingConfig(BaseModel):
     outbox_messages: PositiveInt = 200_000
     outbox_bytes: PositiveInt = 256 * 2**20
     payload_bytes: int = Field(default=8 * 2**20, gt=0, le=64 * 2**20)
+    state_bytes: int = Field(default=64 * 2**20, gt=0, le=256 * 2**20)  # of what transactions keep
     frame_rows: PositiveInt = 4096
     frame_bytes: PositiveInt = 16 * 2**20
     send_timeout_s: PositiveFloat = 30.0
@@ -150,6 +179,7 @@ class MessagingConfig(BaseModel):
     rule_timeout_s: PositiveFloat = 10.0  # a rule that takes longer for a batch has failed on it, and is interrupted
     lease_s: PositiveFloat = 30.0
     loan_s: PositiveFloat = 60.0  # what a caller over Ray holds uncommitted for longer goes to the next one
+    dead_bytes: PositiveInt = 256 * 2**20  # of dead letters; the oldest are dropped, and counted
     log_list_messages: int = Field(default=100_000, ge=0)
     log_list_bytes: int = Field(default=64 * 2**20, ge=0)
     mirror: bool = False

@@ -16,11 +16,13 @@ from ray_messaging.interception.judges import judge_for
 from ray_messaging.interception.verdicts import Judge, PassAll
 from ray_messaging.lines import encode_payload
 from ray_messaging.local_log import LocalLog
-from ray_messaging.receiving.subscription import KEEP_S, Subscription
+from ray_messaging.loops import Loop
+from ray_messaging.receiving.renewal import KEEP_S
+from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.sending.concluding import Concluder
 from ray_messaging.sending.cutter import Cutter
 from ray_messaging.sending.outbox import Outbox
 from ray_messaging.sending.posting import Posting
-from ray_messaging.sending.shipper import Shipper
 from ray_messaging.transports.base import Transport
 
 _ADDRESSES_KEPT = 200_000
@@ -53,10 +55,10 @@ class Engine:
         self.address = lru_cache(_ADDRESSES_KEPT)(self.parse)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = False
-        self.shipper: Shipper | None = None
+        self.shipper: Concluder | None = None
         self.outbox: Outbox | None = None
         self.subscription: Subscription | None = None
-        self._named = name is not None
+        self.named = name is not None
         self._make_judge = make_judge or self._ask
         self._interceptor = interceptor
         self._step: int | None = None
@@ -79,11 +81,11 @@ class Engine:
             raise
 
     async def _start(self, judge: Judge) -> None:
-        keep_s = 0 if self._named else KEEP_S
+        keep_s = 0 if self.named else KEEP_S
         cutter = Cutter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
-        self.shipper = Shipper(self.transport, self.directory, cutter, self.name, keep_s)
+        self.shipper = Concluder(self.transport, self.directory, cutter, self.name, keep_s)
         await self.shipper.reload()
-        self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self._named)
+        self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self.named)
         self.outbox = Outbox(self.shipper, judge, self.settings, self._settled)
         self.outbox.step = self._step
 
@@ -191,8 +193,13 @@ class Engine:
 
     async def _succeed(self) -> None:
         """Stop whoever sent under this name before: now that the mailbox is ours, the name is, too."""
-        if self._named and self.shipper is not None:
+        if self.named and self.shipper is not None:
             await self.shipper.begin()
+
+    def loops(self) -> list[Loop]:
+        """Tell how the loops in the background are doing."""
+        sending = [] if self.outbox is None else [self.outbox.loop()]
+        return sending if self.subscription is None else [*sending, *self.subscription.loops()]
 
     def stats(self) -> dict[str, Any]:
         """Return counters."""

@@ -10,6 +10,7 @@ MessagingError
 ├── PayloadTooLarge             a payload above the limit
 ├── UnknownName                 an experiment, group or agent that does not exist
 ├── AlreadyExists               an experiment, group or agent claim that exists already
+├── TransactionError            a transaction that cannot be opened, or go on
 ├── NotListening                fetching from a messager that does not listen
 ├── Closed                      a messager, group or experiment that was closed
 ├── Fenced                      somebody newer has taken over this mailbox or this sender's name
@@ -99,6 +100,10 @@ class NotListening(MessagingError, RuntimeError):
     """Fetching needs `subscribe_and_start_listening` first."""
 
 
+class TransactionError(MessagingError, RuntimeError):
+    """A transaction cannot be opened or go on: another one is open, it is over, or it takes too much."""
+
+
 class Closed(MessagingError, RuntimeError):
     """The messager, group or experiment was closed."""
 
@@ -161,10 +166,14 @@ class TransitError(MessagingError):
 
 
 class ConnectionFailed(TransitError, ConnectionError):
-    """The server cannot be reached; `host` and `port`."""
+    """The server cannot be reached; `host` and `port`.
+
+    `unsent`: it was, answered each time that it takes nothing now, and so has nothing of what was sent.
+    """
 
     host: str
     port: int
+    unsent: bool = False
 
 
 class InterceptorUnavailable(TransitError):

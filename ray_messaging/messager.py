@@ -16,6 +16,7 @@ from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.bulk import columns_of, entries_of
+from ray_messaging.transaction import Transaction
 from ray_messaging.transports import open_transport
 
 
@@ -158,6 +159,17 @@ class Messager(names.ChannelNames):
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they come; each is committed when the next one is asked for."""
         return self.engine.receiving.iterate()
+
+    def transaction(self) -> Transaction:
+        """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/transactions.md).
+
+        What is fetched, sent and kept by `tx` is committed together at the end of the block, or not at all. One at a
+        time; other sends go on, other fetches raise TransactionError meanwhile.
+
+        Raises: ConfigError without a name or on MQTT, NotListening, TransactionError; at the end of the block also what
+        `send_message` raises: then nothing was done, but with OutcomeUnknown, which the next transaction finds out.
+        """
+        return Transaction(self.engine)
 
     @property
     def subscription(self) -> Subscription:

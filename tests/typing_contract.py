@@ -24,6 +24,7 @@ from ray_messaging import (
 )
 from ray_messaging.mqtt import Deliveries, Delivery, MqttConfig
 from ray_messaging.mqtt import Messager as MqttMessager
+from ray_messaging.transaction import Transaction
 
 
 async def in_process(messager: Messager) -> None:
@@ -45,6 +46,16 @@ async def in_process(messager: Messager) -> None:
     assert_type(messager.get_log_list(), list[dict[str, Any]])
     assert_type(messager.get_user_payback_channel(), str)
     assert_type(await messager.ack(), None)
+    async with messager.transaction() as tx:
+        assert_type(tx, Transaction)
+        assert_type(await tx.fetch_messages(limit=3, timeout=None), Messages)
+        assert_type(tx.state, bytes | None)
+        tx.state = b"state"
+        tx.state = {"a": 1}  # type: ignore[assignment]  # no bytes
+        assert_type(tx.send_message("exps:e:agents:1:agent-chat", {"a": 1}, 1), None)
+        assert_type(tx.send_messages([Outgoing.to_agent(1, {"a": 1})]), None)
+        assert_type(tx.send_columns([1], np.array([2]), [{"a": 1}]), None)
+    assert_type(tx.receipts, Receipts)
 
 
 def on_ray() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 from ray_messaging.receiving.inbox import NOTHING, Handled
-from ray_messaging.transports.base import Cursor, Transport
+from ray_messaging.transports.base import Conclusion, Cursor, Transport
 
 
 class Commits:
@@ -35,6 +35,16 @@ class Commits:
     def open(self) -> bool:
         """Tell whether something was handled that the store does not know of."""
         return self._done.cursor is not None and self._done.cursor != self._written
+
+    def conclusion(self, handled: Handled, state: bytes | None, *, changed: bool) -> Conclusion:
+        """Return what a transaction that handled something tells the store."""
+        done = self._done.plus(handled)
+        return Conclusion(self._mailbox, self._epoch, handled.cursor, done.messages, done.nbytes, state, changed)
+
+    def concluded(self, conclusion: Conclusion) -> None:
+        """Note that the store was told by a transaction."""
+        self._done = Handled(conclusion.cursor or self._done.cursor, conclusion.messages, conclusion.nbytes)
+        self._written = conclusion.cursor or self._written
 
     async def write(self) -> None:
         """Write the cursor, unless the store has it; raise Fenced where a newer reader holds the mailbox."""

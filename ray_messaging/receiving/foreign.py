@@ -1,5 +1,6 @@
-"""What a foreign client published, as a batch of one message."""
+"""What foreign clients publish: a batch of one message each, bounded where nobody fetches."""
 
+import logging
 import time
 
 from ray_messaging.channels import parse_channel
@@ -8,7 +9,10 @@ from ray_messaging.errors import InvalidAddress
 from ray_messaging.frames import FOREIGN_SENDER, Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
+from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Ingress
+
+logger = logging.getLogger(__name__)
 
 
 def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
@@ -27,3 +31,35 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
         sent_at=time.time(),
         lines=Lines.of([ingress.data], raw=True),
     )
+
+
+class Foreign:
+    """Put what foreign clients publish into an inbox; drop, and count, what is above its limit or `limit_bytes`.
+
+    No mailbox holds any of it, so that only this bounds it.
+    """
+
+    def __init__(self, inbox: Inbox, directory: Directory, mailbox: str, limit_bytes: int) -> None:
+        self.epoch = 0  # the reader's
+        self.count = 0
+        self.dropped = 0
+        self._inbox = inbox
+        self._directory = directory
+        self._mailbox = mailbox
+        self._limit_bytes = limit_bytes
+
+    def arrived(self, ingress: Ingress) -> None:
+        """Take one publication."""
+        inbox, nbytes = self._inbox, len(ingress.data)
+        # One that is larger than the limit waits for nobody: it comes in where nothing else of its kind is.
+        too_much = inbox.foreign_bytes > 0 and inbox.foreign_bytes + nbytes > self._limit_bytes
+        if inbox.size >= inbox.limit or too_much:
+            self.dropped += 1
+            if self.dropped in {1, 1000} or self.dropped % 1_000_000 == 0:
+                logger.warning(
+                    "the inbox of %s is full: %d messages of foreign clients were dropped", self._mailbox, self.dropped
+                )
+            return
+        self.count += 1
+        batch = batch_of(ingress, self._directory, self._mailbox, self.epoch, self.count)
+        inbox.put(Piece(None, batch, 0, 1, nbytes, None if ingress.pattern is None else ingress.pattern.encode()))

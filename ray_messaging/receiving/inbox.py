@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple
 
 from ray_messaging.frames import Batch
@@ -43,13 +44,21 @@ class Inbox:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.size = 0
+        self.foreign_bytes = 0  # of what foreign clients published
         self._pieces: deque[Piece] = deque()
+        self._kept: list[tuple[Piece, Handled]] | None = None  # what was taken since `keep`
         self._arrived = asyncio.Event()
         self._emptied = asyncio.Event()
 
     def put(self, piece: Piece) -> None:
         """Add a frame."""
-        self._pieces.append(piece)
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and last.batch is None and piece.batch is None:
+            # Nobody fetches these, so that a flood of them would have no end: one stands for all.
+            last.entry, last.nbytes = piece.entry, last.nbytes + piece.nbytes
+        else:
+            self._pieces.append(piece)
+        self.foreign_bytes += piece.nbytes if piece.entry is None else 0
         self.size += piece.high - piece.low
         self._arrived.set()
 
@@ -78,9 +87,15 @@ class Inbox:
             whole = high == piece.high
             if piece.batch is not None:
                 slices.append(Slice(piece.batch, piece.low, high, piece.pattern))
+            part = NOTHING
             if piece.entry is not None:
                 cursor = Cursor(piece.entry, 0 if whole else high)
-                handled = handled.plus(Handled(cursor, high - piece.low, piece.nbytes if whole else 0))
+                part = Handled(cursor, high - piece.low, piece.nbytes if whole else 0)
+                handled = handled.plus(part)
+            else:
+                self.foreign_bytes -= piece.nbytes
+            if self._kept is not None:
+                self._kept.append((replace(piece, high=high), part))
             left -= high - piece.low
             self.size -= high - piece.low
             piece.low = high
@@ -88,6 +103,33 @@ class Inbox:
                 self._pieces.popleft()
         self._taken()
         return slices, handled
+
+    def keep(self) -> None:
+        """Keep what is taken from now on, so that it can be put back."""
+        self._kept = []
+
+    @property
+    def kept(self) -> Handled:
+        """Return what committing all that is kept means."""
+        return reduce(Handled.plus, (part for _, part in self._kept or ()), NOTHING)
+
+    def let_go(self) -> None:
+        """Keep nothing any more."""
+        self._kept = None
+
+    def put_back(self) -> None:
+        """Put what is kept back where it was; it may pass the limit for a while."""
+        kept, self._kept = self._kept or [], None
+        for piece, _ in reversed(kept):
+            self.size += piece.high - piece.low
+            self.foreign_bytes += piece.nbytes if piece.entry is None else 0
+            first = self._pieces[0] if self._pieces else None
+            if first is not None and first.batch is piece.batch and first.low == piece.high and first.batch is not None:
+                first.low = piece.low  # the rest of its frame
+            else:
+                self._pieces.appendleft(piece)
+        if self._pieces:
+            self._arrived.set()
 
     def drop(self, end: Cursor) -> Handled:
         """Drop what lies before a cursor, though not what foreign clients published; return what that means."""

@@ -86,6 +86,8 @@ class Lending:
                     pass  # what was handled already must not be handed out
                 slices, handled = await self._subscription.take(limit, left)
                 loan = self._lend(holder, slices, handled)
+                if not slices and handled != NOTHING:
+                    await self._commit()  # what cannot be read fills the mailbox until then
             if loan.slices:
                 loan.holder, loan.due = holder, clock() + self._lease_s
                 return loan.token, Messages(self._exp_id, loan.slices)
@@ -132,7 +134,10 @@ class Lending:
         self._at = handled.cursor or start
         token = Token(self._process, self._number(), start, self._at)
         loan = _Loan(token, holder, 0.0, slices, handled, returned=not slices)
-        if slices or handled != NOTHING:
+        if not slices and self._loans and not self._loans[-1].slices:
+            # Nobody returns these: behind a loan that is kept, a flood of them would have no end.
+            self._loans[-1].handled = self._loans[-1].handled.plus(handled)
+        elif slices or handled != NOTHING:
             self._loans.append(loan)
         if self._passing.locked():
             self._subscription.inbox.wake()  # whoever passes rows over may have lost them to this caller

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
@@ -9,6 +10,7 @@ from typing import TypeVar
 from ray_messaging.channels import NAME_LENGTH
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
 from ray_messaging.frames import FOREIGN_SENDER, Batch, decode
+from ray_messaging.loops import Loop
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
 
@@ -32,7 +34,13 @@ class Reader:
         self._inbox = inbox
         self._cursor = cursor
         self._frame_rows = frame_rows
+        self._waits, self._turned_at = True, time.monotonic()
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
+
+    def loop(self) -> Loop:
+        """Tell how reading is doing; while the inbox is full it waits for whoever fetches."""
+        error = "" if self.error is None else str(self.error)
+        return Loop("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
     async def close(self) -> None:
         """Stop reading."""
@@ -57,7 +65,9 @@ class Reader:
     async def _read(self) -> None:
         last = self._cursor.entry if self._cursor.row == 0 else before(self._cursor.entry)
         while True:
+            self._waits = True
             await self._inbox.room(self._frame_rows)
+            self._waits, self._turned_at = False, time.monotonic()
             room = (self._inbox.limit - self._inbox.size) // self._frame_rows
             count = max(1, min(_FRAMES, room))
             frames = await self._insist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))

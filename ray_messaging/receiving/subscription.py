@@ -2,37 +2,39 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Directory, Record
+from ray_messaging.directory import Directory
 from ray_messaging.errors import (
-    AlreadyExists,
     Closed,
     ConfigError,
     ConnectionFailed,
     Fenced,
     MessagingError,
     NotListening,
+    TransactionError,
     TransitError,
 )
+from ray_messaging.loops import Loop
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.commits import Commits
-from ray_messaging.receiving.foreign import batch_of
-from ray_messaging.receiving.inbox import NOTHING, Handled, Inbox, Piece
+from ray_messaging.receiving.foreign import Foreign
+from ray_messaging.receiving.holding import Holding
+from ray_messaging.receiving.inbox import NOTHING, Handled, Inbox
 from ray_messaging.receiving.reader import Reader
-from ray_messaging.receiving.wishes import Wishes
-from ray_messaging.transports.base import START, Cursor, Ingress, Limits, Transport
+from ray_messaging.receiving.renewal import Renewal
+from ray_messaging.receiving.wishes import Wishes, check_claims
+from ray_messaging.transports.base import START, Cursor, Limits, Transport
 
 logger = logging.getLogger(__name__)
 
 # A server that is away when a messager closes is not waited for any longer, in seconds.
 _LEAVE_S = 5.0
-# The state of a nameless sender outlives it by this much, in seconds: longer than any retry.
-KEEP_S = 86_400.0
 
 
 class Subscription:
@@ -42,7 +44,6 @@ class Subscription:
         self, transport: Transport, directory: Directory, name: str, settings: MessagingConfig, *, named: bool
     ) -> None:
         self.inbox = Inbox(settings.inbox_messages)
-        self.ingress_dropped = 0
         self._transport = transport
         self._directory = directory
         self._name = name
@@ -55,8 +56,10 @@ class Subscription:
         self._commits: Commits | None = None
         self.cursor = START  # the durable one, as of the start
         self._fetching = asyncio.Lock()
-        self._ingress_count = 0
-        self._renewing = asyncio.create_task(self._renew(), name=f"ray_messaging lease of {name}")
+        self._foreign = Foreign(self.inbox, directory, name, settings.mailbox_bytes)
+        self._holding = Holding(self.inbox)
+        self._renewal = Renewal(transport, name, settings.lease_s, lambda: self._epoch, self.stop, named=named)
+        self._renewing = asyncio.create_task(self._renewal.run(), name=f"ray_messaging lease of {name}")
 
     # -- listening ------------------------------------------------------------------------------------------------
 
@@ -77,7 +80,7 @@ class Subscription:
         while True:
             delta = await self._transport.load_directory(self._directory.version)
             self._directory.update(*delta)
-            self._check_claims(record)
+            check_claims(record, self._directory)
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=wishes.owner, epoch=self._epoch
             )
@@ -85,41 +88,11 @@ class Subscription:
                 break
         self._wishes = wishes
         if self._epoch is None:
-            self._epoch = listening.epoch
-            self.cursor = listening.cursor
+            self._epoch = self._foreign.epoch = listening.epoch
+            self.cursor, self._holding.state = listening.cursor, listening.state
             self._commits = Commits(self._transport, self._name, listening.epoch)
             self._reader = Reader(self._transport, self._name, self.inbox, listening.cursor, record.frame_rows)
-        await self._transport.subscribe(wishes.fresh, wishes.fresh_globs, self._arrived)
-
-    def _check_claims(self, record: Record) -> None:
-        if not record.exclusive:
-            return
-        taken = self._directory.owner_of(record.agents(), besides=self._name)
-        if taken is not None:
-            agent_id, owner = taken
-            raise AlreadyExists(
-                f"agent {agent_id!r} lives in group {owner!r} already: leave it out of {self._name!r}, or remove that "
-                "group first",
-                kind="agent",
-                value=agent_id,
-                owner=owner,
-            )
-
-    def _arrived(self, ingress: Ingress) -> None:
-        """Take what a foreign client published."""
-        if self.inbox.size >= self.inbox.limit:
-            self.ingress_dropped += 1
-            if self.ingress_dropped in {1, 1000} or self.ingress_dropped % 1_000_000 == 0:
-                logger.warning(
-                    "the inbox of %s is full: %d messages of foreign clients were dropped",
-                    self._name,
-                    self.ingress_dropped,
-                )
-            return
-        self._ingress_count += 1
-        batch = batch_of(ingress, self._directory, self._name, self._epoch or 0, self._ingress_count)
-        pattern = None if ingress.pattern is None else ingress.pattern.encode()
-        self.inbox.put(Piece(None, batch, 0, 1, len(ingress.data), pattern))
+        await self._transport.subscribe(wishes.fresh, wishes.fresh_globs, self._foreign.arrived)
 
     # -- fetching -------------------------------------------------------------------------------------------------
 
@@ -134,37 +107,53 @@ class Subscription:
 
     async def fetch(self, limit: int | None, timeout: float | None) -> Messages:
         """Commit what was handed out, and hand out what is there; wait for the first."""
-        if limit is not None and limit < 1:
-            raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
+        _check_limit(limit)
         if self._reader is None and timeout == 0:
             await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe: nothing has come, so far
             return Messages(self._directory.exp_id, [])
         async with self._fetching:
             _, commits = self._ready()
-            commits.acknowledge()
-            await commits.write()
-            slices, handled = await self.take(limit, timeout)
-            commits.hand(handled)
-            return Messages(self._directory.exp_id, slices)
+            await self._holding.free()
+            left = _left_of(timeout)
+            while True:
+                commits.acknowledge()
+                await commits.write()
+                slices, handled = await self.take(limit, left())
+                commits.hand(handled)
+                if slices or handled == NOTHING:
+                    return Messages(self._directory.exp_id, slices)
 
-    async def take(self, limit: int | None, timeout: float | None) -> tuple[list[Slice], Handled]:
-        """Take messages out of the inbox, and what committing them means; wait for the first."""
-        slices, handled = self.inbox.take(limit)
-        if not slices and timeout == 0:
-            await asyncio.sleep(0)  # whoever polls must let the reader run
-            slices, handled = self._take_more(limit, handled)
-        elif not slices:
-            try:
+    async def take(
+        self, limit: int | None, timeout: float | None, check: Callable[[], object] = lambda: None
+    ) -> tuple[list[Slice], Handled]:
+        """Take messages out of the inbox, and what committing them means; wait for the first.
+
+        Nor does it wait longer once a frame without any has come: it fills the mailbox until it is committed. `check`
+        raises where nothing may be taken any more.
+        """
+        slices, handled = await self._take_more(limit, NOTHING, check)
+        try:
+            if not slices and timeout == 0:
+                await asyncio.sleep(0)  # whoever polls must let the reader run
+                slices, handled = await self._take_more(limit, handled, check)
+            elif not slices:
                 async with asyncio.timeout(timeout):
-                    while not slices:
+                    while not slices and handled == NOTHING:
                         await self.inbox.arrival()
-                        slices, handled = self._take_more(limit, handled)
-            except TimeoutError:
-                pass
+                        slices, handled = await self._take_more(limit, handled, check)
+        except TimeoutError:
+            pass
+        except ConnectionFailed:
+            if handled == NOTHING:  # else the cursor must pass what was taken
+                raise
         return slices, handled
 
-    def _take_more(self, limit: int | None, before: Handled) -> tuple[list[Slice], Handled]:
+    async def _take_more(
+        self, limit: int | None, before: Handled, check: Callable[[], object]
+    ) -> tuple[list[Slice], Handled]:
         self._ready()
+        await self._renewal.confirm()
+        check()
         slices, handled = self.inbox.take(limit)
         return slices, before.plus(handled)
 
@@ -181,6 +170,7 @@ class Subscription:
     async def ack(self) -> None:
         """Commit what was handed out."""
         _, commits = self._ready()
+        await self._holding.free()
         commits.acknowledge()
         await commits.write()
 
@@ -200,6 +190,7 @@ class Subscription:
         while True:
             async with self._fetching:
                 _, commits = self._ready()
+                await self._holding.free()
                 commits.acknowledge()
                 commits.write_soon()
                 slices, handled = await self.take(1, None)
@@ -207,42 +198,34 @@ class Subscription:
             for batch, low, _, pattern in slices:
                 yield Message(self._directory.exp_id, batch, low, pattern)
 
+    # -- transactions ---------------------------------------------------------------------------------------------
+
+    async def hold(self) -> Holding:
+        """Give the mailbox to a transaction, and commit what was fetched before."""
+        _, commits = self._ready()
+        await self._holding.free()
+        if self._fetching.locked():
+            raise TransactionError("somebody waits for this messager's messages, by fetch or iteration: let that end")
+        await self._holding.open(commits)
+        return self._holding
+
+    async def fetch_held(self, limit: int | None, timeout: float | None, check: Callable[[], object]) -> Messages:
+        """Hand out what is there to the transaction that holds the mailbox; wait for the first.
+
+        `check` raises once it does so no more: what comes then is another one's.
+        """
+        _check_limit(limit)
+        self._ready()
+        left = _left_of(timeout)
+        slices, handled = await self.take(limit, left(), check)
+        while not slices and handled != NOTHING:
+            slices, handled = await self.take(limit, left(), check)
+        return Messages(self._directory.exp_id, slices)
+
     # -- life -----------------------------------------------------------------------------------------------------
 
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.lease_s / 3)
-            mailbox = None if self._epoch is None else self._name
-            try:
-                there = await self._transport.renew(
-                    self._name,
-                    mailbox,
-                    self._epoch or 0,
-                    lease_s=self._settings.lease_s,
-                    keep_s=0 if self._named else KEEP_S,
-                )
-            except ConnectionError as error:
-                logger.warning("cannot renew the lease of %s: %s", self._name, error)
-                continue
-            except MessagingError as error:
-                await self._stop(error)
-                return
-            except Exception as error:
-                logger.exception("the lease of %s is not renewed any more", self._name)
-                await self._stop(
-                    MessagingError(f"the lease failed ({type(error).__name__}: {error}): please report this")
-                )
-                return
-            if not there:
-                await self._stop(
-                    NotListening(
-                        f"mailbox {self._name!r} was removed, or this process stood still for longer than its lease of "
-                        f"{self._settings.lease_s:g} s: open a new messager; unread messages are among the dead letters"
-                    )
-                )
-                return
-
-    async def _stop(self, error: MessagingError) -> None:
+    async def stop(self, error: MessagingError) -> None:
+        """Listen no more; whoever fetches gets the error."""
         if self._reader is not None:
             self._reader.stop(error)
         # Else it would go on taking what is published, and nobody would see it.
@@ -269,13 +252,15 @@ class Subscription:
             logger.info("%s was closed after somebody newer took its mailbox over: %s", self._name, error)
 
     def _left_alone(self, commits: Commits, error: Exception) -> None:
-        """Say that the server was away when we left; raise where messages that were handled come again for it."""
+        """Say that we could not leave; raise where messages that were handled come again for it."""
+        late = isinstance(error, TimeoutError)
+        why = f"it took longer than {_LEAVE_S:g} s (is the server away?)" if late else str(error)
         if self._named and commits.open:
             raise TransitError(
-                f"leaving took longer than {_LEAVE_S:g} s when {self._name!r} was closed (is the server away?): its "
-                "next messager gets again what was fetched last"
+                f"{self._name!r} could not commit what was fetched last when it was closed, so its next messager gets "
+                f"that again: {why}"
             ) from error
-        logger.warning("%s could not leave in time (is the server away?): its lease ends by itself", self._name)
+        logger.warning("%s could not leave, so its lease ends by itself: %s", self._name, why)
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:
@@ -288,11 +273,27 @@ class Subscription:
         else:
             await self._transport.remove(self._name, epoch)
 
+    def loops(self) -> list[Loop]:
+        """Tell how reading, and renewing the lease, are doing."""
+        lease = self._renewal.loop(self._renewing)
+        return [lease] if self._reader is None else [self._reader.loop(), lease]
+
     def stats(self) -> dict[str, Any]:
         """Return counters."""
         return {
             "inbox": self.inbox.size,
             "unreadable": 0 if self._reader is None else self._reader.unreadable,
-            "ingress": self._ingress_count + (0 if self._reader is None else self._reader.foreign),
-            "ingress_dropped": self.ingress_dropped,
+            "ingress": self._foreign.count + (0 if self._reader is None else self._reader.foreign),
+            "ingress_dropped": self._foreign.dropped,
         }
+
+
+def _left_of(timeout: float | None) -> Callable[[], float | None]:
+    """Return a function that tells what is left of a timeout that begins now, in seconds."""
+    due = None if timeout is None else time.monotonic() + timeout
+    return lambda: None if due is None else max(0.0, due - time.monotonic())
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")

@@ -7,8 +7,8 @@ import numpy as np
 
 from ray_messaging.channels import AgentId, build_channel, check_id, check_subtopic, parse_channel
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Claim, Record
-from ray_messaging.errors import InvalidAddress
+from ray_messaging.directory import Claim, Directory, Record
+from ray_messaging.errors import AlreadyExists, InvalidAddress
 from ray_messaging.patterns import Patterns
 
 
@@ -80,6 +80,22 @@ class Wishes:
             # A quarter of a limit: a frame that is larger than what is left must not wait for an empty mailbox.
             max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
             max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
+        )
+
+
+def check_claims(record: Record, directory: Directory) -> None:
+    """Raise AlreadyExists where another mailbox hosts an agent that a record claims for itself alone."""
+    if not record.exclusive:
+        return
+    taken = directory.owner_of(record.agents(), besides=record.mailbox)
+    if taken is not None:
+        agent_id, owner = taken
+        raise AlreadyExists(
+            f"agent {agent_id!r} lives in group {owner!r} already: leave it out of {record.mailbox!r}, or remove that "
+            "group first",
+            kind="agent",
+            value=agent_id,
+            owner=owner,
         )
 
 

@@ -66,10 +66,12 @@ class Cutter:
         self.mirror = mirror
         self.logs_apart = logs_apart
 
-    def cut(self, posting: Posting, rows: Rows | None, verdicts: int, deadline: float) -> list[Crate]:
+    def cut(
+        self, posting: Posting, rows: Rows | None, verdicts: int, deadline: float, *, settle: bool = True
+    ) -> list[Crate]:
         """Cut rows (None: all) that are open; those that some of their mailboxes have go to the others only.
 
-        Rows that were blocked go to the log, where there is one; else that settles them.
+        Rows that were blocked go to the log, where there is one; else that settles them, unless told not to.
         """
         crates: list[Crate] = []
         if posting.stopped:
@@ -82,7 +84,7 @@ class Cutter:
                     told = blocked if part is None else part
                     noted = noting.blocked(posting, told)
                     crates.append(Crate(posting, LOG, told, len(told), b"", [], None, noted, verdicts, deadline))
-            elif len(blocked):
+            elif settle and len(blocked):
                 posting.stop(blocked)
         for mailbox, found in self._sorted(posting, rows).items():
             crates += [

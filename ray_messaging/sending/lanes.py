@@ -55,10 +55,14 @@ class Lanes(dict[str, Lane]):
 
     def queue(self, crate: Crate) -> None:
         """Put a crate behind what waits for its mailbox."""
-        lane = self.get(crate.mailbox)
+        self.of(crate.mailbox).crates.append(crate)
+
+    def of(self, mailbox: str) -> Lane:
+        """Return a mailbox's lane."""
+        lane = self.get(mailbox)
         if lane is None:
-            lane = self[crate.mailbox] = Lane(self._written.get(crate.mailbox, 0))
-        lane.crates.append(crate)
+            lane = self[mailbox] = Lane(self._written.get(mailbox, 0))
+        return lane
 
     def learn(self, written: dict[str, int]) -> None:
         """Take over what the server has of mailboxes that get a lane later."""

@@ -9,17 +9,18 @@ from functools import partial
 
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
 from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judge
+from ray_messaging.loops import Loop
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import refusals
 from ray_messaging.sending.bulk import ColumnChunk, entry_chunks
-from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, Columns, Draft, Entry, Many, Parcel, Relayed
+from ray_messaging.sending.concluding import Concluder
+from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, Bundle, Columns, Draft, Entry, Many, Parcel, Relayed
 from ray_messaging.sending.posting import Posting
 from ray_messaging.sending.pump import Pump
 from ray_messaging.sending.room import Room
-from ray_messaging.sending.shipper import Shipper
 
 Accept = Callable[[], "asyncio.Future[Receipts]"]
 
@@ -28,7 +29,7 @@ class Outbox:
     """Gather messages in parcels for the pump, in order, as long as there is room."""
 
     def __init__(
-        self, shipper: Shipper, judge: Judge, settings: MessagingConfig, settled: Callable[[Posting], None]
+        self, shipper: Concluder, judge: Judge, settings: MessagingConfig, settled: Callable[[Posting], None]
     ) -> None:
         self.step: int | None = None
         self.room = Room(settings.outbox_messages, settings.outbox_bytes)
@@ -60,6 +61,12 @@ class Outbox:
     def batches(self) -> int:
         """Return how many batches were sent."""
         return self._pump.batches
+
+    def loop(self) -> Loop:
+        """Tell how sending is doing; what waits for a slow rule is no work that is left undone."""
+        error = "" if self._broken is None else str(self._broken)
+        busy = self.room.rows > self.deferred
+        return Loop("outbox", self._pump.alive, busy, time.monotonic() - self._pump.turned_at, error)
 
     def _check(self) -> None:
         """Raise why nothing can be sent any more, if so."""
@@ -123,6 +130,29 @@ class Outbox:
     def _relay(self, batch: Batch) -> "asyncio.Future[Receipts]":
         future: asyncio.Future[Receipts] = self._loop.create_future()
         return self._put(Relayed(batch, future), 0 if batch.lines is None else batch.lines.nbytes, future)
+
+    async def transact(self, bundle: Bundle) -> None:
+        """Accept a transaction when there is room; its future tells what becomes of it."""
+        self._check()
+        if len(bundle) and self.room.crowded:
+            await self.room.wait()
+            self._check()
+        self._open = None
+        self._bulks += 1
+        bundle.future.add_done_callback(self._concluded)
+        self._parcels.append(bundle)
+        self.room.rows += len(bundle)
+        self.room.nbytes += bundle.nbytes
+        self._pump.wake()
+
+    def _concluded(self, _future: "asyncio.Future[Receipts]") -> None:
+        self._bulks -= 1
+        self._tell_idle()
+
+    @property
+    def transactions(self) -> int:
+        """Return how many transactions the server has, as far as we were told."""
+        return self._pump.transactions
 
     def _put(self, parcel: Parcel, nbytes: int, future: "asyncio.Future[Receipts]") -> "asyncio.Future[Receipts]":
         self._open = None  # what comes one by one from now on goes behind it
@@ -190,6 +220,7 @@ class Outbox:
                 await self.flush()
         except TimeoutError:
             self._pump.deferred.give_up(refusals.undecided(self._patience_s))
+            self._pump.wake()  # a transaction may wait for them
             await self.flush()
 
     async def stop(self, why: MessagingError) -> None:
@@ -229,18 +260,24 @@ class Outbox:
             self._broken = error
         self.room.fail(error)
         while (parcel := self._next()) is not None:
-            self._pump.post(parcel).fail(None, error)
+            if isinstance(parcel, Bundle):
+                parcel.fail(error)
+            if len(parcel):
+                self._pump.post(parcel).fail(None, error)
 
 
 async def _joined(futures: "Sequence[asyncio.Future[Receipts]]", stopped: MessagingError | None, rows: int) -> Receipts:
-    """Wait for all parts of a bulk send; the first error speaks for it, with what is known of each of its rows."""
+    """Wait for all parts of a bulk send; one error speaks for it, with what is known of each of its rows.
+
+    It is the first OutcomeUnknown, where there is one: only that warns whoever would send again.
+    """
     if len(futures) == 1 and stopped is None:
         return await futures[0]
     results = await asyncio.gather(*futures, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)] + ([stopped] if stopped else [])
     if not errors:
         return Receipts([part for result in results if isinstance(result, Receipts) for part in result.parts])
-    error = errors[0]
+    error = next((each for each in errors if isinstance(each, OutcomeUnknown)), errors[0])
     if isinstance(error, MessagingError):
         found: list[Receipt | None] = []
         for result in results:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ray_messaging.channels import AgentId
+from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.transports.base import Conclusion
 
 # A batch has at most so many rows: a few frames, so that asking and writing take turns often enough.
 BATCH_ROWS = 16_384
@@ -107,6 +109,50 @@ class Draft(Parcel):
             sent_at=times[0] if len(times) == 1 else np.frombuffer(array("d", times), np.float64),
             lines=once(lines) if self._shared else Lines.of(list(lines)),
         )
+
+
+class Bundle(Draft):
+    """Be a transaction: rows that go whole or not at all, with what it concludes (None: nothing, it only asks).
+
+    `future` tells the receipts. `number` is the transaction's, once it may be on its way.
+    """
+
+    __slots__ = ("conclusion", "future", "nbytes", "number")
+
+    def __init__(self, step: int | None) -> None:
+        super().__init__(step)
+        self.conclusion: Conclusion | None = None
+        self.future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
+        # Who was cancelled does not ask any more.
+        self.future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.number: int | None = None
+        self.nbytes = 0
+
+    def add(self, entries: Sequence[Entry], now: float) -> None:
+        """Queue payloads for their recipients; raise TransactionError, PayloadTooLarge before any is queued."""
+        rows = len(self) + sum(len(entry.to_ids) for entry in entries)
+        nbytes = self.nbytes + sum(len(line) + 1 for line in {id(entry.line): entry.line for entry in entries}.values())
+        if rows > BATCH_ROWS:
+            raise TransactionError(
+                f"a transaction sends at most {BATCH_ROWS:,} messages, this one would send {rows:,}: fetch fewer at a "
+                "time, so that each transaction sends less"
+            )
+        if nbytes > BATCH_BYTES:
+            raise PayloadTooLarge(
+                f"a transaction sends at most {BATCH_BYTES:,} bytes of payload, this one would send {nbytes:,}: fetch "
+                "fewer messages at a time, or send references to the data",
+                size=nbytes,
+                limit=BATCH_BYTES,
+            )
+        self._shared |= len({id(entry.line) for entry in entries}) < len(entries)
+        for entry in entries:
+            self.extend(entry, now)
+        self.nbytes = nbytes
+
+    def fail(self, error: MessagingError) -> None:
+        """Tell whoever waits why nothing of it was written, or that nobody knows."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 def once(lines: Sequence[bytes]) -> Lines:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judgement
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipt, Receipts
@@ -166,6 +166,11 @@ class Posting:
         self._close(lost)
         self._tell(lost)
 
+    def give_up(self, error: MessagingError) -> MessagingError:
+        """Give all rows that are still open an error; return it with what is known of each row."""
+        self.fail(None, error)
+        return self._part(0, len(self.batch)) if self.errors else error
+
     def _close(self, rows: Rows) -> None:
         if len(rows):
             self._open[rows] = False
@@ -227,9 +232,14 @@ class Posting:
     def _part(self, low: int, high: int) -> MessagingError:
         """Build the error of some rows: what is known of each, and the ids of those it concerns."""
         rows = [row for row in range(low, high) if row in self.errors]
-        error = self.errors[rows[0]]
+        error = min((self.errors[row] for row in rows), key=lambda found: not isinstance(found, OutcomeUnknown))
+        others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
+        text = str(error.args[0])
+        if isinstance(error, OutcomeUnknown) and others:
+            # Who sends again what none of these says to be unwritten would send some twice.
+            text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
-        made = type(error)(error.args[0], **facts)
+        made = type(error)(text, **facts)
         fates = self.outcome.fates
         made.receipts = [Receipt(self.outcome, row) if fates[row] != UNKNOWN else None for row in range(low, high)]
         made.message_ids = [self.outcome.message_id(row) for row in rows]

@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import Judge
+from ray_messaging.sending import refusals
+from ray_messaging.sending.concluding import Concluder
 from ray_messaging.sending.deferred import Deferred
-from ray_messaging.sending.parcel import Parcel
+from ray_messaging.sending.parcel import Bundle, Parcel
 from ray_messaging.sending.posting import Posting, Rows
-from ray_messaging.sending.shipper import Shipper
+from ray_messaging.sending.transacting import Transacting
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +22,6 @@ logger = logging.getLogger(__name__)
 _LAST_FENCE_S = 1.0
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.5
-_STALE = (
-    "the interceptor that answers has a successor, which could not be asked in time, so nothing was sent: look at its "
-    "actor, or set the new one by set_message_interceptor, then send again"
-)
 
 
 class Pump:
@@ -34,7 +33,7 @@ class Pump:
 
     def __init__(
         self,
-        shipper: Shipper,
+        shipper: Concluder,
         judge: Judge,
         settings: MessagingConfig,
         take: Callable[[], Parcel | None],
@@ -54,14 +53,31 @@ class Pump:
         self._number = 0
         self._awake = False
         self._wake = asyncio.Event()
+        self._first: Parcel | None = None  # waits for the first epoch
         self._judging: Posting | None = None
+        self._bundle: Bundle | None = None  # waits for what was accepted before it
+        self.turned_at = time.monotonic()
         self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether batches go on being sent."""
+        return not self._task.done()
+
+    @property
+    def transactions(self) -> int:
+        """Return how many transactions the server has, as far as we were told."""
+        return self._shipper.transactions
 
     def wake(self) -> None:
         """Say that there is a parcel."""
         if not self._awake:
             self._awake = True
+            self._turn()  # while it slept it had nothing to do
             self._wake.set()
+
+    def _turn(self) -> None:
+        self.turned_at = time.monotonic()
 
     async def stop(self, why: MessagingError) -> None:
         """Stop at once; what has no receipt yet gets the error, and what may still come is fenced."""
@@ -78,6 +94,7 @@ class Pump:
             while True:
                 # Those who wait for a receipt or for room go on before the next batch is closed.
                 await asyncio.sleep(0)
+                self._turn()
                 await self._step()
         except MessagingError as error:
             self._break(error)
@@ -92,25 +109,68 @@ class Pump:
         if parcel is None:
             await self._sleep()
             parcel = self._take()
-        if parcel is not None:
+        if isinstance(parcel, Bundle):
+            await self._transact(parcel)
+        elif parcel is not None:
             posting = self._judging = await self._begin(parcel)
             if posting.open:
                 await self._judge(posting, None)
             self._judging = None
+        await self._move()
+
+    async def _move(self) -> None:
+        """Ship what may go."""
         for held, rows, epoch in self.deferred.take_ready():
             self._load(held, rows, epoch)
         await self._shipper.ship()
         if self._shipper.stale_verdicts:
             await self._judge_again()
 
+    async def _transact(self, bundle: Bundle) -> None:
+        """Let all that was accepted before have its fate, then bring a transaction to its end."""
+        self._bundle = bundle
+        posting = self._judging = await self._begin(bundle) if len(bundle) else None
+        await self._move()
+        while len(self.deferred) or not self._shipper.idle:
+            await self._sleep()
+            self._turn()
+            await self._move()
+        self._shipper.begin_with(bundle, posting)
+        self._bundle = self._judging = None
+        with suppress(MessagingError):  # whoever waits was told
+            await Transacting(self._shipper, self._settings, bundle, posting, self._decide, self._turn).run()
+        if self._shipper.over is not None:
+            raise self._shipper.over
+
+    async def _decide(self, posting: Posting, again: bool) -> int:  # noqa: FBT001 - see Decide
+        """Have all of a posting judged, with what waits for a slow rule; return the epoch of who passed it."""
+        if again:
+            await self.judge.close()  # a predecessor that goes on answering must not be asked again
+        if not posting.errors:
+            verdicts = await self.judge.judge(posting.batch)
+            judgement = verdicts.judgement(len(posting.batch))
+            posting.apply(judgement)
+            free = self.deferred.hold(posting, None, judgement.deferred, verdicts.epoch)
+            epochs = {verdicts.epoch} if free is None or len(free) else set[int]()
+        while not posting.errors and len(self.deferred):
+            epochs |= {epoch for _, _, epoch in self.deferred.take_ready()}
+            if len(self.deferred):
+                await self._sleep()
+                self._turn()
+        if posting.errors:
+            raise next(iter(posting.errors.values()))
+        return min(epochs)  # what an old interceptor passed is judged once more
+
     async def _begin(self, parcel: Parcel) -> Posting:
         """Give a parcel's messages their numbers; the first one takes the epoch that is part of them."""
         error: MessagingError | None = None
         if self._shipper.epoch == 0:
+            self._first = parcel
             try:
                 await self._shipper.begin()
             except MessagingError as why:
                 error = why
+            self._first = None
         posting = self.post(parcel)
         if error is not None:
             posting.fail(None, error)
@@ -162,7 +222,7 @@ class Pump:
         deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._shipper.stale_verdicts:
             if loop.time() > deadline:
-                self._shipper.abandon(InterceptorUnavailable(_STALE))
+                self._shipper.abandon(InterceptorUnavailable(refusals.STALE))
                 return
             await self.judge.close()  # a predecessor that goes on answering must not be asked again
             for posting, rows in self._shipper.stale_verdicts.items():
@@ -181,5 +241,10 @@ class Pump:
         """Give everybody whose messages are under way the error."""
         self._shipper.abandon(error)
         self.deferred.abandon(error)
+        if self._first is not None:
+            self.post(self._first).fail(None, error)
+            self._first = None
         if self._judging is not None and self._judging.open:
             self._judging.fail(None, error)
+        if self._bundle is not None:
+            self._bundle.fail(error)

@@ -7,9 +7,15 @@ from ray_messaging.errors import (
     MailboxFull,
     OutcomeUnknown,
     PayloadTooLarge,
+    TransactionError,
 )
 from ray_messaging.sending.cutter import Crate
-from ray_messaging.transports.base import Published
+from ray_messaging.transports.base import Conclusion, Published
+
+STALE = (
+    "the interceptor that answers has a successor, which could not be asked in time, so nothing was sent: look at its "
+    "actor, or set the new one by set_message_interceptor, then send again"
+)
 
 
 def full(crate: Crate, *, log: bool = False) -> MailboxFull:
@@ -86,9 +92,30 @@ def fenced(sender: str, epoch: int) -> Fenced:
     )
 
 
+def reader_fenced(conclusion: Conclusion) -> Fenced:
+    """Build the error for a transaction of a reader that has a successor, or the mailbox of which is gone."""
+    return Fenced(
+        f"somebody newer has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
+        f"{conclusion.epoch}), so nothing of this transaction was done: close this messager; its messages go to its "
+        "successor, if there is one",
+        name=conclusion.mailbox,
+        epoch=conclusion.epoch,
+    )
+
+
+def behind() -> TransactionError:
+    """Build the error for a server that has lost a transaction that it had confirmed."""
+    return TransactionError(
+        "the server has lost a transaction that it had confirmed (was it restored from a backup?), so nothing of this "
+        "one was done: close this messager and open it again, it goes on with what the server has"
+    )
+
+
 def taken_over() -> OutcomeUnknown:
     """Build the error for messages that were on their way when a successor came."""
-    return OutcomeUnknown("another messager took over this name while these messages were on their way")
+    return OutcomeUnknown(
+        "another messager took over this name, or the server lost it, while these messages were on their way"
+    )
 
 
 def cut_off(why: Exception) -> OutcomeUnknown:

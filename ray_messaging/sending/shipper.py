@@ -5,24 +5,32 @@ import logging
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_messaging.directory import Directory
-from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, PayloadTooLarge, TransitError
-from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.errors import (
+    ConfigError,
+    ConnectionFailed,
+    Fenced,
+    MailboxFull,
+    MessagingError,
+    PayloadTooLarge,
+    TransitError,
+)
 from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate, Cutter
+from ray_messaging.sending.fates import Fates
 from ray_messaging.sending.lanes import Lane, Lanes
 from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import (
     LOG,
-    TOO_LARGE_TAKER,
+    Conclusion,
     FrameFate,
     SendReply,
     SendRequest,
     SendStatus,
     Shipment,
     Transport,
+    lost,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,11 +48,14 @@ class Shipper:
     def __init__(self, transport: Transport, directory: Directory, cutter: Cutter, sender: str, keep_s: float) -> None:
         self.sender = sender
         self.epoch = 0
+        self.transactions = 0  # that the server has, as far as we were told
+        self._takers: list[int] = []  # of the last publications, as of the last epoch
         self._transport = transport
         self._directory = directory
         self._cutter = cutter
         self._keep_s = keep_s
         self._lanes = Lanes()
+        self._fates = Fates(transport, directory, cutter, self._lanes)
         self._first_epoch = asyncio.Lock()
         self._attempted = False
         self._fence_at: float | None = None  # loop time; None: nothing of ours can still come
@@ -52,8 +63,11 @@ class Shipper:
         self.stale_verdicts: dict[Posting, Rows] = {}
 
     async def reload(self) -> None:
-        """Take over what changed in the directory."""
-        self._directory.update(*await self._transport.load_directory(self._directory.version))
+        """Take over what changed in the directory; all of it where the server has an older one than we know."""
+        delta = await self._transport.load_directory(self._directory.version)
+        if delta.version < self._directory.version:
+            delta = await self._transport.load_directory(-1)
+        self._directory.update(*delta)
         for mailbox in [
             name for name in self._lanes if name not in {BARE, LOG} and name not in self._directory.records
         ]:
@@ -79,14 +93,15 @@ class Shipper:
 
     async def _fence(self) -> None:
         """Take a higher epoch, and learn from the server what it has by now."""
-        state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s)
+        state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s, held=self.epoch or None)
         self.epoch, self._fence_at = state.epoch, None
+        self.transactions, self._takers = state.transactions, state.takers
         self._lanes.learn(state.last)
         for mailbox, lane in list(self._lanes.items()):
             last = state.last.get(mailbox, 0)
             # A lost answer's frames are at the head of their lane.
             for _ in range(min(last - lane.written, lane.tried)):
-                self._arrived(lane.crates.popleft(), state.takers)
+                self._fates.arrived(lane.crates.popleft(), state.takers)
             lane.written, lane.tried = last, 0
 
     # -- shipping -------------------------------------------------------------------------------------------------
@@ -121,22 +136,25 @@ class Shipper:
             self._lose(error)
 
     async def _call(self, ready: list[tuple[Crate, int]]) -> None:
-        request = SendRequest(
-            self.sender,
-            self.epoch,
-            self._directory.version,
-            ready[0][0].verdicts,
-            [
-                Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish, crate.noted, crate.batch)
-                for crate, seq in ready
-            ],
-        )
         for crate, _ in ready:
             self._lanes[crate.mailbox].tried += 1
-        self._attempted = True
-        reply = await self._transport.send(request)
+        reply = await self._exchange(ready, ready[0][0].verdicts)
         await self._take(reply, [crate for crate, _ in ready])
         self._attempted = False
+
+    async def _exchange(
+        self, crates: list[tuple[Crate, int]], verdicts: int, conclusion: Conclusion | None = None
+    ) -> SendReply:
+        """Make a call of crates with their seqs; until the reply is dealt with, an attempt may be on its way."""
+        shipments = [
+            Shipment(crate.mailbox, seq, crate.count, crate.frame, crate.publish, crate.noted, crate.batch)
+            for crate, seq in crates
+        ]
+        version = self._directory.version
+        self._attempted = True
+        return await self._transport.send(
+            SendRequest(self.sender, self.epoch, version, verdicts, shipments, conclusion)
+        )
 
     def _ready(self) -> list[tuple[Crate, int]]:
         """Return the crates of the next call with their seqs: all under the verdicts of one interceptor."""
@@ -144,14 +162,17 @@ class Shipper:
         return self._lanes.ready(asyncio.get_running_loop().time())
 
     async def _take(self, reply: SendReply, crates: list[Crate]) -> None:
-        if reply.status is SendStatus.FENCED:
-            raise self._fenced(crates if reply.repeated else [])
+        if reply.status in (SendStatus.FENCED, SendStatus.LOST):
+            raise self._fenced(reply, crates)
+        if reply.status is SendStatus.RESTORED:
+            await self._heal(reply)
+            return
         refused: list[tuple[Crate, FrameFate]] = []
         for crate, fate in zip(crates, reply.fates, strict=True):
             lane = self._lanes[crate.mailbox]
             if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
                 lane.took()
-                self._arrived(crate, reply.takers)
+                self._fates.arrived(crate, reply.takers)
             else:
                 refused.append((crate, fate))
         if FrameFate.GAP in reply.fates:
@@ -183,49 +204,24 @@ class Shipper:
                     self._hold(lane, fate)
                 elif fate is FrameFate.TOO_LARGE:
                     lane.crates.popleft()
-                    crate.posting.fail(crate.rows_of_posting(), self._too_large(crate))
+                    crate.posting.fail(crate.rows_of_posting(), self.too_large(crate))
 
-    def _fenced(self, unknown: list[Crate]) -> Fenced:
-        """Give up for good: the name has a successor; `unknown` crates may have been written before it came."""
-        for crate in unknown:
+    async def _heal(self, reply: SendReply) -> None:
+        """Go on with a server that is as it was before we took our epoch, by what it has now."""
+        logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
+        self._attempted = reply.repeated
+        await self._fence()
+        await self.reload()
+        self._recut()
+
+    def _fenced(self, reply: SendReply, crates: list[Crate]) -> Fenced:
+        """Give up for good: the name has a successor, or the server lost it; an earlier attempt may have been taken."""
+        for crate in crates if reply.repeated else ():
             crate.posting.fail(crate.rows_of_posting(), refusals.taken_over())
         self._attempted = False
-        error = refusals.fenced(self.sender, self.epoch)
+        error = (refusals.fenced if reply.status is SendStatus.FENCED else lost)(self.sender, self.epoch)
         self.abandon(error)
         return error
-
-    def _arrived(self, crate: Crate, takers: list[int]) -> None:
-        if crate.told is not None:
-            self._settle(crate, crate.told.mailbox, crate.told.fate)
-            return
-        if crate.mailbox == LOG:
-            crate.posting.stop(crate.rows_of_posting())
-            return
-        fates = DELIVERED if crate.mailbox != BARE else self._fates(crate, np.array(takers))
-        if self._transport.logs_apart and self._directory.logged:
-            # Whoever waits is told when the log knows: what has a receipt is in the log.
-            for told in self._cutter.tell(crate, fates):
-                self._lanes.queue(told)
-        else:
-            self._settle(crate, crate.mailbox, fates)
-
-    def _fates(self, crate: Crate, takers: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the fate of each publication; those that the server refused are told so, and get none."""
-        refused = np.flatnonzero(takers == TOO_LARGE_TAKER)
-        for row in refused.tolist():
-            crate.posting.fail(crate.rows_of_posting()[[row]], refusals.not_published(crate.publish[row]))
-        fates = np.where(takers > 0, PUBLISHED, UNDELIVERABLE)
-        fates[refused] = UNKNOWN
-        return fates
-
-    def _settle(self, crate: Crate, mailbox: str, fates: int | NDArray[np.intp]) -> None:
-        """Give rows their fate, where a mailbox has them as soon as all of theirs have them."""
-        if mailbox != BARE and isinstance(fates, int):
-            crate.posting.deliver(crate.rows, mailbox, fates)
-            return
-        if crate.posting.copies is not None:
-            crate.posting.copies[crate.rows_of_posting()] = 0
-        crate.posting.settle(crate.rows_of_posting(), fates if isinstance(fates, int) else fates.astype(np.uint8))
 
     def _hold(self, lane: Lane, fate: FrameFate) -> None:
         """Wait for room in a full mailbox, or for the log; give up on crates whose time is over."""
@@ -236,7 +232,8 @@ class Shipper:
             late.posting.fail(late.rows_of_posting(), error if late.told is None else refusals.untold(error))
         lane.wait(now)
 
-    def _too_large(self, crate: Crate) -> PayloadTooLarge:
+    def too_large(self, crate: Crate) -> PayloadTooLarge:
+        """Build the error for a crate that its mailbox can never take."""
         limit = self._transport.largest_frame
         if limit is not None:
             return refusals.above_the_servers_limit(crate, limit)
@@ -254,17 +251,18 @@ class Shipper:
         for (posting, verdicts, deadline), rows in found.items():
             self.load(posting, np.unique(np.concatenate(rows)), verdicts, deadline)
 
-    def _lose(self, cause: TransitError | ConfigError) -> None:
-        """Give up: the server cannot be asked what it has."""
-        if self._attempted:
-            self._attempted = False
+    def _lose(self, cause: TransitError | ConfigError) -> MessagingError:
+        """Give up, as the server cannot be asked what it has; return what those who wait are told."""
+        if self._attempted and not (isinstance(cause, ConnectionFailed) and cause.unsent):
             self._fence_at = asyncio.get_running_loop().time()
             error: MessagingError = refusals.unknown(cause)
         else:
             error = cause  # the server never got these
+        self._attempted = False
         if self.unfenced:
             self._fence_at = asyncio.get_running_loop().time() + _FENCE_PAUSE_S
         self.abandon(error)
+        return error
 
     def abandon(self, error: MessagingError) -> None:
         """Give everybody whose messages wait the error; what is on its way right now has an unknown outcome."""

@@ -12,13 +12,15 @@ from ray_messaging.transports.redis import RedisTransport
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
     """Make the transport for a server: a RedisConfig, an MqttConfig, a URL, or a MemoryServer; raise ConfigError."""
     if isinstance(server, MemoryServer):
-        return MemoryTransport(server, exp_id)
+        return MemoryTransport(server, exp_id, dead_bytes=settings.dead_bytes)
     if isinstance(server, str):
         server = MqttConfig.from_url(server) if server.startswith("mqtt") else RedisConfig.from_url(server)
     if isinstance(server, MqttConfig):
         return open_mqtt(server, exp_id, settings)
     if isinstance(server, BaseModel):
-        return RedisTransport(_redis_config(server), exp_id, patience_s=settings.send_timeout_s)
+        return RedisTransport(
+            _redis_config(server), exp_id, patience_s=settings.send_timeout_s, dead_bytes=settings.dead_bytes
+        )
     raise ConfigError(
         f"{type(server).__name__} says no server: pass a RedisConfig, an MqttConfig, a redis:// or mqtt:// URL or a "
         "MemoryServer"

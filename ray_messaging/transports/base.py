@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from ray_messaging.directory import Record
+from ray_messaging.errors import Fenced
 from ray_messaging.frames import Batch
 from ray_messaging.patterns import Patterns
 
@@ -24,6 +25,7 @@ class FrameFate(IntEnum):
     TOO_LARGE = 5  # the mailbox would not hold it if it were empty
     GAP = 4  # the server does not have what this sender wrote before: it lost writes
     LOG_FULL = 6  # the event log is behind: what it has not written yet fills a mailbox, or its own stream
+    HELD_BACK = 7  # another frame of its transaction was refused
 
 
 class SendStatus(IntEnum):
@@ -34,6 +36,21 @@ class SendStatus(IntEnum):
     STALE_VERDICTS = 2
     FENCED = 3
     UNJUDGED = 4  # nobody was asked for verdicts, and the experiment has an interceptor
+    READER_FENCED = 5  # of a transaction: somebody newer reads the mailbox, or it was removed
+    BEHIND = 6  # of a transaction: the server lost one that it had confirmed
+    LOST = 7  # the server knows nothing of the sender any more
+    RESTORED = 8  # the server is as it was before the sender took its epoch
+
+
+def lost(name: str, epoch: int) -> Fenced:
+    """Build the error for a reader or sender of which the server knows nothing any more, or not its epoch."""
+    return Fenced(
+        f"the server knows nothing of {name!r} under our epoch {epoch} any more: it was flushed, restored from older "
+        f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
+        "one; what waited is gone, or among the dead letters",
+        name=name,
+        epoch=epoch,
+    )
 
 
 class Published(NamedTuple):
@@ -74,15 +91,47 @@ class Shipment:
     batch: Batch | None = None
 
 
+class Cursor(NamedTuple):
+    """Up to where a mailbox was handled: `row` rows of an entry, or with row 0 all of it."""
+
+    entry: str
+    row: int
+
+
+START = Cursor("0-0", 0)
+
+
+@dataclass(slots=True)
+class Conclusion:
+    """What a transaction changes beside what it sends: the cursor (None: it stays) and the state of its own mailbox.
+
+    `messages` and `nbytes` are totals, as in `commit`. With `state_changed` the state becomes `state` (None: there is
+    none). Transactions of one sender are numbered from 1: one that comes again has its effect once.
+    """
+
+    mailbox: str
+    epoch: int  # the reader's
+    cursor: Cursor | None
+    messages: int
+    nbytes: int
+    state: bytes | None = None
+    state_changed: bool = False
+    number: int = 0
+
+
 @dataclass(slots=True)
 class SendRequest:
-    """A call of `send`: everything under one sender's epoch, one directory version and one interceptor's epoch."""
+    """A call of `send`: everything under one sender's epoch, one directory version and one interceptor's epoch.
+
+    With a `conclusion` it is a transaction: all of it is written, or nothing.
+    """
 
     sender: str
     epoch: int
     directory_version: int
     interceptor_epoch: int  # -1: a user's own interceptor gave the verdicts; -2: nobody did
     shipments: Sequence[Shipment]
+    conclusion: Conclusion | None = None
 
 
 @dataclass(slots=True)
@@ -99,16 +148,6 @@ class SendReply:
     repeated: bool = False
 
 
-class Cursor(NamedTuple):
-    """Up to where a mailbox was handled: `row` rows of an entry, or with row 0 all of it."""
-
-    entry: str
-    row: int
-
-
-START = Cursor("0-0", 0)
-
-
 def place(cursor: Cursor) -> tuple[int, int, float]:
     """Return what cursors are ordered by."""
     milliseconds, _, number = cursor.entry.partition("-")
@@ -116,19 +155,27 @@ def place(cursor: Cursor) -> tuple[int, int, float]:
 
 
 class Listening(NamedTuple):
-    """A mailbox that is ours now: the reader's epoch and the durable cursor."""
+    """A mailbox that is ours now: the reader's epoch, the durable cursor, and the last transaction's state.
+
+    `state` is told only to whoever takes the mailbox over.
+    """
 
     version: int
     epoch: int
     cursor: Cursor
+    state: bytes | None = None
 
 
 class SenderState(NamedTuple):
-    """A sender's new epoch, the last seq per mailbox that was written, and the takers of its last publications."""
+    """A sender's new epoch, the last seq per mailbox that was written, the takers of its last publications.
+
+    `transactions` counts those that were committed.
+    """
 
     epoch: int
     last: dict[str, int]
     takers: list[int]
+    transactions: int = 0
 
 
 class Limits(NamedTuple):
@@ -161,12 +208,13 @@ class Transport(Protocol):
     """Keep the mailboxes of one experiment.
 
     `patterns` are those that its server knows. With `logs_apart` no mailbox of it can be read by the event log, which
-    is told of each row by a note once its fate is known.
+    is told of each row by a note once its fate is known. It `transacts` if a call of `send` can have a conclusion.
     """
 
     exp_id: str
     patterns: Patterns
     logs_apart: bool
+    transacts: bool
 
     @property
     def largest_frame(self) -> int | None:
@@ -181,8 +229,11 @@ class Transport(Protocol):
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return what changed since a version (-1: all); mailboxes whose lease has expired are taken out first."""
 
-    async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:
-        """Raise a sender's epoch, which fences whoever sent under this name before."""
+    async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
+        """Raise a sender's epoch, which fences whoever sent under this name before.
+
+        Args: held is the caller's own; with it, raises Fenced where a successor has raised it since, or it is lost.
+        """
 
     async def listen(
         self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
@@ -194,7 +245,10 @@ class Transport(Protocol):
         """
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish, atomically; a shipment whose seq was written before is answered DUPLICATE."""
+        """Write frames and publish, atomically; a shipment whose seq was written before is answered DUPLICATE.
+
+        With a conclusion nothing is written unless all is; all are DUPLICATE where an earlier call has concluded it.
+        """
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""

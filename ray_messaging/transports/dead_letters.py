@@ -8,6 +8,8 @@ from ray_messaging.directory import Record
 
 DEAD_BYTES = 256 * 2**20  # are kept, unless a limit is given
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
+# Twice a frame of ours: one that is sent back to the server holds its mailbox's reader up.
+WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 LETTER_BYTES = 256  # what a letter counts beside its frame: those without a frame are bounded, too
 
 
@@ -91,3 +93,10 @@ class DeadStore(Protocol):
 
     async def drop(self, letters: Sequence[str]) -> int:
         """Delete letters; return how many there were."""
+
+
+def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
+    """Return what is kept of a frame that cannot be decoded, and why it is dead: of a huge one its beginning."""
+    if len(frame) <= WHOLE_BYTES:
+        return frame, reason
+    return frame[:HEAD_BYTES], f"{reason} (of its {len(frame)} bytes the first {HEAD_BYTES} are kept)"

@@ -18,7 +18,13 @@ def pytest_configure(config):
 
 
 # What these ask does not depend on which server it is that speaks Redis: Valkey answers in the default suite.
-EITHER_REDIS = ("test_addresses.py", "test_deferred.py", "test_interception.py", "test_msg_payloads.py")
+EITHER_REDIS = (
+    "test_addresses.py",
+    "test_deferred.py",
+    "test_interception.py",
+    "test_msg_payloads.py",
+    "test_transactions.py",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

@@ -80,10 +80,10 @@ class MemoryStore:
         experiment.written = asyncio.Event()
 
     async def dead(self):
-        return [(name, reason, frame) for name, _, _, reason, frame in self.server.experiments[self.exp_id].dead]
+        return [(one.mailbox, one.reason, one.frame) for one in self.server.experiments[self.exp_id].dead]
 
     async def dead_rows(self):
-        return [row for _, _, row, _, _ in self.server.experiments[self.exp_id].dead]
+        return [one.row for one in self.server.experiments[self.exp_id].dead]
 
     async def expire(self, mailbox):
         self.server.experiments[self.exp_id].mailboxes[mailbox].alive_until = 0.0

@@ -12,7 +12,7 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.frames import decode
 from ray_messaging.transports import open_transport
 from ray_messaging.transports.base import LOG, Noted, SendRequest, Shipment
-from ray_messaging.transports.dead_letters import LETTER_BYTES, Requeued, Returned
+from ray_messaging.transports.dead_letters import HEAD_BYTES, LETTER_BYTES, WHOLE_BYTES, Requeued, Returned, kept_of
 from ray_messaging.transports.memory.dead import MemoryDead
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis.dead import RedisDead
@@ -153,6 +153,28 @@ async def test_the_oldest_are_dropped_and_counted_where_there_are_too_many(messa
     facts = await office.facts()
     assert facts[:3] == (len(left), sum(sizes), 120 - len(left))
     assert facts.dropped_bytes >= (120 - len(left)) * min(sizes) - 120 * 4  # ids of few digits take less
+
+
+async def test_one_that_is_above_the_limit_leaves_the_others_and_its_reason(messagers, office, sender):
+    receiver = await messagers(host=[1], dead_bytes=4000)
+    channel = sender.get_agent_chat_channel(1)
+    first = (await sender.send_message(channel, {})).message_id
+    await sender.send_message(channel, {"content": "x" * 5000})
+    await receiver.close()
+    small, large = await office.letters()
+    assert decode(small.frame).message_id(0) == first
+    assert large.frame == b""
+    assert large.reason.startswith("the mailbox was removed (its frame of 5")
+    facts = await office.facts()
+    assert facts[:3] == (2, len(small.frame) + 2 * LETTER_BYTES, 1)
+    assert facts.dropped_bytes > 5000
+    assert "cannot be decoded" in (await office.requeue(large)).why
+
+
+def test_of_a_huge_frame_that_cannot_be_decoded_its_beginning_is_kept():
+    assert kept_of(GARBAGE, "why") == (GARBAGE, "why")
+    huge = bytes(WHOLE_BYTES + 1)
+    assert kept_of(huge, "why") == (huge[:HEAD_BYTES], f"why (of its {len(huge)} bytes the first 1024 are kept)")
 
 
 # -- what comes back ---------------------------------------------------------------------------------------------------

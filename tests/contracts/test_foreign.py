@@ -191,6 +191,26 @@ async def test_a_full_inbox_drops_what_foreign_clients_publish_and_counts_it(mes
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["end"]
 
 
+@pytest.mark.beyond_mqtt("full-inbox")
+async def test_an_inbox_is_bounded_in_bytes_for_what_foreign_clients_publish(messagers, store):
+    receiver = await messagers(listen=["news", "end"], mailbox_bytes=100_000, inbox_messages=1000)
+    for n in range(10):
+        await store.publish("news", b'{"n":%d,"text":"%s"}' % (n, 40_000 * b"x"))
+
+    async def dropped():
+        return receiver.stats()["ingress_dropped"] == 8
+
+    from contract_support import until
+
+    await until(dropped)
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
+    await store.publish("end", b'{"text":"%s"}' % (200_000 * b"x"))  # larger than all of it: there is no other
+    assert len((await fetch_all(receiver, 1))[0].data) > 200_000
+    await store.publish("end", b'{"n":"end"}')
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["end"]
+    assert receiver.stats()["ingress_dropped"] == 8
+
+
 async def test_after_close_foreign_clients_find_nobody(messagers, store):
     receiver = await messagers(listen=["news", "n*"])
     await receiver.close()

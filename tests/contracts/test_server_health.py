@@ -10,13 +10,14 @@ from contextlib import ExitStack
 import pytest
 
 from ray_messaging import Outgoing, RedisConfig
+from ray_messaging.channels import Keys
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, ServerRefused
 from ray_messaging.health.mailboxes import judge_kept
 from ray_messaging.health.server import judge_server
 from ray_messaging.messager import Messager
 from ray_messaging.transports.redis import probe
-from ray_messaging.transports.redis.probe import ask_server
+from ray_messaging.transports.redis.probe import ask_server, client_of
 
 
 @pytest.fixture
@@ -84,11 +85,12 @@ async def test_a_server_that_is_well(server, exp_id):
     assert facts.error == ""
     assert 0 < facts.round_trip_ms < 1000
     assert abs(facts.skew_s) < 60
-    assert facts.settings["appendfsync"] in {"always", "everysec"}
+    assert facts.settings["appendfsync"] in {"always", "everysec", "no"}
     assert facts.kept.mailboxes == []
     # Its clock is this machine's: what is measured is how busy that is.
-    found = problems(server)
-    assert set(found) <= {"server round trip", "server clock", "server memory"}, found
+    findings = judge_server(facts, embedded=True)  # it may leave writing to the disk to the system
+    found = {finding.what for finding in findings if finding.level != "ok"}
+    assert found <= {"server round trip", "server clock", "server memory"}, findings
     assert pickle.loads(pickle.dumps(facts)) == facts
 
 
@@ -201,11 +203,21 @@ async def test_messages_that_nobody_reads_and_dead_letters(valkey_config, opener
     await receiver.close()  # a named mailbox stays
     while (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes[0].lease_s is not None:
         pass
-    assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {}
+    assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {"mailbox 'box'": "warning"}
     await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1})
     assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {"mailbox 'box'": "warning"}
     await sender.engine.transport.remove("box", None)
     assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {"dead letters": "warning"}
+
+
+async def test_what_was_not_counted_waits_all_the_same(valkey_config, opener, exp_id):
+    sender = await opener(valkey_config)
+    await opener(valkey_config, name="box", host=[1], inbox_messages=1)
+    await sender.send_messages([Outgoing(sender.get_agent_chat_channel(1), {"n": n}) for n in range(3)])
+    with client_of(valkey_config) as client:
+        client.hset(Keys(exp_id).state("box"), "messages", -1)  # as after frames that somebody else wrote
+    (mailbox,) = (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes
+    assert (mailbox.messages, mailbox.oldest_s is not None) == (1, True)
 
 
 async def until(condition):

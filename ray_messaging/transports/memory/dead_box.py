@@ -17,7 +17,13 @@ class DeadBox:
         return iter(self.letters.values())
 
     def lay(self, letter: DeadFrame, limit: float) -> None:
-        """Add a letter under a new id, and drop the oldest ones that are too many."""
+        """Add a letter under a new id, and drop the oldest ones that are too many; a huge one leaves the others."""
+        if _weight(letter) > limit:
+            nbytes = len(letter.frame)
+            lost = f"{letter.reason} (its frame of {nbytes} bytes is above the limit of dead letters, and lost)"
+            letter = letter._replace(frame=b"", reason=lost)
+            self._dropped += 1
+            self._dropped_bytes += nbytes
         self._last += 1
         self.letters[f"{self._last}-0"] = letter._replace(id=f"{self._last}-0")
         self._nbytes += _weight(letter)

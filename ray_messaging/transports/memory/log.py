@@ -131,12 +131,19 @@ class MemoryLog:
 
     # -- what the senders' side tells the log ---------------------------------------------------------------------
 
-    def _crowded(self, noted: Noted | None) -> bool:
-        """Tell whether the log stream must not take a note; an empty one takes any, which would else wait for ever."""
-        log = self._exp.log
-        if noted is None or log.limits is None or (log.backlog.messages <= 0 and log.backlog.nbytes <= 0):
+    def _crowded(self, noted: Noted | None, before: tuple[int, int]) -> bool:
+        """Tell whether the log stream must not take a note, behind so many rows and bytes of the same call.
+
+        An empty one takes any, which would else wait for ever.
+        """
+        log, (rows, nbytes) = self._exp.log, before
+        if (
+            noted is None
+            or log.limits is None
+            or (log.backlog.messages + rows <= 0 and log.backlog.nbytes + nbytes <= 0)
+        ):
             return False
-        return log.backlog.passes(log.limits, noted.rows, len(noted.frame) + len(noted.note))
+        return log.backlog.passes(log.limits, rows + noted.rows, nbytes + len(noted.frame) + len(noted.note))
 
     def _note(self, noted: Noted | None, takers: list[int] | None) -> None:
         """Write a note, where a log is registered."""

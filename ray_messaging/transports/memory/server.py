@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ray_messaging.patterns import glob_pattern
 from ray_messaging.transports.base import START, Cursor, Ingress, Limits
 from ray_messaging.transports.log_store import LogItem
+from ray_messaging.transports.memory.dead_box import DeadBox
 
 
 @dataclass
@@ -62,12 +63,15 @@ class Mailbox:
     changed: int = 0
     epoch: int = 0
     cursor: Cursor = START
+    state: bytes | None = None  # what the last transaction left
     entries: list[tuple[int, bytes]] = field(default_factory=list)
     last: int = 0
     messages: int = 0
     nbytes: int = 0
     handled: tuple[int, int] = (0, 0)
     backlog: Backlog | None = None
+    since: int = 0  # the first entry that can have come to it
+    rejected: set[int] = field(default_factory=set)  # entries that are dead letters before they are handled
 
     def trim(self) -> None:
         """Drop the entries that its reader has handled, and the log has."""
@@ -89,6 +93,7 @@ class Sender:
     epoch: int = 0
     last: dict[str, int] = field(default_factory=dict)
     takers: list[int] = field(default_factory=list)
+    transactions: int = 0
 
 
 @dataclass
@@ -112,7 +117,7 @@ class Experiment:
     interceptor: int = 0
     mailboxes: dict[str, Mailbox] = field(default_factory=dict)
     senders: dict[str, Sender] = field(default_factory=dict)
-    dead: list[tuple[str, str, int, str, bytes]] = field(default_factory=list)
+    dead: DeadBox = field(default_factory=DeadBox)
     entry: int = 0
     born: int = 0
     log: Log = field(default_factory=Log)

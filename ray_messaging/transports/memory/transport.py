@@ -5,35 +5,33 @@ import time
 from collections.abc import Callable, Sequence
 
 from ray_messaging.directory import Record, decode_record, encode_record
-from ray_messaging.errors import AlreadyExists, Fenced
+from ray_messaging.errors import AlreadyExists
 from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
     LOG,
-    Cursor,
     DirectoryDelta,
-    FrameFate,
     Ingress,
     Limits,
     Listening,
     SenderState,
-    SendReply,
-    SendRequest,
-    SendStatus,
-    Shipment,
+    lost,
 )
-from ray_messaging.transports.memory.log import MemoryLog
+from ray_messaging.transports.dead_letters import DEAD_BYTES, DeadFrame, kept_of
+from ray_messaging.transports.memory.post import MemoryPost, fenced
 from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
 
 
-class MemoryTransport(MemoryLog):
+class MemoryTransport(MemoryPost):
     """Keep the mailboxes of one experiment in a MemoryServer."""
 
     patterns: Patterns = GLOBS
     logs_apart = False
+    transacts = True
     largest_frame: int | None = None
 
-    def __init__(self, server: MemoryServer, exp_id: str) -> None:
+    def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:
         super().__init__(server, exp_id)
+        self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
 
     async def connect(self) -> None:
@@ -52,11 +50,21 @@ class MemoryTransport(MemoryLog):
         changed = [decode_record(box.record) for box in exp.mailboxes.values() if box.changed > since]
         return DirectoryDelta(exp.directory, changed, list(exp.mailboxes), logged=exp.log.limits is not None)
 
-    async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:  # noqa: ARG002 - a Transport's
-        """Raise a sender's epoch, which fences whoever sent under this name before."""
+    async def take_sender_epoch(
+        self,
+        sender: str,
+        *,
+        keep_s: float,  # noqa: ARG002 - a Transport's
+        held: int | None = None,
+    ) -> SenderState:
+        """Raise a sender's epoch, which fences whoever sent under this name; raise Fenced if it is not `held`."""
+        if held is not None and sender not in self._exp.senders:
+            raise lost(sender, held)
         state = self._exp.senders.setdefault(sender, Sender())
-        state.epoch += 1
-        return SenderState(state.epoch, dict(state.last), state.takers)
+        if held is not None and state.epoch > held:
+            raise fenced(sender, held)
+        state.epoch = max(state.epoch, held or 0) + 1
+        return SenderState(state.epoch, dict(state.last), state.takers, state.transactions)
 
     async def listen(
         self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
@@ -67,7 +75,7 @@ class MemoryTransport(MemoryLog):
             return None
         box = exp.mailboxes.get(record.mailbox)
         if epoch is not None and (box is None or box.epoch != epoch):
-            raise _fenced(record.mailbox, epoch)
+            raise (lost if box is None or box.epoch < epoch else fenced)(record.mailbox, epoch)
         if box is not None and owner and box.owner not in {"", owner} and box.alive_until >= now:
             raise AlreadyExists(
                 f"mailbox {record.mailbox!r} is held by {box.owner!r}, which is alive: choose another name",
@@ -83,88 +91,16 @@ class MemoryTransport(MemoryLog):
         if box.record != encode_record(record):
             exp.directory += 1
             box.record, box.changed = encode_record(record), exp.directory
-        return Listening(exp.directory, box.epoch, box.cursor)
+        return Listening(exp.directory, box.epoch, box.cursor, box.state)
 
     def _make(self, name: str, limits: Limits, owner: str) -> Mailbox:
         exp = self._exp
         exp.born += 1
-        box = exp.mailboxes[name] = Mailbox(limits, owner, time.monotonic(), exp.born)
+        box = exp.mailboxes[name] = Mailbox(limits, owner, time.monotonic(), exp.born, since=exp.entry + 1)
         if exp.log.limits is not None:
             box.backlog = Backlog()
             self._mark()
         return box
-
-    async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish, atomically: nothing here awaits."""
-        exp = self._exp
-        sender = exp.senders.get(request.sender)
-        if sender is None or sender.epoch != request.epoch:
-            return SendReply(SendStatus.FENCED)
-        reply = SendReply(SendStatus.OK)
-        if any(part.seq > sender.last.get(part.mailbox, 0) for part in request.shipments):
-            if request.directory_version != exp.directory:
-                reply.status = SendStatus.STALE_DIRECTORY
-            elif request.interceptor_epoch == -2:
-                reply.status = SendStatus.UNJUDGED if exp.interceptor else SendStatus.OK
-            elif request.interceptor_epoch not in {-1, exp.interceptor}:
-                reply.status = SendStatus.STALE_VERDICTS
-        refused: set[str] = set()
-        for part in request.shipments:
-            fate = self._take(part, sender, reply, behind=part.mailbox in refused)
-            reply.fates.append(fate)
-            if fate > FrameFate.DUPLICATE:
-                refused.add(part.mailbox)
-        exp.wake()
-        return reply
-
-    def _take(self, part: Shipment, sender: Sender, reply: SendReply, *, behind: bool) -> FrameFate:
-        last = sender.last.get(part.mailbox, 0)
-        if part.seq <= last:
-            if not part.mailbox:
-                reply.takers = sender.takers
-            return FrameFate.DUPLICATE
-        if reply.status is not SendStatus.OK or behind:
-            return FrameFate.FULL
-        if part.seq != last + 1:
-            return FrameFate.GAP
-        takers: list[int] | None = None
-        if part.mailbox not in {"", LOG}:
-            fate = self._write(part)
-            if fate is not FrameFate.WRITTEN:
-                return fate
-            self._publish(part)
-        elif self._crowded(part.noted):
-            return FrameFate.LOG_FULL
-        elif not part.mailbox:
-            sender.takers = reply.takers = takers = self._publish(part)
-        self._note(part.noted, takers)
-        sender.last[part.mailbox] = part.seq
-        return FrameFate.WRITTEN
-
-    def _write(self, part: Shipment) -> FrameFate:
-        exp = self._exp
-        box = exp.mailboxes.get(part.mailbox)
-        if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
-            return FrameFate.GONE
-        if len(part.frame) > box.limits.nbytes:
-            return FrameFate.TOO_LARGE
-        if box.messages + part.rows > box.limits.messages or box.nbytes + len(part.frame) > box.limits.nbytes:
-            return FrameFate.FULL
-        if box.backlog is not None and box.backlog.passes(box.limits, part.rows, len(part.frame)):
-            return FrameFate.LOG_FULL
-        if self._crowded(part.noted):
-            return FrameFate.LOG_FULL
-        exp.entry += 1
-        box.entries.append((exp.entry, part.frame))
-        box.last = exp.entry
-        box.messages += part.rows
-        box.nbytes += len(part.frame)
-        if box.backlog is not None:
-            box.backlog.add(part.rows, len(part.frame))
-        return FrameFate.WRITTEN
-
-    def _publish(self, part: Shipment) -> list[int]:
-        return [self.server.publish(channel, data, by=self.exp_id) for channel, data in part.publish]
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
@@ -177,17 +113,6 @@ class MemoryTransport(MemoryLog):
             if found or not await self._arrival(written, deadline):
                 return found
 
-    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
-        """Move the durable cursor and trim what lies behind."""
-        box = self._exp.mailboxes.get(mailbox)
-        if box is None or box.epoch != epoch:
-            raise _fenced(mailbox, epoch)
-        box.cursor = cursor
-        box.messages -= messages - box.handled[0]
-        box.nbytes -= nbytes - box.handled[1]
-        box.handled = (messages, nbytes)
-        box.trim()
-
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:  # noqa: ARG002 - a Transport's
         """Renew a mailbox's lease; raise Fenced if a newer reader holds it; False if it has been removed."""
         if mailbox is None:
@@ -196,7 +121,7 @@ class MemoryTransport(MemoryLog):
         if box is None:
             return False
         if box.epoch != epoch:
-            raise _fenced(mailbox, epoch)
+            raise (lost if box.epoch < epoch else fenced)(mailbox, epoch)
         box.alive_until = time.monotonic() + lease_s
         return True
 
@@ -206,16 +131,18 @@ class MemoryTransport(MemoryLog):
         if box is None:
             return 0
         if epoch is not None and box.epoch != epoch:
-            raise _fenced(mailbox, epoch)
+            raise fenced(mailbox, epoch)
         return self._bury_mailbox(mailbox, "the mailbox was removed")
 
     def _bury_mailbox(self, name: str, reason: str) -> int:
         box = self._exp.mailboxes.pop(name)
         self._exp.directory += 1
-        unread = box.unread()
+        unread = [(entry, frame) for entry, frame in box.unread() if entry not in box.rejected]
         for entry, frame in unread:
             row = box.cursor.row if f"{entry}-0" == box.cursor.entry else 0
-            self._exp.dead.append((name, f"{entry}-0", row, reason, frame))
+            self._lay(
+                name, entry, row, reason, frame, born=self._exp.born, exclusive=decode_record(box.record).exclusive
+            )
         if self._exp.log.limits is not None:
             self._exp.log.ended[f"{name}:{box.born}"] = box
             self._mark()
@@ -223,7 +150,27 @@ class MemoryTransport(MemoryLog):
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
         """Keep a frame that cannot be read among the dead letters."""
-        self._exp.dead.append((mailbox, entry, 0, reason, frame))
+        frame, reason = kept_of(frame, reason)
+        box = self._exp.mailboxes.get(mailbox)
+        if mailbox == LOG and not any((one.mailbox, one.entry) == (mailbox, entry) for one in self._exp.dead):
+            self._lay(mailbox, number(entry), 0, reason, frame)
+        elif box is not None and number(entry) not in box.rejected:
+            box.rejected = {one for one in box.rejected if one > number(box.cursor.entry)} | {number(entry)}
+            self._lay(mailbox, number(entry), 0, reason, frame)
+
+    def _lay(
+        self,
+        mailbox: str,
+        entry: int,
+        row: int,
+        reason: str,
+        frame: bytes,
+        *,
+        born: int | None = None,
+        exclusive: bool = False,
+    ) -> None:
+        letter = DeadFrame("", mailbox, f"{entry}-0", row, reason, frame, time.time(), born, exclusive)
+        self._exp.dead.lay(letter, self._dead_bytes)
 
     async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Hand what foreign clients publish to `sink`; never what our own senders publish."""
@@ -239,7 +186,3 @@ class MemoryTransport(MemoryLog):
     async def waiting(self) -> dict[str, int]:
         """Return the messages that wait in each mailbox."""
         return {name: box.messages for name, box in self._exp.mailboxes.items()}
-
-
-def _fenced(name: str, epoch: int) -> Fenced:
-    return Fenced(f"somebody newer has taken over {name!r}: close this messager", name=name, epoch=epoch)

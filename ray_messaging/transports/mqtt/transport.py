@@ -45,6 +45,8 @@ _CLOCKS_APART_US = 86_400 * 10**6  # at most
 class MqttTransport:
     """Keep the mailboxes of one experiment on an MQTT 5 broker; `log` keeps its event log, where there is one."""
 
+    transacts = False
+
     def __init__(
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None
     ) -> None:
@@ -214,7 +216,7 @@ class MqttTransport:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:
+    async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:  # noqa: ARG002 - the broker ends a session that is taken over
         """Take an incarnation of a sender's name, which fences whoever sent under it before.
 
         One transport keeps its epoch. What the broker has not confirmed when it is called again is let go of.

@@ -68,6 +68,10 @@ class RedisDead:
             dropped += int(await self._link.script("drop", keys, [secrets.token_hex(8), *ids]))
         return dropped
 
+    async def count_anew(self) -> None:
+        """Forget how many letters were lost to the limit so far."""
+        await self._link.command("HDEL", self._keys.state(_STATE), "dropped", "dropped_bytes")
+
 
 def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
     """Read an entry; whoever else writes into the stream may leave out what he likes."""

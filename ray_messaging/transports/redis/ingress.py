@@ -8,8 +8,10 @@ from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.errors import MessagingError, ServerRefused
+from ray_messaging.loops import Loop
 from ray_messaging.transports.base import Ingress
 from ray_messaging.transports.redis.link import RedisLink
 
@@ -18,6 +20,9 @@ logger = logging.getLogger(__name__)
 # A subscription of very many channels goes out in commands of this many.
 _CHUNK = 5_000
 _PAUSE_S = 0.2
+# A link that died without a word brings nothing, as one does on which nobody says anything: after so much silence the
+# server is asked, and is taken for gone where it does not answer for so long.
+_SILENCE_S, _PONG_S = 5.0, 10.0
 
 
 class RedisIngress:
@@ -63,6 +68,10 @@ class RedisIngress:
         self._confirm()
         await ready
 
+    def loop(self) -> Loop:
+        """Tell whether what is published still arrives."""
+        return Loop("subscription", self._task is not None and not self._task.done(), busy=False, age_s=0.0)
+
     async def close(self) -> None:
         """Stop; what is published from now on does not arrive."""
         if self._task is not None:
@@ -96,9 +105,7 @@ class RedisIngress:
                 self._commands.clear()
                 self._asked = 0
                 self._plan([self._brackets, *self._channels], self._globs)
-                while True:
-                    await self._ask(connection)
-                    self._take(await connection.read_response(timeout=None))
+                await self._listen(connection)
             except (RedisError, OSError) as error:
                 refused = self._link.translated(error)
                 if isinstance(refused, ServerRefused):
@@ -119,6 +126,20 @@ class RedisIngress:
                 await connection.disconnect(nowait=True)
             await asyncio.sleep(_PAUSE_S)
 
+    async def _listen(self, connection: AbstractConnection) -> None:
+        asked = False
+        while True:
+            await self._ask(connection)
+            reply = await connection.read_response(timeout=_PONG_S if asked else _SILENCE_S)
+            if reply is not None:
+                asked = False
+                self._take(reply)
+            elif asked:
+                raise RedisTimeoutError("no answer to a PING")
+            else:
+                asked = True
+                await connection.send_command("PING")
+
     def _take(self, reply: Any) -> None:  # noqa: ANN401 - a reply
         kind = reply[0]
         if kind == b"message":
@@ -137,7 +158,7 @@ class RedisIngress:
                 and self._first_of(channel, pattern)
             ):
                 self._sink(Ingress(channel.decode(errors="replace"), data, pattern.decode()))
-        else:
+        elif kind != b"pong":
             self._asked -= 1
             self._unconfirmed.discard(reply[1])
             self._confirm()

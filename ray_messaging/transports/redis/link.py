@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -34,12 +33,17 @@ from redis.exceptions import (
 
 from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
 from ray_messaging.errors import ConfigError, ConnectionFailed, MailboxFull, ServerRefused
+from ray_messaging.transports.redis.facts import read_info, refusal
+from ray_messaging.transports.redis.tls import tls_options, tls_trouble
 from ray_messaging.transports.redis.wire import ServerBusyError, Wire, reply_error
 
 T = TypeVar("T")
 
-OLDEST_SERVER = (7, 0)  # scripts with flags: trimming must go on while the server's memory is full
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+# Patience must be enough for another connection, where one has died without a word.
+_SHORTEST_STALL_S = 1.0
+# What a script replies where its user may not do what the script does.
+_NO_RIGHT = ("The user executing the script", "ACL failure in script", "No permissions to access a")
 _FATAL = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PASSING = (
     RedisConnectionError,
@@ -54,6 +58,8 @@ _PASSING = (
     TryAgainError,
 )
 
+_ANSWERS = (ResponseError, BusyLoadingError)  # the server said no, and did nothing
+
 
 def _passes(error: BaseException) -> bool:
     """Tell whether to ask again may help; redis-py, which connects and subscribes, has no class for some of these."""
@@ -62,14 +68,46 @@ def _passes(error: BaseException) -> bool:
     )
 
 
+_WITH_BURY = ("directory", "remove", "reject", "requeue", "drop")
+
+
+_MOVE = ("order", "cursor")
+_SHARED: dict[str, tuple[str, ...]] = {
+    "commit": _MOVE,
+    "send": _MOVE,
+    "settle": (*_MOVE, "send"),
+    "logged": ("order",),
+    "epoch": ("rise",),
+    "listen": ("rise",),
+    "retake": ("rise", "listen"),
+    **dict.fromkeys(_WITH_BURY, ("bury",)),
+}
+
+
 @cache
 def script_text(name: str) -> str:
     """Read a Lua script of ours; what two share comes before them."""
     folder = files("ray_messaging.transports.redis") / "lua"
-    shared = {"directory": "bury", "remove": "bury", "commit": "order", "logged": "order", "retake": "listen"}.get(name)
-    parts = [(folder / f"{part}.lua").read_text() for part in (shared, name) if part]
+    parts = [(folder / f"{part}.lua").read_text() for part in (*_SHARED.get(name, ()), name)]
     flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
     return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
+
+
+def connection_options(config: RedisConfig) -> dict[str, Any]:
+    """Return how redis-py is to connect."""
+    options: dict[str, Any] = {
+        "db": config.db,
+        "username": config.username,
+        "password": config.password,
+        "socket_timeout": config.timeout,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_keepalive": True,
+        "retry_on_error": [],
+        "protocol": 2,
+    }
+    if config.server.startswith("/"):
+        return options | {"unix_socket_path": config.server}
+    return options | {"host": config.server, "port": config.port, "ssl": config.ssl} | tls_options(config)
 
 
 class RedisLink:
@@ -93,42 +131,26 @@ class RedisLink:
     def client(self) -> aioredis.Redis:
         """Return redis-py's client; made on first use, in the loop that uses it."""
         if self._client is None:
-            config = self.config
-            options: dict[str, Any] = {
-                "db": config.db,
-                "username": config.username,
-                "password": config.password,
-                "socket_timeout": config.timeout,
-                "socket_connect_timeout": CONNECT_TIMEOUT_S,
-                "socket_keepalive": True,
-                # redis-py's own retry is blind: it repeats what may have had its effect. We own the loop.
-                "retry": Retry(NoBackoff(), 0),
-                "retry_on_error": [],
-                "protocol": 2,
-                "max_connections": 64,
-            }
-            if config.server.startswith("/"):
-                options["unix_socket_path"] = config.server
-            else:
-                options |= {"host": config.server, "port": config.port, "ssl": config.ssl}
-                if config.ssl:
-                    options["ssl_ca_certs"] = config.ssl_ca_certs
+            # redis-py's own retry is blind: it repeats what may have had its effect. We own the loop.
+            options = connection_options(self.config) | {"retry": Retry(NoBackoff(), 0), "max_connections": 64}
             self._client = aioredis.Redis(**options)
         return self._client
 
     async def connect(self) -> None:
-        """Reach the server once; raise ConnectionFailed, ServerRefused or ConfigError, each within 5 s."""
+        """Reach the server once; raise ConnectionFailed, ServerRefused or ConfigError, each within 5 s.
+
+        ConfigError: it is too old, a replica, or deletes data when its memory is full.
+        """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                info = await self._once(("INFO", "server"))
+                info = read_info(await self._once(("INFO",)))
         except Exception as error:
             await self.close()
             raise self.translated(error) from error
-        found = re.search(rb"redis_version:(\d+)\.(\d+)", info)
-        if found is None or (int(found[1]), int(found[2])) < OLDEST_SERVER:
+        why_not = refusal(info, self.config, self.where)
+        if why_not is not None:
             await self.close()
-            version = "of an unknown version" if found is None else found[0].decode()
-            raise ConfigError(f"the server at {self.where} is {version}: install Redis 7.0, Valkey 7.2 or newer")
+            raise ConfigError(why_not)
 
     async def close(self) -> None:
         """Let the connections go; closing twice does no harm."""
@@ -147,7 +169,8 @@ class RedisLink:
                 if self._wire is None or not self._wire.is_open:
                     self._wire = await Wire.open(self.dedicated())
                 wire = self._wire
-        return await wire.call(args, min(self.config.timeout, self.patience_s))
+        stall_s = max(_SHORTEST_STALL_S, self.patience_s / 3)
+        return await wire.call(args, min(self.config.timeout, self.patience_s), stall_s)
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""
@@ -164,17 +187,24 @@ class RedisLink:
                 mailbox="",
             )
         if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not _passes(error)):
-            return ServerRefused(
-                f"the server at {self.where} refused us: {error}; check user name, password, db "
-                f"(now {self.config.db}), the user's rights, and that this is no node of a cluster of several",
+            how = (
+                "its user lacks a right: docs/security.md lists the rights we need, ACL LOG on the server names this"
+                if isinstance(error, NoPermissionError) or any(sign in str(error) for sign in _NO_RIGHT)
+                else f"check user name, password, db (now {self.config.db}), the user's rights, and that this is no "
+                "node of a cluster of several"
+            )
+            return ServerRefused(f"the server at {self.where} refused us: {error}; {how}", **facts)
+        if isinstance(error, _ANSWERS):
+            return ConnectionFailed(
+                f"the server at {self.where} answers, but takes nothing now: {error}; look at its log, its disk and "
+                "its replicas",
                 **facts,
             )
         if isinstance(error, (*_PASSING, RedisError)):
-            why = str(error) or "no answer in time"
-            return ConnectionFailed(
-                f"cannot reach the server at {self.where}: {why}; check that it runs and that host and port are right",
-                **facts,
+            why = tls_trouble(error, self.config) or (
+                f"{str(error) or 'no answer in time'}; check that it runs and that host and port are right"
             )
+            return ConnectionFailed(f"cannot reach the server at {self.where}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
     async def script(
@@ -216,7 +246,7 @@ class RedisLink:
             except (*_PASSING, ResponseError) as error:
                 if not _passes(error):
                     raise self.translated(error) from error
-                if cut is not None and not isinstance(error, ResponseError | BusyLoadingError | ReadOnlyError):
+                if cut is not None and not isinstance(error, _ANSWERS):
                     cut()
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise self.translated(error) from error

@@ -20,8 +20,9 @@ ANSWER_S = 2.0  # of one command
 _PINGS = 3
 _MAILBOXES = 1_000  # that are looked at
 _LOOK_BYTES = 64 * 2**20
-_HEAD, _COLUMNS = 9, 10
-_SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit")
+_HEAD, _COLUMNS = 9, 11
+COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
+_SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Mailbox:
     leased: bool
     unlogged: int
     unlogged_bytes: int
+    hosts: bool  # it alone listens for agents
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +131,11 @@ def _kept(client: "redis.Redis", keys: Keys, now: float) -> Kept:
 
 
 def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
-    name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, unlogged, unlogged_bytes = row
+    name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, unlogged, unlogged_bytes, hosts = row
     return Mailbox(
         name.decode(),
-        int(messages),
+        # An entry that waits is something, whatever was counted.
+        max(int(messages), 1 if oldest else 0),
         int(nbytes),
         int(max_messages),
         int(max_bytes),
@@ -141,4 +144,5 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
         leased == b"1",
         int(unlogged),
         int(unlogged_bytes),
+        hosts == b"1",
     )

@@ -1,5 +1,6 @@
 """Blocking reads of streams, over a connection of their own."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,8 @@ class BlockingReads:
         wire = self._wire
         if wire is None or not wire.is_open:
             wire = self._wire = await Wire.open(self._link.dedicated())
-        return await wire.call(command, timeout_s)
+        # A reply may be large, and the link slow: it may take as long as it takes, while it comes.
+        return await wire.call(command, math.inf, timeout_s)
 
     def close(self) -> None:
         """Let the connection go; the next read opens another one."""

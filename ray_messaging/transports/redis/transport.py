@@ -1,5 +1,6 @@
 """Mailboxes as Redis streams."""
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,11 +9,13 @@ import msgspec
 from ray_messaging.channels import Keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
-from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull
+from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull, ServerRefused
+from ray_messaging.loops import Loop
 from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
     LOG,
     LOG_STREAM,
+    Conclusion,
     Cursor,
     DirectoryDelta,
     FrameFate,
@@ -23,7 +26,9 @@ from ray_messaging.transports.base import (
     SendReply,
     SendRequest,
     SendStatus,
+    lost,
 )
+from ray_messaging.transports.dead_letters import DEAD_BYTES, kept_of
 from ray_messaging.transports.redis.ingress import RedisIngress
 from ray_messaging.transports.redis.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
@@ -35,11 +40,14 @@ class RedisTransport(RedisLog):
 
     patterns: Patterns = GLOBS
     logs_apart = False
+    transacts = True
     largest_frame: int | None = None
 
-    def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float) -> None:
+    def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float, dead_bytes: int = DEAD_BYTES) -> None:
         super().__init__(RedisLink(config, patience_s), Keys(exp_id))
         self.exp_id = exp_id
+        self._caller = secrets.token_hex(8)
+        self._dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self._ingress: RedisIngress | None = None
@@ -58,17 +66,24 @@ class RedisTransport(RedisLog):
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return what changed since a version; mailboxes whose lease has expired are taken out first."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
-        version, names, changed, logged = await self.link.script("directory", keys, [since, self.keys.prefix])
+        version, names, changed, logged = await self.link.script(
+            "directory", keys, [since, self.keys.prefix, self._dead_bytes]
+        )
         records = [decode_record(data) for data in changed if data is not None]
         return DirectoryDelta(version, records, [name.decode() for name in names], logged=bool(logged))
 
-    async def take_sender_epoch(self, sender: str, *, keep_s: float) -> SenderState:
-        """Raise a sender's epoch, which fences whoever sent under this name before."""
-        reply = await self.link.script("epoch", [self.keys.sender(sender)], [int(keep_s * 1000)])
+    async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
+        """Raise a sender's epoch, which fences whoever sent under this name; raise Fenced if it is not `held`."""
+        args = [int(keep_s * 1000), "" if held is None else held, self._caller]
+        reply = await self.link.script("epoch", [self.keys.sender(sender)], args)
+        if not reply:
+            raise fenced(sender, held or 0)
+        if reply == [-1]:
+            raise lost(sender, held or 0)
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
         takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
-        return SenderState(int(fields[b"epoch"]), last, takers)
+        return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
     async def listen(
         self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
@@ -88,13 +103,16 @@ class RedisTransport(RedisLog):
             int(limits.leased),
             owner,
         ]
-        reply: Any = await self.link.script("retake", keys, [*args, 1]) if epoch is None else [4]
+        rest = [int(record.exclusive), self._caller]
+        reply: Any = await self.link.script("retake", keys, [*args, 1, *rest]) if epoch is None else [4]
         if reply[0] == 4:
-            reply = await self.link.script("listen", keys, [*args, 0])
+            reply = await self.link.script("listen", keys, [*args, 0, *rest])
         if reply[0] == 1:
             return None
         if reply[0] == 2:
             raise fenced(name, epoch or 0)
+        if reply[0] == 5:
+            raise lost(name, epoch or 0)
         if reply[0] == 3:
             raise AlreadyExists(
                 f"mailbox {name!r} is held by {reply[1].decode()!r}, which is alive: choose another name, or close it "
@@ -104,13 +122,46 @@ class RedisTransport(RedisLog):
                 owner=reply[1].decode(),
             )
         self._born[name] = str(reply[5])
-        return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])))
+        return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6])
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish in one script call."""
+        keys, args = self._asked(request)
+        # What frees memory runs when it is full.
+        script = "send" if request.shipments else "settle"
+        cuts: list[None] = []
+        try:
+            reply = await self.link.script(script, keys, args, cut=lambda: cuts.append(None))
+        except ServerRefused:
+            raise
+        except MailboxFull as error:
+            if cuts:  # an earlier attempt may have been taken before memory was full
+                raise self._failed(str(error), unsent=False) from error
+            raise
+        except ConnectionFailed as error:
+            if cuts:
+                raise
+            raise self._failed(f"{error} (nothing of these messages was sent)", unsent=True) from error
+        status, repeated = SendStatus(reply[0]), bool(cuts)
+        if len(reply) == 1:
+            return SendReply(status, repeated=repeated)
+        end = len(request.shipments) + 1
+        return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
+
+    def _failed(self, why: str, *, unsent: bool) -> ConnectionFailed:
+        config = self.link.config
+        return ConnectionFailed(why, host=config.server, port=config.port, unsent=unsent)
+
+    def _asked(self, request: SendRequest) -> tuple[list[str], list[Any]]:
+        """Return the keys and arguments of the script for a call."""
         keys = [self.keys.meta, self.keys.sender(request.sender)]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
         args.append(self.keys.prefix)
+        if request.conclusion is None:
+            args.append(0)
+        else:
+            keys.append(self.keys.state(request.conclusion.mailbox))
+            args += self._concluding(request.conclusion)
         for shipment in request.shipments:
             name, noted = shipment.mailbox, shipment.noted
             if name and name != LOG:
@@ -121,18 +172,18 @@ class RedisTransport(RedisLog):
                 args += [channel, data]
             if noted is not None:
                 args += [noted.frame, noted.note]
-        cuts: list[None] = []
-        try:
-            reply = await self.link.script("send", keys, args, cut=lambda: cuts.append(None))
-        except MailboxFull as error:
-            if cuts:  # an earlier attempt may have been taken before memory was full
-                raise ConnectionFailed(str(error), host=self.link.config.server, port=self.link.config.port) from error
-            raise
-        status, repeated = SendStatus(reply[0]), bool(cuts)
-        if len(reply) == 1:
-            return SendReply(status, repeated=repeated)
-        end = len(request.shipments) + 1
-        return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
+        return keys, args
+
+    def _concluding(self, done: Conclusion) -> list[Any]:
+        """Return the arguments of the script that conclude a transaction."""
+        entry, row, keep = "", 0, ""
+        if done.cursor is not None:
+            entry, row, keep = *done.cursor, _keep(done.cursor)
+        blob: tuple[str, bytes] = "=", b""
+        if done.state_changed:
+            blob = ("-", b"") if done.state is None else ("+", done.state)
+        head = [done.number, done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
+        return [*head, done.messages, done.nbytes, *blob]
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
@@ -148,10 +199,10 @@ class RedisTransport(RedisLog):
 
     async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
         """Move the durable cursor and trim what lies behind."""
-        keep = after(cursor.entry) if cursor.row == 0 else cursor.entry
-        args = [epoch, cursor.entry, cursor.row, keep, messages, nbytes, self.keys.stream(mailbox)]
-        if await self.link.script("commit", [self.keys.state(mailbox)], args) == 0:
-            raise fenced(mailbox, epoch)
+        args = [epoch, cursor.entry, cursor.row, _keep(cursor), messages, nbytes, self.keys.stream(mailbox)]
+        moved = await self.link.script("commit", [self.keys.state(mailbox)], args)
+        if moved != 1:
+            raise (fenced if moved == 0 else lost)(mailbox, epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
         """Renew a lease; raise Fenced if a newer reader holds the mailbox; False if it has been removed."""
@@ -159,14 +210,14 @@ class RedisTransport(RedisLog):
         if mailbox is not None:
             keys += [self.keys.state(mailbox), self.keys.lease(mailbox)]
         reply = await self.link.script("renew", keys, [int(keep_s * 1000), epoch, int(lease_s * 1000)])
-        if reply == -1:
-            raise fenced(mailbox or sender, epoch)
+        if reply < 0:
+            raise (fenced if reply == -1 else lost)(mailbox or sender, epoch)
         return bool(reply)
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
-        args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed"]
+        args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self._dead_bytes]
         buried = int(await self.link.script("remove", keys, args))
         if buried < 0:
             raise fenced(mailbox, epoch or 0)
@@ -174,8 +225,9 @@ class RedisTransport(RedisLog):
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
         """Keep a frame that cannot be read among the dead letters."""
-        fields = ["mailbox", mailbox, "entry", entry, "row", 0, "reason", reason, "f", frame]
-        await self.link.command("XADD", self.keys.dead, "*", *fields)
+        frame, reason = kept_of(frame, reason)
+        keys = [self.keys.dead, self.keys.state(mailbox)]
+        await self.link.script("reject", keys, [self.keys.prefix, mailbox, entry, reason, frame, self._dead_bytes])
 
     async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
@@ -189,11 +241,20 @@ class RedisTransport(RedisLog):
         if ingress is not None:
             await ingress.close()
 
+    def loops(self) -> list[Loop]:
+        """Tell how listening to foreign clients is doing."""
+        return [] if self._ingress is None else [self._ingress.loop()]
+
     async def waiting(self) -> dict[str, int]:
         """Return the messages that wait in each mailbox."""
         names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
         counts = [await self.link.command("HGET", self.keys.state(name), "messages") for name in names]
         return {name: int(count or 0) for name, count in zip(names, counts, strict=True)}
+
+
+def _keep(cursor: Cursor) -> str:
+    """Return the oldest entry that a reader at a cursor needs."""
+    return after(cursor.entry) if cursor.row == 0 else cursor.entry
 
 
 def fenced(name: str, epoch: int) -> Fenced:

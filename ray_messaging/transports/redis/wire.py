@@ -4,9 +4,10 @@ redis-py connects, authenticates and speaks TLS; then its socket is ours. It tak
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
@@ -52,12 +53,19 @@ def reply_error(text: str) -> Exception:
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
 
 
+class _Call(NamedTuple):
+    future: "asyncio.Future[Any]"
+    due: float  # loop time
+    end: int  # of its command, in bytes written
+
+
 class Wire(asyncio.Protocol):
     """Send commands and match the replies to them, in order; several may be under way."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._lost: Exception | None = None
+        self._written = self._received = 0  # bytes
         self._reader = hiredis.Reader(replyError=reply_error)
         # Kept, as redis-py closes the socket of a connection that nobody holds.
         self._connection = connection
@@ -82,10 +90,11 @@ class Wire(asyncio.Protocol):
         """Tell whether commands can be sent."""
         return self._lost is None and not self._transport.is_closing()
 
-    def call(self, args: Sequence[Any], timeout_s: float) -> "asyncio.Future[Any]":
+    def call(self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf) -> "asyncio.Future[Any]":
         """Send a command; the future gives its reply, or raises the error that the server replied.
 
-        A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is.
+        A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is. So
+        does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -93,17 +102,33 @@ class Wire(asyncio.Protocol):
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
         self._waiting.append(future)
-        self._transport.write(hiredis.pack_command(tuple(args)))
-        timer = loop.call_later(timeout_s, self._expire, future)
-        future.add_done_callback(lambda _: timer.cancel())
+        packed = hiredis.pack_command(tuple(args))
+        self._transport.write(packed)
+        self._written += len(packed)
+        self._watch(_Call(future, loop.time() + timeout_s, self._written), stall_s)
         return future
 
-    def _expire(self, future: "asyncio.Future[Any]") -> None:
-        if not future.done():
+    def _watch(self, call: "_Call", stall_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        left = call.due - loop.time()
+        timer = loop.call_later(min(left, stall_s), self._look, call, self._moved(call), stall_s)
+        call.future.add_done_callback(lambda _: timer.cancel())
+
+    def _moved(self, call: "_Call") -> tuple[int, int]:
+        """Return how far a call has come: bytes received since, and bytes of it, and before it, that have left."""
+        return self._received, min(self._written - self._transport.get_write_buffer_size(), call.end)
+
+    def _look(self, call: "_Call", moved: tuple[int, int], stall_s: float) -> None:
+        if call.future.done():
+            return
+        if asyncio.get_running_loop().time() >= call.due or self._moved(call) == moved:
             self.close(RedisTimeoutError("no reply in time"))
+        else:
+            self._watch(call, stall_s)
 
     def data_received(self, data: bytes) -> None:
         """Hand each reply to whoever waits for it."""
+        self._received += len(data)
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:

@@ -23,19 +23,51 @@ local function release(dead, state, letter)
   return nbytes
 end
 
--- Add a letter, and drop the oldest ones that are too many.
-local function lay(dead, prefix, limit, fields)
+-- Count so many more bytes of letters, and drop the oldest ones that are too many.
+local function bound(dead, prefix, limit, added)
   local state = prefix .. 'state::dead'
-  redis.call('XADD', dead, '*', unpack(fields))
-  local held = redis.call('HINCRBY', state, 'bytes', weight(fields))
+  local held, dropped, dropped_bytes = redis.call('HINCRBY', state, 'bytes', added), 0, 0
+  local count = 16
   while held > tonumber(limit) do
-    local oldest = redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)[1]
-    if not oldest then return end
-    local nbytes = release(dead, state, oldest)
-    held = held - nbytes
-    redis.call('HINCRBY', state, 'dropped', 1)
-    redis.call('HINCRBY', state, 'dropped_bytes', nbytes)
+    local oldest = redis.call('XRANGE', dead, '-', '+', 'COUNT', count)
+    if #oldest == 0 then break end
+    local kept, before = nil, dropped_bytes
+    for _, letter in ipairs(oldest) do
+      if held <= tonumber(limit) then kept = letter[1]; break end
+      local nbytes = weight(letter[2])
+      held, dropped, dropped_bytes = held - nbytes, dropped + 1, dropped_bytes + nbytes
+    end
+    -- Trimming takes many at once, which XDEL does not.
+    if kept then redis.call('XTRIM', dead, 'MINID', kept)
+    else redis.call('XTRIM', dead, 'MINID', oldest[#oldest][1]); redis.call('XDEL', dead, oldest[#oldest][1]) end
+    count = dropped_bytes - before < 262144 and 256 or 16
   end
+  if dropped > 0 then
+    redis.call('HINCRBY', state, 'bytes', -dropped_bytes)
+    redis.call('HINCRBY', state, 'dropped', dropped)
+    redis.call('HINCRBY', state, 'dropped_bytes', dropped_bytes)
+    if redis.call('XLEN', dead) == 0 then redis.call('HSET', state, 'bytes', 0) end
+  end
+end
+
+-- Add a letter, without its frame where that alone is above the limit: the others stay. Returns what it weighs.
+local function add(dead, prefix, limit, fields)
+  if weight(fields) > tonumber(limit) then
+    local reason, nbytes = 0, 0
+    for i = 1, #fields, 2 do
+      if fields[i] == 'reason' then reason = i + 1 end
+      if fields[i] == 'f' then nbytes, fields[i + 1] = #fields[i + 1], '' end
+    end
+    fields[reason] = fields[reason] .. ' (its frame of ' .. nbytes .. ' bytes is above the limit of dead letters, and lost)'
+    redis.call('HINCRBY', prefix .. 'state::dead', 'dropped', 1)
+    redis.call('HINCRBY', prefix .. 'state::dead', 'dropped_bytes', nbytes)
+  end
+  redis.call('XADD', dead, '*', unpack(fields))
+  return weight(fields)
+end
+
+local function lay(dead, prefix, limit, fields)
+  bound(dead, prefix, limit, add(dead, prefix, limit, fields))
 end
 
 -- Take a mailbox out; its unread frames become dead letters. While an event log is registered its stream stays until the
@@ -52,18 +84,22 @@ local function bury(keys, prefix, name, reason, limit)
     -- What the reader has handled may still be there, for the log: it is not dead.
     local first = now[2] == '0' and '(' .. now[1] or now[1]
     local logged = redis.call('HEXISTS', keys[1], 'log') == 1
+    local some_rejected = redis.call('EXISTS', rejected) == 1
+    local count = 16
     while first do
-      local entries = redis.call('XRANGE', stream, first, '+', 'COUNT', 16)
+      local entries, added = redis.call('XRANGE', stream, first, '+', 'COUNT', count), 0
       for _, entry in ipairs(entries) do
-        if #redis.call('XRANGE', rejected, entry[1], entry[1]) == 0 then
+        if not some_rejected or #redis.call('XRANGE', rejected, entry[1], entry[1]) == 0 then
           local row = entry[1] == now[1] and now[2] or '0'
-          lay(keys[4], prefix, limit, {'mailbox', name, 'entry', entry[1], 'row', row, 'reason', reason,
-              'born', born, 'exclusive', now[4] or '0', 'f', entry[2][2]})
+          added = added + add(keys[4], prefix, limit, {'mailbox', name, 'entry', entry[1], 'row', row, 'reason', reason,
+                                        'born', born, 'exclusive', now[4] or '0', 'f', entry[2][2]})
           buried = buried + 1
         end
-        if not logged then redis.call('XDEL', stream, entry[1]) end  -- so that memory holds it once
       end
-      first = #entries == 16 and '(' .. entries[16][1]
+      if added > 0 then bound(keys[4], prefix, limit, added) end
+      first = #entries == count and '(' .. entries[count][1]
+      if first and not logged then redis.call('XTRIM', stream, 'MINID', entries[count][1]) end  -- memory holds it once
+      count = added < 262144 and 256 or 16  -- small frames in larger steps: the server serves nobody else meanwhile
     end
     if not logged then
       redis.call('DEL', stream)

@@ -1,18 +1,14 @@
 #!lua flags=allow-oom
--- Move a mailbox's cursor and trim what lies behind it, and behind the event log's where one is registered. Runs when
--- memory is full, as it frees some.
+-- Move a mailbox's cursor. Runs when memory is full, as it frees some.
 --
 -- KEYS[1] state   hash: epoch, born, entry, row, keep = oldest entry that the reader needs, messages, bytes, handled and
 --                 handled_bytes (under this epoch), logged = oldest entry that the event log needs (none: no log)
 -- ARGV[1] the reader's epoch  [2] entry  [3] row  [4] oldest entry to keep  [5] messages and [6] bytes handled
---         under this epoch so far: totals, so that a repeated commit counts nothing twice
+--         under this epoch so far: totals
 -- ARGV[7] key of the mailbox's stream, but for :<born>
--- Returns 1, or 0 where a newer reader holds the mailbox
-local state = redis.call('HMGET', KEYS[1], 'epoch', 'handled', 'handled_bytes', 'born', 'logged')
-if state[1] ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'entry', ARGV[2], 'row', ARGV[3], 'keep', ARGV[4], 'handled', ARGV[5],
-           'handled_bytes', ARGV[6])
-redis.call('HINCRBY', KEYS[1], 'messages', tonumber(state[2] or 0) - tonumber(ARGV[5]))
-redis.call('HINCRBY', KEYS[1], 'bytes', tonumber(state[3] or 0) - tonumber(ARGV[6]))
-redis.call('XTRIM', ARGV[7] .. ':' .. state[4], 'MINID', state[5] and lower(ARGV[4], state[5]) or ARGV[4])
+-- Returns 1; 0 where a newer reader holds the mailbox; -1 where it is gone, or was restored as it was before our epoch
+local state = reader(KEYS[1])
+local epoch = state[1]
+if epoch ~= ARGV[1] then return epoch and tonumber(epoch) > tonumber(ARGV[1]) and 0 or -1 end
+move(KEYS[1], state, ARGV[7], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6])
 return 1

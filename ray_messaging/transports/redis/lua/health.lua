@@ -9,7 +9,7 @@
 -- ARGV[2] mailboxes at most  [3] bytes of frames that may be looked at: an entry's age cannot be had without its frame
 -- Returns {interceptor's epoch, log, dead letters, those lost to their limit, unlogged, unlogged_bytes, max_messages, max_bytes of the log stream,
 -- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or
--- "", ms of its lease that are left or -2, leased, unlogged, unlogged_bytes}
+-- "", ms of its lease that are left or -2, leased, unlogged, unlogged_bytes, 1 where it alone listens for agents}
 local meta = redis.call('HMGET', KEYS[1], 'interceptor', 'log')
 local log = redis.call('HMGET', ARGV[1] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
 local names = redis.call('HKEYS', KEYS[2])
@@ -20,9 +20,10 @@ local looked = 0
 for i = 1, math.min(#names, tonumber(ARGV[2])) do
   local name = names[i]
   local now = redis.call('HMGET', ARGV[1] .. 'state:' .. name, 'messages', 'bytes', 'max_messages', 'max_bytes', 'born',
-                         'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes')
+                         'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes', 'exclusive')
   local oldest = ''
-  if tonumber(now[1] or 0) > 0 and now[5] and looked < tonumber(ARGV[3]) then
+  -- Whatever was counted: what others wrote there was not, and waits all the same.
+  if now[5] and looked < tonumber(ARGV[3]) then
     local from = now[6] or '0-0'
     if (now[7] or '0') == '0' then from = '(' .. from end
     local entry = redis.call('XRANGE', ARGV[1] .. 'mailbox:' .. name .. ':' .. now[5], from, '+', 'COUNT', 1)[1]
@@ -32,7 +33,8 @@ for i = 1, math.min(#names, tonumber(ARGV[2])) do
     end
   end
   for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest,
-                          redis.call('PTTL', ARGV[1] .. 'lease:' .. name), now[8] or 0, now[9] or 0, now[10] or 0}) do
+                          redis.call('PTTL', ARGV[1] .. 'lease:' .. name), now[8] or 0, now[9] or 0, now[10] or 0,
+                          now[11] or 0}) do
     reply[#reply + 1] = value
   end
 end

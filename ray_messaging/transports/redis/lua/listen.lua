@@ -1,39 +1,52 @@
 -- Enter a mailbox's record in the directory and take the mailbox.
 --
--- KEYS[1] meta  hash: directory, log, born = incarnations of mailboxes given out so far  [2] records  [3] changes: as in
+-- KEYS[1] meta  hash: directory, log, born = the last incarnation of a mailbox  [2] records  [3] changes: as in
 --         directory.lua
--- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), entry and row
---         of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner; while an event log is
---         registered: logged, unlogged, unlogged_bytes, taken, taken_bytes (see logged.lua)
+-- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), since = ms
+--         when it came, entry and row of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner,
+--         exclusive, reader = who took it last, blob = what the last transaction left; while an event log is registered:
+--         logged, unlogged, unlogged_bytes, taken, taken_bytes (see logged.lua)
 -- KEYS[5] lease  string, expires: the owner's messager lives
 -- KEYS[6] log    stream: an entry (m = mailbox:born) wakes the log's writer
 -- ARGV[1] directory version the record was checked against  [2] mailbox  [3] record  [4] the reader's epoch or -1
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner
--- ARGV[10] 1: only take over what is there, under the same record
--- Returns {0, version, epoch, entry, row, born}; {1} version is stale; {2} fenced; {3, owner} held by another live owner;
--- {4} it would take more than a take-over
+-- ARGV[10] 1: only take over what is there, under the same record  [11] 1: it alone listens for its agents, else 0
+-- ARGV[12] the caller: it keeps the epoch that it took last
+-- Returns {0, version, epoch, entry, row, born, blob where it was taken over}; {1} version is stale; {2} fenced;
+-- {3, owner} held by another live owner; {4} it would take more than a take-over; {5} the
+-- server has lost the mailbox, or a reader's epoch
 if (redis.call('HGET', KEYS[1], 'directory') or '0') ~= ARGV[1] then return {1} end
-local state = redis.call('HMGET', KEYS[4], 'epoch', 'entry', 'row', 'owner', 'born')
-if ARGV[4] ~= '-1' and state[1] ~= ARGV[4] then return {2} end
+local state = redis.call('HMGET', KEYS[4], 'epoch', 'entry', 'row', 'owner', 'born', 'reader')
+if ARGV[4] ~= '-1' and state[1] ~= ARGV[4] then
+  return {state[1] and tonumber(state[1]) > tonumber(ARGV[4]) and 2 or 5}
+end
 if ARGV[9] ~= '' and state[4] and state[4] ~= '' and state[4] ~= ARGV[9] and redis.call('EXISTS', KEYS[5]) == 1 then
   return {3, state[4]}
 end
 if ARGV[10] == '1' and (not state[1] or redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3]) then return {4} end
-local born = tonumber(state[5])
+local born = state[5]
 if not state[1] then
-  born = redis.call('HINCRBY', KEYS[1], 'born', 1)
-  redis.call('HSET', KEYS[4], 'messages', 0, 'bytes', 0, 'entry', '0-0', 'row', 0, 'keep', '0-0', 'born', born)
+  born = rise(KEYS[1], 'born')
+  local now = redis.call('TIME')
+  redis.call('HSET', KEYS[4], 'messages', 0, 'bytes', 0, 'entry', '0-0', 'row', 0, 'keep', '0-0', 'born', born,
+             'since', now[1] * 1000 + math.floor(now[2] / 1000))
   if redis.call('HEXISTS', KEYS[1], 'log') == 1 then
     redis.call('HSET', KEYS[4], 'logged', '0-0', 'unlogged', 0, 'unlogged_bytes', 0, 'taken', 0, 'taken_bytes', 0)
     redis.call('XADD', KEYS[6], '*', 'm', ARGV[2] .. ':' .. born)
   end
 end
-local epoch = ARGV[4]
+local epoch, blob = ARGV[4], false
 if epoch == '-1' then
-  epoch = redis.call('HINCRBY', KEYS[4], 'epoch', 1)
-  redis.call('HSET', KEYS[4], 'handled', 0, 'handled_bytes', 0)
+  epoch = state[1]
+  -- An attempt that was given up may come after the one that followed it: it must not fence it.
+  if not epoch or state[6] ~= ARGV[12] then
+    epoch = rise(KEYS[4], 'epoch')
+    redis.call('HSET', KEYS[4], 'reader', ARGV[12], 'handled', 0, 'handled_bytes', 0)
+  end
+  blob = redis.call('HGET', KEYS[4], 'blob')
 end
-redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9])
+redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
+           'exclusive', ARGV[11])
 redis.call('SET', KEYS[5], epoch, 'PX', ARGV[7])
 local version = tonumber(ARGV[1])
 if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then
@@ -41,4 +54,4 @@ if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
   redis.call('HSET', KEYS[3], ARGV[2], version)
 end
-return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0), born}
+return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0), tonumber(born), blob}

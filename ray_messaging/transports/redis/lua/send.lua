@@ -1,36 +1,65 @@
--- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log. Atomic: one experiment,
--- one primary.
+-- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
+-- transaction, which is written whole or not at all. Atomic: one experiment, one primary.
 --
 -- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, log = 1 while an
 --                  event log is registered
--- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications
--- KEYS[3...]       per frame: mailbox state (hash: messages, bytes, max_messages, max_bytes, leased, born, last = id of
---                  the last entry; while a log is registered: logged, unlogged, unlogged_bytes), lease
+-- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
+--                  transactions = how many were committed
+-- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
+--                  left, and what commit.lua names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
+--                  max_bytes, leased, born, last = id of the last entry; while a log is registered: logged, unlogged,
+--                  unlogged_bytes), lease
 -- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, -1 of a user's own, or -2: nobody was asked, which counts
 --         only where there is no interceptor  [4] channel of the brackets round what we publish
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
 --         log stream (f = frame, n = note, t = takers as JSON), state::log a hash (unlogged, unlogged_bytes,
 --         max_messages, max_bytes, last)
--- ARGV[6...]       per shipment: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
+-- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eight are left out
+-- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
+--         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
+--         + it is [15], - it goes
+-- ARGV[...]        per shipment: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
 --                  -1, number of publications, then channel, data of each, then frame and note where there is a note
 -- Returns {status, fates of the shipments..., -1, takers of the publications...}
 local epoch = redis.call('HGET', KEYS[2], 'epoch')
-if epoch ~= ARGV[1] then return {3} end
+if not epoch then return {7} end
+if epoch ~= ARGV[1] then return {tonumber(epoch) > tonumber(ARGV[1]) and 3 or 8} end
 
-local shipments, key, arg = {}, 3, 6
+local number, own, own_state, key, arg = tonumber(ARGV[6]), nil, nil, 3, 7
+local over = false  -- this transaction was committed by an earlier attempt
+if number > 0 then
+  own, key, arg = KEYS[3], 4, 16
+  local committed = tonumber(redis.call('HGET', KEYS[2], 'transactions') or 0)
+  if number > committed + 1 then return {6} end
+  over = number <= committed
+  own_state = reader(own)
+  if not over and own_state[1] ~= ARGV[7] then return {5} end
+end
+
+local shipments, names = {}, {}
 local fresh, noting = false, false
 while arg <= #ARGV do
-  local s = {mailbox = ARGV[arg], seq = tonumber(ARGV[arg + 1]), at = arg, key = key, noted = tonumber(ARGV[arg + 4]),
-             last = tonumber(redis.call('HGET', KEYS[2], 's:' .. ARGV[arg]) or 0)}
-  if s.mailbox ~= '' and s.mailbox ~= ':log' then key = key + 2 end
-  if s.seq > s.last then fresh = true end
+  local mailbox = ARGV[arg]
+  local s = {mailbox = mailbox, seq = tonumber(ARGV[arg + 1]), at = arg, key = key, noted = tonumber(ARGV[arg + 4]),
+             boxed = mailbox ~= '' and mailbox ~= ':log'}
+  if s.boxed then key = key + 2 end
   arg = arg + 6 + 2 * tonumber(ARGV[arg + 5])
   if s.noted >= 0 then
     noting, s.note = true, arg
     arg = arg + 2
   end
   shipments[#shipments + 1] = s
+  names[#names + 1] = 's:' .. mailbox
 end
+for low = 1, #names, 1000 do
+  local found = redis.call('HMGET', KEYS[2], unpack(names, low, math.min(low + 999, #names)))
+  for i, last in ipairs(found) do
+    local s = shipments[low + i - 1]
+    s.last = tonumber(last or 0)
+    if s.seq > s.last then fresh = true end
+  end
+end
+if number > 0 then fresh = not over and #shipments > 0 end
 
 local reply, takers, meta = {0}, {}, {}
 if fresh then
@@ -42,6 +71,8 @@ end
 
 -- Refused while memory is full, as all writes are, and before anything has happened: PUBLISH alone would go out.
 if fresh and reply[1] == 0 then redis.call('HSET', KEYS[2], 'epoch', epoch) end
+
+-- First it is decided what may be written, with all the room that earlier shipments of this call will have taken.
 
 -- What the log stream holds that the log does not have yet, and how much that may be.
 local log
@@ -55,73 +86,115 @@ local function crowded(s)
   if not log or not s.note or (log.rows <= 0 and log.bytes <= 0) then return false end
   return log.rows + s.noted > log.max_rows or log.bytes + #ARGV[s.note] + #ARGV[s.note + 1] > log.max_bytes
 end
-local function reserve(s)
-  if not log or not s.note then return end
-  log.rows, log.bytes = log.rows + s.noted, log.bytes + #ARGV[s.note] + #ARGV[s.note + 1]
+
+local boxes = {}
+local function box_of(s)
+  local box = boxes[s.mailbox]
+  if box then return box end
+  local now = redis.call('HMGET', KEYS[s.key], 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born',
+                         'logged', 'unlogged', 'unlogged_bytes')
+  if not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[s.key + 1]) == 0) then
+    box = {gone = true}
+  else
+    box = {messages = tonumber(now[1]), bytes = tonumber(now[2]), max_rows = tonumber(now[3]),
+           max_bytes = tonumber(now[4]), stream = ARGV[5] .. 'mailbox:' .. s.mailbox .. ':' .. now[6], logged = now[7],
+           unlogged = tonumber(now[8] or 0), unlogged_bytes = tonumber(now[9] or 0)}
+    if KEYS[s.key] == own and ARGV[9] ~= '' then  -- what the transaction handled makes room for what it sends
+      box.messages, box.bytes = behind(own_state, ARGV[9], ARGV[10], ARGV[12], ARGV[13])
+    end
+  end
+  boxes[s.mailbox] = box
+  return box
 end
+
+local function fits(s)
+  local rows, size, box = tonumber(ARGV[s.at + 2]), #ARGV[s.at + 3], box_of(s)
+  if box.gone then return 3 end
+  if size > box.max_bytes then return 5 end
+  local messages, bytes = box.messages + rows, box.bytes + size
+  if messages > box.max_rows or bytes > box.max_bytes then return 2 end
+  local unlogged, unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size
+  if box.logged and (unlogged > box.max_rows or unlogged_bytes > box.max_bytes) then return 6 end
+  if crowded(s) then return 6 end
+  box.messages, box.bytes, box.unlogged, box.unlogged_bytes = messages, bytes, unlogged, unlogged_bytes
+  return 0
+end
+
+local planned, refused, any_refused = {}, {}, false
+for i, s in ipairs(shipments) do
+  local fate = 0
+  if over or (s.seq <= s.last and number == 0) then
+    fate = 1
+    if s.mailbox == '' and #takers == 0 then takers = cjson.decode(redis.call('HGET', KEYS[2], 'p:replies') or '[]') end
+  elseif reply[1] ~= 0 or refused[s.mailbox] then
+    fate = 2
+  elseif s.seq ~= (planned[s.mailbox] or s.last) + 1 then
+    fate = 4
+  elseif s.boxed then
+    fate = fits(s)
+  elseif crowded(s) then
+    fate = 6
+  end
+  if fate == 0 then
+    planned[s.mailbox] = s.seq
+    if log and s.note then
+      log.rows, log.bytes = log.rows + s.noted, log.bytes + #ARGV[s.note] + #ARGV[s.note + 1]
+    end
+  elseif fate > 1 then
+    refused[s.mailbox], any_refused = true, true
+  end
+  reply[i + 1] = fate
+end
+if number > 0 and any_refused then
+  for i = 1, #shipments do if reply[i + 1] == 0 then reply[i + 1] = 7 end end
+end
+
+-- Then it is written: nothing can fail any more.
+
+if number > 0 and not over and not any_refused then
+  redis.call('HSET', KEYS[2], 'transactions', number)
+  if ARGV[9] ~= '' then move(own, own_state, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13]) end
+  if ARGV[14] == '+' then redis.call('HSET', own, 'blob', ARGV[15]) end
+  if ARGV[14] == '-' then redis.call('HDEL', own, 'blob') end
+end
+
 local function note(s, ...)
   if not log or not s.note then return end
   log.last = redis.call('XADD', ARGV[5] .. 'mailbox::log:0', '*', 'f', ARGV[s.note], 'n', ARGV[s.note + 1], ...)
 end
 
--- What is published goes out at the end, when nothing can fail any more: between brackets, so that our own
--- subscriptions pass it by. A channel that the server's user may not publish to has no takers.
-local outgoing = {}
-local function publish(at, counted)
-  for i = at + 6, at + 4 + 2 * tonumber(ARGV[at + 5]), 2 do outgoing[#outgoing + 1] = {i, counted} end
-end
-
-local function write(s)
-  local rows, frame, state = tonumber(ARGV[s.at + 2]), ARGV[s.at + 3], KEYS[s.key]
-  local now = redis.call('HMGET', state, 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born', 'logged',
-                         'unlogged', 'unlogged_bytes')
-  if not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[s.key + 1]) == 0) then return 3 end
-  local max_rows, max_bytes = tonumber(now[3]), tonumber(now[4])
-  if #frame > max_bytes then return 5 end
-  local messages, bytes = tonumber(now[1]) + rows, tonumber(now[2]) + #frame
-  if messages > max_rows or bytes > max_bytes then return 2 end
-  local unlogged, unlogged_bytes = tonumber(now[8] or 0) + rows, tonumber(now[9] or 0) + #frame
-  if (now[7] and (unlogged > max_rows or unlogged_bytes > max_bytes)) or crowded(s) then return 6 end
-  reserve(s)
-  local id = redis.call('XADD', ARGV[5] .. 'mailbox:' .. s.mailbox .. ':' .. now[6], '*', 'f', frame)
-  if now[7] then
-    redis.call('HSET', state, 'messages', messages, 'bytes', bytes, 'last', id, 'unlogged', unlogged,
-               'unlogged_bytes', unlogged_bytes)
-  else
-    redis.call('HSET', state, 'messages', messages, 'bytes', bytes, 'last', id)
+-- What is published goes out last: between brackets, so that our own subscriptions pass it by. A channel that the
+-- server's user may not publish to has no takers.
+local outgoing, bare = {}, {}
+for i, s in ipairs(shipments) do
+  if reply[i + 1] == 0 then
+    for at = s.at + 6, s.at + 4 + 2 * tonumber(ARGV[s.at + 5]), 2 do outgoing[#outgoing + 1] = {at, not s.boxed} end
+    if s.boxed then
+      local box = boxes[s.mailbox]
+      box.last, box.key = redis.call('XADD', box.stream, '*', 'f', ARGV[s.at + 3]), KEYS[s.key]
+      note(s)
+    elseif s.mailbox == '' then
+      bare[#bare + 1] = s
+    else
+      note(s)
+    end
   end
-  note(s)
-  redis.call('HSET', KEYS[2], 's:' .. s.mailbox, s.seq)
-  publish(s.at, false)
-  return 0
 end
-
-local written, refused = {}, {}
-local bare
-for _, s in ipairs(shipments) do
-  local fate = 0
-  if s.seq <= s.last then
-    fate = 1
-    if s.mailbox == '' then takers = cjson.decode(redis.call('HGET', KEYS[2], 'p:replies') or '[]') end
-  elseif reply[1] ~= 0 or refused[s.mailbox] then
-    fate = 2
-  elseif s.seq ~= (written[s.mailbox] or s.last) + 1 then
-    fate = 4
-  elseif s.mailbox ~= '' and s.mailbox ~= ':log' then
-    fate = write(s)
-  elseif crowded(s) then
-    fate = 6
-  elseif s.mailbox == '' then
-    bare = s
-    reserve(s)
-    publish(s.at, true)
-  else
-    reserve(s)
-    note(s)
-    redis.call('HSET', KEYS[2], 's::log', s.seq)
+local seqs = {}
+for mailbox, seq in pairs(planned) do
+  local box = boxes[mailbox]
+  if box and box.last then
+    if box.logged then
+      redis.call('HSET', box.key, 'messages', box.messages, 'bytes', box.bytes, 'last', box.last, 'unlogged',
+                 box.unlogged, 'unlogged_bytes', box.unlogged_bytes)
+    else
+      redis.call('HSET', box.key, 'messages', box.messages, 'bytes', box.bytes, 'last', box.last)
+    end
   end
-  if fate == 0 then written[s.mailbox] = s.seq elseif fate > 1 then refused[s.mailbox] = true end
-  reply[#reply + 1] = fate
+  seqs[#seqs + 1], seqs[#seqs + 2] = 's:' .. mailbox, seq
+end
+if not (number > 0 and any_refused) then
+  for low = 1, #seqs, 1000 do redis.call('HSET', KEYS[2], unpack(seqs, low, math.min(low + 999, #seqs))) end
 end
 
 if #outgoing > 0 then
@@ -132,10 +205,15 @@ if #outgoing > 0 then
   end
   redis.pcall('PUBLISH', ARGV[4], ')')
 end
-if bare then
-  local replies = cjson.encode(takers)
-  redis.call('HSET', KEYS[2], 's:', bare.seq, 'p:replies', replies)
-  note(bare, 't', replies)
+if #bare > 0 then
+  redis.call('HSET', KEYS[2], 'p:replies', cjson.encode(takers))
+  local counted = 0
+  for _, s in ipairs(bare) do
+    local count, mine = tonumber(ARGV[s.at + 5]), {}
+    for at = 1, count do mine[at] = takers[counted + at] end
+    counted = counted + count
+    note(s, 't', cjson.encode(mine))
+  end
 end
 if log and log.last then
   redis.call('HSET', ARGV[5] .. 'state::log', 'unlogged', log.rows, 'unlogged_bytes', log.bytes, 'last', log.last)

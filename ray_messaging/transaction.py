@@ -1,0 +1,186 @@
+"""A transaction: what a messager fetched, what it sends and the state it keeps are committed together, or not."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from ray_messaging import channels as names
+from ray_messaging.channels import AgentId
+from ray_messaging.engine import Engine
+from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
+from ray_messaging.message import Outgoing
+from ray_messaging.messages import Messages
+from ray_messaging.msg import Payload
+from ray_messaging.receipt import Receipts
+from ray_messaging.receiving.holding import Holding
+from ray_messaging.sending.bulk import columns_of, entries_of
+from ray_messaging.sending.outbox import Outbox
+from ray_messaging.sending.parcel import Bundle, Entry
+from ray_messaging.transports.base import Conclusion
+
+
+class Transaction:
+    """Be one step that happens once: use it as an async context manager, by `messager.transaction()`.
+
+    At the end of the block the server takes all of it in one call: what was fetched is handled, what was sent is
+    written, `state` is kept. Who leaves the block by an exception has done nothing: what was fetched comes again. So it
+    does after a crash, and the successor finds the state that the last transaction left.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._bundle: Bundle | None = None  # while the block runs
+        self._holding: Holding | None = None
+        self._state: bytes | None = None
+        self._receipts: Receipts | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._bundle is not None or self._receipts is not None:
+            raise TransactionError("this transaction has begun already: ask for a new one, `messager.transaction()`")
+        engine = self._engine
+        engine.sending  # noqa: B018 - raises Closed
+        if not engine.named:
+            raise ConfigError(
+                "a transaction needs a mailbox that outlives its process: give the messager a name, as in "
+                "Messager(config, exp_id, name='bank')"
+            )
+        if not engine.transport.transacts:
+            raise ConfigError(
+                "this server cannot take what was fetched, what is sent and a state in one step (an MQTT broker has no "
+                "scripts): use Redis or Valkey for transactions"
+            )
+        self._holding = await engine.receiving.hold()
+        self._state = self._holding.state
+        self._bundle = Bundle(engine.step)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        bundle, self._bundle = self._running(), None
+        assert self._holding is not None
+        if error is not None:
+            self._holding.put_back()
+            return
+        bundle.step = self._engine.step
+        bundle.conclusion = self._holding.conclude(self._state, sends=len(bundle) > 0)
+        if bundle.conclusion is None:
+            self._holding.let_go(None)
+            self._receipts = Receipts([])
+        else:
+            await self._commit(bundle, bundle.conclusion, self._holding)
+
+    async def _commit(self, bundle: Bundle, conclusion: Conclusion, holding: Holding) -> None:
+        try:
+            outbox = self._engine.sending
+            await outbox.transact(bundle)
+        except BaseException:  # it was not even accepted
+            holding.put_back()
+            raise
+        try:
+            # It goes on when we are cancelled: whoever comes next asks what became of it.
+            self._receipts = await asyncio.shield(bundle.future)
+        except (OutcomeUnknown, asyncio.CancelledError):
+            holding.doubt(conclusion, partial(_committed, outbox, bundle))
+            raise
+        except BaseException as error:
+            holding.put_back()
+            if isinstance(error, Fenced) and self._engine.subscription is not None:
+                await self._engine.subscription.stop(error)  # what comes again is its successor's
+            raise
+        holding.let_go(conclusion)
+
+    # -- in the block ---------------------------------------------------------------------------------------------
+
+    async def fetch_messages(self, *, limit: int | None = None, timeout: float | None = 0.0) -> Messages:
+        """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
+
+        It may be called again, for more. Raises: Fenced, TransactionError after the block.
+        """
+        self._running()
+        return await self._engine.receiving.fetch_held(limit, timeout, self._running)
+
+    @property
+    def state(self) -> bytes | None:
+        """Return what the last transaction left, or what this one has set; None: nothing so far.
+
+        Setting it raises InvalidPayload for what is not bytes or None, PayloadTooLarge above
+        MessagingConfig.state_bytes.
+        """
+        return self._state
+
+    @state.setter
+    def state(self, state: bytes | None) -> None:
+        self._running()
+        if state is not None and not isinstance(state, bytes):
+            raise InvalidPayload(
+                f"tx.state must be bytes or None, not {type(state).__name__}: encode it, as in "
+                "json.dumps(state).encode()"
+            )
+        limit = self._engine.settings.state_bytes
+        if state is not None and len(state) > limit:
+            raise PayloadTooLarge(
+                f"this state takes {len(state):,} bytes, the limit is {limit:,}: keep a reference to the data instead, "
+                "or raise MessagingConfig.state_bytes",
+                size=len(state),
+                limit=limit,
+            )
+        self._state = state
+
+    def send_message(
+        self, channel: str, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
+    ) -> None:
+        """Queue one message, which goes at the end of the block.
+
+        Raises: InvalidAddress, InvalidPayload, PayloadTooLarge, TransactionError above 16,384 messages.
+        """
+        bundle = self._running()
+        sender, recipient, topic, line = self._engine.checked(channel, payload, from_id, to_id)
+        bundle.add([Entry(sender, [recipient], topic, line)], time.time())
+
+    def send_messages(self, messages: Sequence[Outgoing]) -> None:
+        """Queue many messages, all of them or none. Raises as `send_message`."""
+        bundle, engine = self._running(), self._engine
+        bundle.add(entries_of(messages, engine.address, engine.settings.payload_bytes), time.time())
+
+    def send_columns(
+        self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
+    ) -> None:
+        """Queue n messages given as columns, as `Messager.send_columns` takes them. Raises as `send_message`."""
+        bundle = self._running()
+        chunks = columns_of(from_ids, to_ids, payloads, self._engine.settings.payload_bytes)
+        topic = names.check_subtopic(subtopic)
+        entries: list[Entry] = []
+        for senders, receivers, lines in chunks:
+            ids = zip(senders.tolist(), receivers.tolist(), strict=True)
+            entries += [Entry(from_id, [to_id], topic, lines.row(row)) for row, (from_id, to_id) in enumerate(ids)]
+        bundle.add(entries, time.time())
+
+    # -- after the block ------------------------------------------------------------------------------------------
+
+    @property
+    def receipts(self) -> Receipts:
+        """Return the receipts of what was sent, in order; raise TransactionError before the end of the block."""
+        if self._receipts is None:
+            raise TransactionError("a transaction has receipts after its block, if it was committed")
+        return self._receipts
+
+    def _running(self) -> Bundle:
+        if self._bundle is None:
+            raise TransactionError("this transaction is not under way: use it within `async with ... as tx:`")
+        return self._bundle
+
+    def __repr__(self) -> str:
+        where = "open" if self._bundle is not None else "not open" if self._receipts is None else "committed"
+        return f"Transaction(name={self._engine.name!r}, {where})"
+
+
+async def _committed(outbox: Outbox, bundle: Bundle) -> bool:
+    """Ask the server whether it has a transaction; then no late attempt of it can come any more."""
+    question = Bundle(None)
+    await outbox.transact(question)
+    await asyncio.shield(question.future)
+    return bundle.number is not None and outbox.transactions >= bundle.number

@@ -1,0 +1,190 @@
+"""What senders write into the store in memory, and how far readers have come: the ways of send.lua and commit.lua."""
+
+import time
+from dataclasses import dataclass, field
+
+from ray_messaging.errors import Fenced
+from ray_messaging.transports.base import (
+    LOG,
+    Conclusion,
+    Cursor,
+    FrameFate,
+    SendReply,
+    SendRequest,
+    SendStatus,
+    Shipment,
+    lost,
+    place,
+)
+from ray_messaging.transports.memory.log import MemoryLog
+from ray_messaging.transports.memory.server import Experiment, Mailbox, Sender, number
+
+
+@dataclass
+class _Plan:
+    """Hold what a call may write, with the room that its earlier shipments take: rows and bytes by mailbox."""
+
+    request: SendRequest
+    sender: Sender
+    status: SendStatus
+    over: bool = False  # an earlier call has concluded this transaction
+    seqs: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+    noted: tuple[int, int] = (0, 0)
+
+
+class MemoryPost(MemoryLog):
+    """Be the part of a MemoryTransport that takes frames, and moves cursors."""
+
+    async def send(self, request: SendRequest) -> SendReply:
+        """Write frames and publish, atomically: nothing here awaits."""
+        exp, done = self._exp, request.conclusion
+        sender = exp.senders.get(request.sender)
+        if sender is None or sender.epoch != request.epoch:
+            return SendReply(_whose(sender, request.epoch))
+        over = done is not None and done.number <= sender.transactions
+        if done is not None and not over:
+            if done.number > sender.transactions + 1:
+                return SendReply(SendStatus.BEHIND)
+            box = exp.mailboxes.get(done.mailbox)
+            if box is None or box.epoch != done.epoch:
+                return SendReply(SendStatus.READER_FENCED)
+        plan = _Plan(request, sender, _status(request, exp, sender), over)
+        reply = SendReply(plan.status)
+        refused: set[str] = set()
+        for part in request.shipments:
+            fate = self._decide(plan, part, behind=part.mailbox in refused)
+            reply.fates.append(fate)
+            if fate > FrameFate.DUPLICATE:
+                refused.add(part.mailbox)
+        if any(fate is FrameFate.DUPLICATE and not part.mailbox for fate, part in _pairs(reply, request)):
+            reply.takers = sender.takers
+        if done is not None and refused:
+            reply.fates = [fate if fate > FrameFate.DUPLICATE else FrameFate.HELD_BACK for fate in reply.fates]
+        elif done is not None and not over:
+            self._conclude(done, sender)
+        self._write(reply, request, sender)
+        exp.wake()
+        return reply
+
+    def _decide(self, plan: _Plan, part: Shipment, *, behind: bool) -> FrameFate:
+        last = plan.sender.last.get(part.mailbox, 0)
+        if plan.over or (part.seq <= last and plan.request.conclusion is None):
+            return FrameFate.DUPLICATE
+        if plan.status is not SendStatus.OK or behind:
+            return FrameFate.FULL
+        if part.seq != plan.seqs.get(part.mailbox, last) + 1:
+            return FrameFate.GAP
+        if part.mailbox not in {"", LOG}:
+            fate = self._fits(plan, part)
+            if fate is not FrameFate.WRITTEN:
+                return fate
+        if self._crowded(part.noted, plan.noted):
+            return FrameFate.LOG_FULL
+        if part.noted is not None:
+            rows, nbytes = plan.noted
+            plan.noted = rows + part.noted.rows, nbytes + len(part.noted.frame) + len(part.noted.note)
+        name = part.mailbox
+        plan.seqs[name] = part.seq
+        plan.rows[name] = plan.rows.get(name, 0) + part.rows
+        plan.nbytes[name] = plan.nbytes.get(name, 0) + len(part.frame)
+        return FrameFate.WRITTEN
+
+    def _fits(self, plan: _Plan, part: Shipment) -> FrameFate:
+        name, done = part.mailbox, plan.request.conclusion
+        box = self._exp.mailboxes.get(name)
+        if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
+            return FrameFate.GONE
+        if len(part.frame) > box.limits.nbytes:
+            return FrameFate.TOO_LARGE
+        rows, nbytes = plan.rows.get(name, 0) + part.rows, plan.nbytes.get(name, 0) + len(part.frame)
+        log_full = box.backlog is not None and box.backlog.passes(box.limits, rows, nbytes)
+        held = box.messages, box.nbytes
+        if done is not None and done.mailbox == name and done.cursor is not None:
+            # What the transaction handled makes room for what it sends.
+            held = _behind(box, done.cursor, done.messages, done.nbytes)
+        if held[0] + rows > box.limits.messages or held[1] + nbytes > box.limits.nbytes:
+            return FrameFate.FULL
+        return FrameFate.LOG_FULL if log_full else FrameFate.WRITTEN
+
+    def _conclude(self, done: Conclusion, sender: Sender) -> None:
+        sender.transactions = done.number
+        box = self._exp.mailboxes[done.mailbox]
+        if done.cursor is not None:
+            _move(box, done.cursor, done.messages, done.nbytes)
+        if done.state_changed:
+            box.state = done.state
+
+    def _write(self, reply: SendReply, request: SendRequest, sender: Sender) -> None:
+        """Write what may be written."""
+        exp, takers = self._exp, list[int]()
+        for fate, part in _pairs(reply, request):
+            if fate is not FrameFate.WRITTEN:
+                continue
+            taken = self._publish(part)
+            box = None if part.mailbox in {"", LOG} else exp.mailboxes[part.mailbox]
+            if box is not None:
+                exp.entry += 1
+                box.entries.append((exp.entry, part.frame))
+                box.last = exp.entry
+                box.messages += part.rows
+                box.nbytes += len(part.frame)
+                if box.backlog is not None:
+                    box.backlog.add(part.rows, len(part.frame))
+            elif not part.mailbox:
+                takers += taken
+                sender.takers = reply.takers = takers
+            self._note(part.noted, None if part.mailbox else taken)
+            sender.last[part.mailbox] = part.seq
+
+    def _publish(self, part: Shipment) -> list[int]:
+        return [self.server.publish(channel, data, by=self.exp_id) for channel, data in part.publish]
+
+    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
+        """Move the durable cursor and trim what lies behind."""
+        box = self._exp.mailboxes.get(mailbox)
+        if box is None or box.epoch != epoch:
+            raise (lost if box is None or box.epoch < epoch else fenced)(mailbox, epoch)
+        _move(box, cursor, messages, nbytes)
+
+
+def _whose(sender: Sender | None, epoch: int) -> SendStatus:
+    """Say why a sender's epoch does not count."""
+    if sender is None:
+        return SendStatus.LOST
+    return SendStatus.FENCED if sender.epoch > epoch else SendStatus.RESTORED
+
+
+def _status(request: SendRequest, exp: Experiment, sender: Sender) -> SendStatus:
+    if all(part.seq <= sender.last.get(part.mailbox, 0) for part in request.shipments):
+        return SendStatus.OK
+    if request.directory_version != exp.directory:
+        return SendStatus.STALE_DIRECTORY
+    if request.interceptor_epoch == -2:
+        return SendStatus.UNJUDGED if exp.interceptor else SendStatus.OK
+    return SendStatus.OK if request.interceptor_epoch in {-1, exp.interceptor} else SendStatus.STALE_VERDICTS
+
+
+def _pairs(reply: SendReply, request: SendRequest) -> list[tuple[FrameFate, Shipment]]:
+    return list(zip(reply.fates, request.shipments, strict=True))
+
+
+def _behind(box: Mailbox, cursor: Cursor, messages: int, nbytes: int) -> tuple[int, int]:
+    """Return how many messages and bytes wait behind a cursor: at the end none, whatever was counted."""
+    if cursor.row == 0 and number(cursor.entry) >= box.last:
+        return 0, 0
+    return box.messages + box.handled[0] - messages, box.nbytes + box.handled[1] - nbytes
+
+
+def _move(box: Mailbox, cursor: Cursor, messages: int, nbytes: int) -> None:
+    if place(cursor) < place(box.cursor):
+        return  # it comes late
+    box.messages, box.nbytes = _behind(box, cursor, messages, nbytes)
+    box.cursor, box.handled = cursor, (messages, nbytes)
+    box.trim()
+
+
+def fenced(name: str, epoch: int) -> Fenced:
+    """Build the error for a reader or sender that has a successor."""
+    return Fenced(f"somebody newer has taken over {name!r}: close this messager", name=name, epoch=epoch)

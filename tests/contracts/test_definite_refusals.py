@@ -1,0 +1,124 @@
+"""A server that answers "not now" has taken nothing: whoever sends is told so, and not that nobody knows."""
+
+import asyncio
+
+import pytest
+from contract_support import client_of, fetch_all, until
+
+from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge
+from ray_messaging.errors import TransitError
+from ray_messaging.sending.outbox import _joined
+
+
+@pytest.fixture
+async def client(redis_process):
+    client = client_of(redis_process.config)
+    yield client
+    await client.aclose()
+
+
+async def refuse(client, *, writes):
+    """Let the server refuse all writes, or take them again."""
+    await client.config_set("min-replicas-to-write", 0 if writes else 1)
+
+
+async def test_what_the_server_refused_each_time_was_not_sent(redis_process, client, opener):
+    receiver = await opener(redis_process.config, host=[1])
+    sender = await opener(redis_process.config, send_timeout_s=0.5)
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 0})
+    await refuse(client, writes=False)
+    with pytest.raises(ConnectionFailed, match=r"(?s)NOREPLICAS.*nothing of these messages was sent") as caught:
+        await sender.send_messages([Outgoing.to_agent(1, {"n": "refused"}) for _ in range(3)])
+    assert list(caught.value.receipts) == [None] * 3
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert "host and port" not in str(caught.value)  # it was reached
+    await refuse(client, writes=True)
+    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
+
+
+async def test_what_a_cut_attempt_may_have_brought_is_unknown_whatever_comes_after(redis_process, client, opener):
+    await opener(redis_process.config, host=[1])
+    sender = await opener(redis_process.config, send_timeout_s=1.0)
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 0})
+    link, cut = sender.engine.transport.link, []
+    once = link._once
+
+    async def cut_once(args):
+        if args[0] == b"EVALSHA" and not cut:
+            cut.append(args)
+            await refuse(client, writes=False)
+            raise ConnectionResetError("who knows how far it came")
+        return await once(args)
+
+    link._once = cut_once
+    with pytest.raises(OutcomeUnknown):
+        await sender.send_message(channel, {"n": 1})
+    assert cut
+    await refuse(client, writes=True)
+
+
+async def test_a_refused_transaction_was_not_done(redis_process, client, opener):
+    worker = await opener(redis_process.config, name="worker", host=[1], send_timeout_s=0.5)
+    receiver = await opener(redis_process.config, host=[2])
+    await worker.send_message(worker.get_agent_chat_channel(1), {"n": 1})
+    await refuse(client, writes=False)
+
+    async def pass_on():
+        async with worker.transaction() as tx:
+            [message] = await tx.fetch_messages(timeout=10)
+            tx.send_message(worker.get_agent_chat_channel(2), message.payload)
+
+    with pytest.raises(ConnectionFailed, match="nothing of these messages was sent"):
+        await pass_on()
+    await refuse(client, writes=True)
+    await pass_on()
+    assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
+
+
+async def test_where_the_fate_of_some_is_unknown_the_error_of_all_says_so(redis_process, opener):
+    await opener(redis_process.config, name="small", host=[1], mailbox_bytes=4096)
+    full = await opener(redis_process.config, name="full", host=[2], mailbox_messages=1)
+    sender = await opener(redis_process.config, send_timeout_s=2.0)
+    await sender.send_message(sender.get_agent_chat_channel(2), {"n": 0})
+    sends = [Outgoing.to_agent(1, {"text": 100_000 * "x"}), Outgoing.to_agent(2, {"n": 1})]
+    sending = asyncio.create_task(sender.send_messages(sends))
+
+    async def first_is_refused():
+        return sender.stats()["outbox"] == 1
+
+    await until(first_is_refused)
+    redis_process.kill()
+    with pytest.raises(OutcomeUnknown, match="cannot hold") as caught:
+        await sending
+    assert list(caught.value.receipts) == [None, None]
+    assert len(caught.value.message_ids) == 2
+    redis_process.start()
+    with pytest.raises(PayloadTooLarge):  # alone it is what it is
+        await sender.send_messages(sends[:1])
+    assert full.stats()["inbox"] <= 2
+
+
+async def test_an_unknown_part_speaks_for_a_bulk_send():
+    loop = asyncio.get_running_loop()
+    full, unknown = loop.create_future(), loop.create_future()
+    full.set_exception(MailboxFull("full", receipts=[None], message_ids=["a"]))
+    unknown.set_exception(OutcomeUnknown("who knows", receipts=[None], message_ids=["b"]))
+    with pytest.raises(OutcomeUnknown) as caught:
+        await _joined([full, unknown], None, 3)
+    assert (caught.value.receipts, caught.value.message_ids) == ([None] * 3, ["a", "b"])
+
+
+async def test_who_is_refused_while_leaving_is_told_why(redis_process, client, opener):
+    receiver = await opener(redis_process.config, name="box", host=[1], send_timeout_s=0.3)
+    await receiver.send_message(receiver.get_agent_chat_channel(1), {"n": 1})
+    assert len(await fetch_all(receiver, 1)) == 1
+    await refuse(client, writes=False)
+    with pytest.raises(TransitError, match=r"(?s)gets that again.*NOREPLICAS") as caught:
+        await receiver.close()
+    assert "longer than" not in str(caught.value)
+    await refuse(client, writes=True)
+    heir = await opener(redis_process.config, name="box", host=[1])
+    assert [message.payload["n"] for message in await fetch_all(heir, 1)] == [1]

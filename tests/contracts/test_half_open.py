@@ -1,0 +1,159 @@
+"""Links that have died without a word: who waits on one notices by itself, and goes on over another."""
+
+import logging
+import math
+
+import pytest
+from contract_support import fetch_all, store_of, until
+from faults.proxy import Proxy
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ray_messaging import Fenced
+from ray_messaging.directory import Record
+from ray_messaging.transports.base import Cursor, Limits
+from ray_messaging.transports.redis.wire import Wire
+
+
+@pytest.fixture
+def proxy(valkey_config):
+    with Proxy(valkey_config) as made:
+        yield made
+
+
+@pytest.fixture
+async def store(valkey_config, exp_id):
+    opened = store_of(valkey_config, exp_id)
+    yield opened
+    await opened.close()
+
+
+async def test_a_send_over_a_link_that_died_without_a_word_goes_out_over_another(valkey_config, proxy, opener):
+    receiver = await opener(valkey_config, host=[1])
+    sender = await opener(proxy.config, send_timeout_s=6.0)
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 0})
+    proxy.swallow()
+    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
+
+
+async def test_a_subscription_on_a_link_that_died_without_a_word_comes_back(proxy, opener, store, monkeypatch, caplog):
+    monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.1)
+    monkeypatch.setattr("ray_messaging.transports.redis.ingress._PONG_S", 0.3)
+    receiver = await opener(proxy.config, listen=["news", "n*"])
+    proxy.swallow()
+
+    async def heard():
+        return receiver.engine.transport._ingress.cuts >= 1
+
+    with caplog.at_level(logging.ERROR):
+        await until(heard)
+
+    async def arrived():
+        await store.publish("news", b'{"n":1}')
+        return receiver.stats()["ingress"] > 0
+
+    await until(arrived)
+
+
+async def test_a_quiet_subscription_stays(valkey_config, opener, store, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.02)
+    receiver = await opener(valkey_config, listen=["news"])
+    ingress = receiver.engine.transport._ingress
+    sent, send = 0, ingress._connection.send_command
+
+    async def counted(*args, **options):
+        nonlocal sent
+        sent += args == ("PING",)
+        return await send(*args, **options)
+
+    monkeypatch.setattr(ingress._connection, "send_command", counted)
+
+    async def asked():
+        return sent >= 5
+
+    await until(asked)
+    assert ingress.cuts == 0
+    await store.publish("news", b'{"n":1}')
+    assert len(await fetch_all(receiver, 1)) == 1
+
+
+async def test_a_take_over_that_arrives_late_does_not_fence_the_one_that_followed_it(valkey_config, opener):
+    one, two = [(await opener(valkey_config)).engine.transport for _ in range(2)]
+    record = Record("box", [], ["news"], [])
+
+    async def take(transport):
+        version = (await transport.load_directory(-1)).version
+        limits = Limits(1000, 2**20, 60.0, leased=False)
+        return (await transport.listen(record, version, limits, owner="", epoch=None)).epoch
+
+    first = await take(one)
+    assert await take(one) == first  # as a repeated attempt does, which nobody waits for any more
+    await one.commit("box", first, Cursor("1-1", 0), messages=0, nbytes=0)
+    second = await take(two)
+    assert second > first
+    with pytest.raises(Fenced):
+        await one.commit("box", first, Cursor("1-2", 0), messages=0, nbytes=0)
+    assert await take(one) > second
+
+
+class Slow:
+    """Stand for a connection: whenever somebody looks, a bit more of what was written has gone out."""
+
+    def __init__(self, step):
+        self.step = step
+        self.left = 0
+        self.looks = 0
+        self.reply = []
+        self.transport = self._writer = self
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+    def is_closing(self):
+        return False
+
+    def write(self, data):
+        self.left += len(data)
+
+    def get_write_buffer_size(self):
+        self.looks += 1
+        if self.reply:
+            self.protocol.data_received(self.reply.pop(0))
+        self.left = max(0, self.left - self.step)
+        return self.left
+
+    def abort(self):
+        pass
+
+
+async def test_a_large_command_that_goes_out_slowly_is_no_stall():
+    slow = Slow(step=10_000)
+    with pytest.raises(RedisTimeoutError, match="no reply in time"):
+        await Wire(slow).call([b"PUT", b"x" * 100_000], 60.0, 0.001)
+    assert (slow.left, slow.looks >= 11) == (0, True)  # given up when all had gone out, and nothing moved any more
+
+
+async def test_a_large_command_that_does_not_go_out_stalls():
+    slow = Slow(step=0)
+    with pytest.raises(RedisTimeoutError, match="no reply in time"):
+        await Wire(slow).call([b"PUT", b"x" * 100_000], 60.0, 0.001)
+    assert slow.left > 100_000
+
+
+async def test_what_is_written_behind_a_stalled_command_does_not_count_for_it():
+    slow = Slow(step=0)
+    wire = Wire(slow)
+    first = wire.call([b"PUT", b"x" * 100_000], 60.0, 0.01)
+    later = [wire.call([b"PING"], 60.0, 0.01) for _ in range(3)]
+    for call in (first, *later):
+        with pytest.raises(RedisTimeoutError, match="no reply in time"):
+            await call
+    assert not wire.is_open
+
+
+async def test_a_large_reply_that_comes_in_slowly_is_no_stall():
+    slow = Slow(step=10_000)
+    slow.reply = [b"$100\r\n", *[b"x" * 10] * 10, b"\r\n"]
+    assert await Wire(slow).call([b"XREAD"], math.inf, 0.001) == b"x" * 100
+    assert slow.reply == []

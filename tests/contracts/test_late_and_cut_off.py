@@ -1,0 +1,156 @@
+"""What comes late, and what is cut off: neither robs a transaction, nor sets it back, nor is left without an answer."""
+
+import asyncio
+import contextlib
+
+import pytest
+from contract_support import WAIT_S, fetch_all, store_of, vanish
+
+from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
+from ray_messaging.transports.memory import MemoryServer
+
+
+@pytest.fixture(params=["memory", "valkey"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+
+
+@pytest.fixture
+async def store(server, exp_id):
+    opened = store_of(server, exp_id)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def bank(messagers):
+    return await messagers(name="bank", host=[1], send_timeout_s=5.0)
+
+
+@pytest.fixture
+async def shop(messagers):
+    return await messagers(host=[2])
+
+
+async def feed(shop, *numbers):
+    """Send numbers to the bank, all in one frame."""
+    await shop.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=2) for n in numbers])
+
+
+def numbers(messages):
+    return [message.payload["n"] for message in messages]
+
+
+async def test_a_fetch_that_outlives_its_block_takes_nothing(bank, shop):
+    """`gather` raises while the other call goes on."""
+
+    async def fail():
+        raise ValueError("the other call failed")
+
+    async def leave():
+        async with bank.transaction() as tx:
+            late.append(asyncio.create_task(tx.fetch_messages(timeout=WAIT_S)))
+            await asyncio.gather(late[0], fail())
+
+    late = []
+    with pytest.raises(ValueError, match="the other call"):
+        await leave()
+    async with bank.transaction() as tx:
+        await feed(shop, 1, 2)
+        assert numbers(await tx.fetch_messages(timeout=WAIT_S)) == [1, 2]
+    with pytest.raises(TransactionError, match="not under way"):
+        await late[0]
+
+
+@pytest.mark.parametrize("steps", [True, False], ids=["transaction", "fetch"])
+async def test_a_commit_that_comes_late_sets_nothing_back(bank, shop, messagers, store, steps):
+    """It was sent over a connection that was given up, and arrives when the next one has been made over another."""
+    transport, commit, calls = bank.engine.transport, bank.engine.transport.commit, []
+
+    async def remember(*args, **totals):
+        calls.append((args, totals))
+        await commit(*args, **totals)
+
+    transport.commit = remember
+    await feed(shop, 1, 2, 3)
+    assert numbers(await bank.fetch_messages(limit=1, timeout=WAIT_S)) == [1]
+    await bank.ack()
+    if steps:
+        async with bank.transaction() as tx:
+            assert numbers(await tx.fetch_messages(limit=1)) == [2]
+    else:
+        assert numbers(await bank.fetch_messages(limit=1)) == [2]
+        await bank.ack()
+    assert await store.waiting("bank") == 1
+    args, totals = calls[0]
+    await commit(*args, **totals)
+    assert await store.waiting("bank") == 1
+    await vanish(bank)
+    heir = await messagers(name="bank", host=[1])
+    assert numbers(await fetch_all(heir, 1)) == [3]
+
+
+@pytest.mark.parametrize("sends", [True, False])
+async def test_closing_waits_for_a_transaction_that_was_left(bank, shop, messagers, sends):
+    async def leave():
+        async with bank.transaction() as tx:
+            if sends:
+                tx.send_message(bank.get_agent_chat_channel(2), {"n": 1}, 1)
+            tx.state = b"kept"
+            left.set()
+
+    left = asyncio.Event()
+    leaving = asyncio.create_task(leave())
+    await left.wait()
+    await bank.close()
+    await leaving
+    heir = await messagers(name="bank", host=[1])
+    async with heir.transaction() as tx:
+        assert tx.state == b"kept"
+
+
+async def test_whoever_sends_first_is_told_when_closing_is_cut_short(messagers):
+    """It waited for its first epoch: no posting was made of its message yet."""
+
+    async def hang(*_args, **_options):
+        asked.set()
+        await asyncio.Event().wait()
+
+    messager, asked = await messagers(), asyncio.Event()
+    messager.engine.transport.take_sender_epoch = hang
+    sending = asyncio.create_task(messager.send_message(messager.get_agent_chat_channel(1), {"n": 1}, 2))
+    await asked.wait()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await messager.close()
+    with pytest.raises(Closed):
+        await sending
+    await messager.engine.outbox.flush()
+
+
+async def test_a_transaction_that_waits_for_room_is_not_stuck(messagers, shop):
+    """Else health() says of a reader that is slow that the sender hangs."""
+    full = await messagers(host=[9], mailbox_messages=1)
+    bank = await messagers(name="bank", host=[1], send_timeout_s=WAIT_S)
+    channel = bank.get_agent_chat_channel(9)
+    await shop.send_message(channel, {"n": 0}, 2)
+
+    async def leave():
+        async with bank.transaction() as tx:
+            tx.send_message(channel, {"n": 1}, 1)
+
+    pump, leaving = bank.engine.outbox._pump, asyncio.create_task(leave())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while bank.engine.outbox.room.rows == 0:  # noqa: ASYNC110 - what is awaited has no event
+                await asyncio.sleep(0)
+            pump.turned_at = 0.0
+            while bank.engine.outbox.loop().stuck:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.005)
+        assert not leaving.done()
+    finally:
+        assert numbers(await fetch_all(full, 1)) == [0]
+        await full.ack()
+        with contextlib.suppress(MailboxFull):
+            await leaving
+    assert numbers(await fetch_all(full, 1)) == [1]

@@ -1,0 +1,863 @@
+"""Steps that happen once: what was fetched, what is sent and the state are committed together, or not at all."""
+
+import asyncio
+import contextlib
+
+import pytest
+from contract_support import WAIT_S, client_of, fetch_all, store_of, take_in, vanish
+from interceptor_support import Held
+
+from ray_messaging import (
+    ConfigError,
+    ConnectionFailed,
+    Fenced,
+    InterceptorUnavailable,
+    InvalidAddress,
+    InvalidColumns,
+    InvalidPayload,
+    MailboxFull,
+    Message,
+    NotListening,
+    OutcomeUnknown,
+    Outgoing,
+    PayloadTooLarge,
+    TransactionError,
+)
+from ray_messaging.frames import decode
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.rules import BlackList, rewrite
+from ray_messaging.notes import decode_note
+from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
+from ray_messaging.sending import transacting
+from ray_messaging.transports.base import LOG_STREAM, Limits
+from ray_messaging.transports.memory import MemoryServer, MemoryTransport
+
+WIDE = Limits(1_000, 2**20, 60.0, leased=False)
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def store(server, exp_id):
+    opened = store_of(server, exp_id)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def bank(messagers):
+    """Open a messager that steps: agent 1."""
+    return await messagers(name="bank", host=[1], send_timeout_s=0.3)
+
+
+@pytest.fixture
+async def shop(messagers):
+    """Open a messager that hears what the bank says: agents 2 and 3."""
+    return await messagers(host=[2, 3])
+
+
+async def feed(shop, *numbers):
+    for n in numbers:
+        await shop.send_message(shop.get_agent_chat_channel(1), {"n": n}, 2, 1)
+
+
+def to(messager, agent):
+    return messager.get_agent_chat_channel(agent)
+
+
+def numbers(messages):
+    return [message.payload["n"] for message in messages]
+
+
+async def step(bank, count, **options):
+    """Take so many numbers, and send each on."""
+    async with bank.transaction() as tx:
+        found = await held(tx, count)
+        for n in found:
+            tx.send_message(to(bank, 2), {"n": n}, 1)
+        tx.state = b"%d" % sum(found)
+    return tx
+
+
+async def held(tx, count):
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += numbers(await tx.fetch_messages(limit=count - len(found), timeout=WAIT_S))
+    return found
+
+
+async def untouched(bank, *expected, state=None):
+    """See that a transaction has left no trace: the same messages come again, with the state of the one before."""
+    async with bank.transaction() as tx:
+        assert tx.state == state
+        assert await held(tx, len(expected)) == list(expected)
+
+
+async def silent(messager):
+    await messager.ack()
+    return not len(await messager.fetch_messages(timeout=0.05))
+
+
+# -- what it promises --------------------------------------------------------------------------------------------------
+
+
+async def test_cursor_sends_and_state_go_together(bank, shop, store, messagers):
+    await feed(shop, 1, 2, 3, 4)
+    tx = await step(bank, 3)
+    assert tx.receipts.fates.tolist() == ["delivered"] * 3
+    assert tx.state == b"6"
+    assert numbers(await fetch_all(shop, 3)) == [1, 2, 3]
+    assert await store.waiting("bank") == 1
+    await vanish(bank)
+    heir = await messagers(name="bank", host=[1])
+    async with heir.transaction() as tx:
+        assert tx.state == b"6"
+        assert await held(tx, 1) == [4]
+    assert await store.waiting("bank") == 0
+    assert numbers(await fetch_all(heir, 0)) == []
+
+
+async def test_an_exception_undoes_it(bank, shop):
+    await feed(shop, 1, 2, 3)
+    await step(bank, 1)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            assert await held(tx, 1) == [2]
+            tx.send_message(to(bank, 3), {"n": 99})
+            tx.state = b"lost"
+            1 / 0  # noqa: B018 - raises
+    with pytest.raises(TransactionError, match="receipts"):
+        tx.receipts  # noqa: B018 - raises
+    await untouched(bank, 2, 3, state=b"1")
+    assert numbers(await fetch_all(shop, 1)) == [1]
+    assert await silent(shop)
+
+
+async def test_a_cancelled_block_undoes_it(bank, shop):
+    await feed(shop, 1)
+    inside = asyncio.Event()
+
+    async def wait_in_block():
+        async with bank.transaction() as tx:
+            await held(tx, 1)
+            tx.send_message(to(bank, 2), {"n": 99})
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait_in_block())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await untouched(bank, 1)
+    assert await silent(shop)
+
+
+async def test_after_a_crash_the_same_messages_come_again_with_the_last_state(bank, shop, messagers):
+    await feed(shop, 1, 2, 3)
+    await step(bank, 2)
+    tx = bank.transaction()
+    await tx.__aenter__()
+    assert await held(tx, 1) == [3]
+    tx.send_message(to(bank, 2), {"n": 99})
+    tx.state = b"lost"
+    await vanish(bank)
+    heir = await messagers(name="bank", host=[1])
+    await untouched(heir, 3, state=b"3")
+    assert numbers(await fetch_all(shop, 2)) == [1, 2]
+    assert await silent(shop)
+
+
+async def test_messages_that_were_put_back_come_in_order_in_any_pieces(bank, shop, store):
+    await shop.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=2) for n in range(10)])
+    await take_in(bank, 10)
+    for sizes in ([3], [1, 4], [10], [2, 2, 2]):
+        with contextlib.suppress(KeyError):
+            async with bank.transaction() as tx:
+                expected = iter(range(10))
+                for size in sizes:
+                    assert await held(tx, size) == [next(expected) for _ in range(size)]
+                raise KeyError
+    assert await step_numbers(bank, 4) == [0, 1, 2, 3]
+    assert await store.waiting("bank") == 6
+    assert numbers(await bank.fetch_messages(limit=2)) == [4, 5]
+    assert await step_numbers(bank, 4) == [6, 7, 8, 9]
+    assert await store.waiting("bank") == 0
+    assert not await store.entries("bank")
+
+
+async def step_numbers(bank, count):
+    async with bank.transaction() as tx:
+        return await held(tx, count)
+
+
+async def test_what_was_fetched_before_is_committed_as_the_next_fetch_would(bank, shop, store):
+    await feed(shop, 1, 2)
+    assert numbers(await fetch_all(bank, 1, limit=1)) == [1]
+    with pytest.raises(KeyError):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction():
+            assert await store.waiting("bank") == 1
+            raise KeyError
+    await untouched(bank, 2)
+
+
+async def test_the_state_can_go_and_goes_with_the_mailbox(bank, messagers):
+    async with bank.transaction() as tx:
+        tx.state = b""
+    async with bank.transaction() as tx:
+        assert tx.state == b""
+        tx.state = None
+    async with bank.transaction() as tx:
+        assert tx.state is None
+        tx.state = b"rest"
+    await bank.engine.transport.remove("bank", None)
+    await vanish(bank)
+    heir = await messagers(name="bank", host=[1])
+    async with heir.transaction() as tx:
+        assert tx.state is None
+
+
+async def test_a_widened_mailbox_keeps_its_state(bank):
+    async with bank.transaction() as tx:
+        tx.state = b"kept"
+    await bank.host_agents([7], ["agent-chat"])
+    async with bank.transaction() as tx:
+        assert tx.state == b"kept"
+
+
+async def test_an_empty_one_asks_the_server_for_nothing(bank, monkeypatch):
+    monkeypatch.setattr(bank.engine.transport, "send", None)
+    async with bank.transaction() as tx:
+        assert len(await tx.fetch_messages()) == 0
+    assert len(tx.receipts) == 0
+
+
+async def test_sends_before_and_after_keep_their_order(bank, shop):
+    before = [asyncio.create_task(bank.send_message(to(bank, 2), {"n": n}, 1)) for n in range(5)]
+    await asyncio.sleep(0)
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 2), {"n": 5}, 1)
+        tx.send_messages([Outgoing.to_agents([2, 2], {"n": 6}, from_id=1)])
+        tx.send_columns(1, [2, 2], [{"n": 7}, {"n": 8}])
+        leaving = asyncio.create_task(bank.send_message(to(bank, 2), {"n": "meanwhile"}, 1))
+        await leaving
+    after = [asyncio.create_task(bank.send_message(to(bank, 2), {"n": n}, 1)) for n in (9, 10)]
+    await asyncio.gather(*before, *after)
+    assert numbers(await fetch_all(shop, 13)) == [0, 1, 2, 3, 4, "meanwhile", 5, 6, 6, 7, 8, 9, 10]
+    assert len(tx.receipts) == 5
+    assert len(set(tx.receipts.message_ids)) == 5
+    room = bank.engine.outbox.room
+    assert (room.rows, room.nbytes) == (0, 0)
+    assert [row["payload"]["n"] for row in bank.get_log_list()][6:11] == [5, 6, 6, 7, 8]
+
+
+async def test_it_reaches_several_mailboxes_and_foreign_clients(bank, shop, messagers, store):
+    twin = await messagers(listen=[to(bank, 2)])
+    news = await store.subscribe("news", "weather")
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 2), {"n": 1}, 1)
+        tx.send_message("news", {"n": 2}, 1)
+        tx.send_message("nobody", {"n": 3}, 1)
+        tx.send_message("weather", {"n": 4}, 1)
+        tx.send_message(to(bank, 1), {"n": 5}, 1)
+    assert tx.receipts.fates.tolist() == ["delivered", "published", "undeliverable", "published", "delivered"]
+    assert numbers(await fetch_all(shop, 1)) == numbers(await fetch_all(twin, 1)) == [1]
+    assert [await news(), await news()] == [("news", b'{"n":2}'), ("weather", b'{"n":4}')]
+    assert numbers(await fetch_all(bank, 1)) == [5]
+
+
+async def test_the_step_is_stamped(bank, shop):
+    bank.step = 3
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 2), {"n": 1})
+        bank.step = 4
+    [message] = await fetch_all(shop, 1)
+    assert isinstance(message, Message)
+    assert message.step == 4
+
+
+async def test_what_it_handled_makes_room_for_what_it_sends_itself(messagers, shop):
+    bank = await messagers(name="bank", host=[1], mailbox_messages=4, send_timeout_s=0.3)
+    await feed(shop, 1, 2, 3, 4)
+    for _ in range(3):
+        async with bank.transaction() as tx:
+            for n in await held(tx, 4):
+                tx.send_message(to(bank, 1), {"n": n + 10}, 1)
+    assert numbers(await fetch_all(bank, 4)) == [31, 32, 33, 34]
+
+
+# -- refusals: nothing is done -----------------------------------------------------------------------------------------
+
+
+async def test_one_full_mailbox_stops_all_of_it(bank, shop, messagers):
+    full = await messagers(host=[9], mailbox_messages=1)
+    await shop.send_message(to(bank, 9), {"n": 0}, 2)
+    await feed(shop, 1)
+    with pytest.raises(MailboxFull, match="stayed full") as caught:  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            await held(tx, 1)
+            for agent in (2, 9, 3):
+                tx.send_message(to(bank, agent), {"n": 99}, 1)
+            tx.state = b"lost"
+    assert list(caught.value.receipts) == [None] * 3
+    assert len(caught.value.message_ids) == 3
+    assert await silent(shop)
+    await untouched(bank, 1)
+    assert numbers(await fetch_all(full, 1)) == [0]
+    await full.ack()
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 9), {"n": 1}, 1)
+    assert tx.receipts.fates.tolist() == ["delivered"]
+
+
+async def test_it_waits_for_room(messagers, shop):
+    bank = await messagers(name="bank", host=[1])
+    full = await messagers(host=[9], mailbox_messages=1)
+    await shop.send_message(to(bank, 9), {"n": 0}, 2)
+    tried = tries_of(bank)
+
+    async def leave():
+        async with bank.transaction() as tx:
+            tx.send_messages([Outgoing.to_agent(agent, {"n": 1}, from_id=1) for agent in (2, 9)])
+        return tx.receipts
+
+    leaving = asyncio.create_task(leave())
+    await tried(2)
+    assert numbers(await fetch_all(full, 1)) == [0]
+    await full.ack()
+    assert (await leaving).fates.tolist() == ["delivered"] * 2
+    assert numbers(await fetch_all(shop, 1)) == numbers(await fetch_all(full, 1)) == [1]
+
+
+def tries_of(bank):
+    """Return a function that waits until a messager has made so many calls."""
+    real, calls, news = bank.engine.transport.send, [], asyncio.Condition()
+
+    async def send(request):
+        reply = await real(request)
+        async with news:
+            calls.append(reply)
+            news.notify_all()
+        return reply
+
+    async def tried(count):
+        async with asyncio.timeout(WAIT_S), news:
+            await news.wait_for(lambda: len(calls) >= count)
+
+    bank.engine.transport.send = send
+    return tried
+
+
+async def test_a_frame_that_no_mailbox_holds_stops_all_of_it(bank, shop, messagers):
+    await messagers(host=[9], mailbox_bytes=1024)
+    with pytest.raises(PayloadTooLarge, match="cannot hold"):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            tx.send_message(to(bank, 2), {"n": 1}, 1)
+            tx.send_message(to(bank, 9), {"n": "x" * 5000}, 1)
+    assert await silent(shop)
+
+
+async def test_a_messager_that_asks_nobody_is_refused_where_there_is_an_interceptor(bank, shop, store):
+    await feed(shop, 1)
+    await store.set_interceptor(7)
+    with pytest.raises(ConfigError, match="interceptor"):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            await held(tx, 1)
+            tx.send_message(to(bank, 2), {"n": 99}, 1)
+    await untouched(bank, 1)
+    assert await silent(shop)
+
+
+async def test_verdicts_of_an_old_interceptor_are_asked_for_again(messagers, shop, store):
+    bank = await messagers(Interceptor("x", epoch=1), name="bank", host=[1])
+    await store.set_interceptor(2)
+    tried = tries_of(bank)
+
+    async def leave():
+        async with bank.transaction() as tx:
+            tx.send_messages([Outgoing.to_agent(2, {"n": n}, from_id=n) for n in (1, 13)])
+        return tx.receipts
+
+    leaving = asyncio.create_task(leave())
+    await tried(1)
+    bank.set_message_interceptor(Interceptor("x", [BlackList([(13, None)])], epoch=2))
+    assert (await leaving).fates.tolist() == ["delivered", "blocked"]
+    assert numbers(await fetch_all(shop, 1)) == [1]
+    assert await silent(shop)
+
+
+async def test_an_old_interceptor_that_never_goes_stops_it(messagers, shop, store):
+    bank = await messagers(Interceptor("x", epoch=1), name="bank", host=[1], interceptor_timeout_s=0.1)
+    await feed(shop, 1)
+    await store.set_interceptor(2)
+    with pytest.raises(InterceptorUnavailable):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            await held(tx, 1)
+            tx.send_message(to(bank, 2), {"n": 99}, 1)
+    await untouched(bank, 1)
+
+
+async def test_a_mailbox_that_came_or_went_meanwhile(bank, shop, messagers, store):
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 8), {"n": 1}, 1)
+        tx.send_message(to(bank, 2), {"n": 2}, 1)
+        late = await messagers(host=[8])
+    assert tx.receipts.fates.tolist() == ["delivered"] * 2
+    assert numbers(await fetch_all(late, 1)) == [1]
+    await vanish(late)
+    await store.expire(late.name)
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 8), {"n": 3}, 1)
+        tx.send_message(to(bank, 2), {"n": 4}, 1)
+    assert tx.receipts.fates.tolist() == ["undeliverable", "delivered"]
+    assert numbers(await fetch_all(shop, 2)) == [2, 4]
+
+
+async def test_a_log_that_is_behind_stops_all_of_it(bank, shop):
+    await shop.engine.transport.open_log(Limits(2, 2**20, 60.0, leased=False))
+    await shop.send_message("news", {"n": 0})
+    messages = [Outgoing.to_agent(2, {"n": 1}, from_id=1), Outgoing("news", {"n": 2}), Outgoing("news", {"n": 3})]
+    with pytest.raises(MailboxFull, match="event log"):
+        async with bank.transaction() as tx:
+            tx.send_messages(messages)
+    assert await silent(shop)
+    async with bank.transaction() as tx:
+        tx.send_messages(messages[:2])
+    assert tx.receipts.fates.tolist() == ["delivered", "undeliverable"]
+
+
+async def test_the_log_has_it_once(messagers, shop, store):
+    bank = await messagers(
+        Interceptor("x", [BlackList([(13, None)]), Rewriting()], epoch=1), name="bank", host=[1], send_timeout_s=0.3
+    )
+    await store.set_interceptor(1)
+    transport = shop.engine.transport
+    await transport.open_log(WIDE)
+    full = await messagers(host=[9], mailbox_messages=1)
+    messages = [
+        Outgoing.to_agent(2, {"n": 1}, from_id=13),
+        Outgoing.to_agent(2, {"n": "odd"}, from_id=1),
+        Outgoing("news", {"n": 3}, from_id=1),
+        Outgoing("weather", {"n": 4}, from_id=1),
+        Outgoing.to_agent(9, {"n": 5}, from_id=1),
+    ]
+    for _ in range(2):
+        tx = bank.transaction()
+        with contextlib.suppress(MailboxFull):
+            async with tx:
+                tx.send_messages(messages)
+    with pytest.raises(TransactionError):
+        tx.receipts  # noqa: B018 - raises
+    notes = [item for item in await transport.read_log({LOG_STREAM: "0-0"}, 100, 0.01) if item.note is not None]
+    told = [(decode_note(item.note, len(decode(item.frame))).fate, item.takers) for item in notes]
+    assert sorted(told) == [(DELIVERED, None), (PUBLISHED, [0, 0]), (BLOCKED, None)]
+    assert numbers(await fetch_all(shop, 1)) == ["even"]
+    assert len(await store.entries(full.name)) == 1
+
+
+class Rewriting(Held):
+    """Rewrite one payload, at once."""
+
+    def __init__(self):
+        super().__init__(
+            "rewriting", is_open=True, at_once=lambda m: rewrite({"n": "even"}) if m.payload["n"] == "odd" else None
+        )
+
+
+async def test_blocked_messages_are_told_in_their_receipts(messagers, shop, store):
+    bank = await messagers(Interceptor("x", [BlackList([(13, None)])]), name="bank", host=[1])
+    await feed(shop, 1)
+    async with bank.transaction() as tx:
+        await held(tx, 1)
+        tx.send_messages([Outgoing.to_agent(2, {"n": n}, from_id=n) for n in (13, 5, 13)])
+    assert tx.receipts.fates.tolist() == ["blocked", "delivered", "blocked"]
+    assert tx.receipts[0].rule == "black_list"
+    async with bank.transaction() as tx:
+        tx.send_message(to(bank, 2), {"n": 0}, 13)
+        tx.state = b"all blocked"
+    assert tx.receipts.fates.tolist() == ["blocked"]
+    async with bank.transaction() as tx:
+        assert tx.state == b"all blocked"
+    assert numbers(await fetch_all(shop, 1)) == [5]
+    assert await store.waiting("bank") == 0
+
+
+async def test_slow_rules_are_waited_for(messagers, shop):
+    slow = Held("slow", only=lambda message: message.payload["n"] == 2)
+    bank = await messagers(Interceptor("x", [slow]), name="bank", host=[1])
+
+    async def leave():
+        async with bank.transaction() as tx:
+            tx.send_messages([Outgoing.to_agent(2, {"n": n}, from_id=1) for n in (1, 2, 3)])
+        return tx.receipts
+
+    leaving = asyncio.create_task(leave())
+    await slow.called(1)
+    after = asyncio.create_task(bank.send_message(to(bank, 2), {"n": 4}, 1))
+    assert await silent(shop)
+    slow.release()
+    assert (await leaving).fates.tolist() == ["delivered"] * 3
+    assert (await after).fate == "delivered"
+    assert numbers(await fetch_all(shop, 4)) == [1, 2, 3, 4]
+
+
+# -- when nobody knows -------------------------------------------------------------------------------------------------
+
+
+async def break_send(bank, *, before):
+    """Have the next call of a messager's transport end without an answer: before it was made, or after."""
+    await bank.engine.shipper.reload()  # so that it is no call that is refused
+    transport, real = bank.engine.transport, bank.engine.transport.send
+
+    async def send(request):
+        transport.send = real
+        if not before:
+            await real(request)
+        raise ConnectionFailed("cut by the test", host="", port=0)
+
+    transport.send = send
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
+@pytest.mark.parametrize("next_one", ["transaction", "fetch", "ack", "iterate"])
+async def test_an_unknown_outcome_is_found_out_by_whoever_comes_next(bank, shop, before, next_one):
+    await feed(shop, 1, 2)
+    await break_send(bank, before=before)
+    with pytest.raises(OutcomeUnknown):
+        await step(bank, 1)
+    if next_one == "ack":
+        await bank.ack()
+    if next_one == "iterate":
+        async for message in bank:
+            assert numbers([message]) == [1 if before else 2]
+            break
+    elif next_one == "fetch":
+        assert numbers(await fetch_all(bank, 1, limit=1)) == [1 if before else 2]
+    else:
+        async with bank.transaction() as tx:
+            assert tx.state == (None if before else b"1")
+            assert await held(tx, 2 if before else 1) == ([1, 2] if before else [2])
+    await bank.send_message(to(bank, 2), {"n": 100}, 1)
+    assert numbers(await fetch_all(shop, 1 if before else 2)) == ([100] if before else [1, 100])
+
+
+async def test_a_late_call_of_an_unknown_outcome_does_nothing(bank, shop):
+    await feed(shop, 1)
+    transport, real, late = bank.engine.transport, bank.engine.transport.send, []
+
+    async def send(request):
+        transport.send = real
+        late.append(request)
+        raise ConnectionFailed("cut by the test", host="", port=0)
+
+    transport.send = send
+    with pytest.raises(OutcomeUnknown):
+        await step(bank, 1)
+    await untouched(bank, 1)
+    await real(late[0])
+    assert await silent(shop)
+    tx = await step(bank, 0)
+    assert tx.state == b"0"
+    await real(late[0])
+    assert await silent(shop)
+
+
+async def test_a_call_that_comes_twice_has_its_effect_once(bank, shop, store):
+    """A transport repeats by itself what a cut connection left open."""
+    await feed(shop, 1, 2)
+    news = await store.subscribe("news")
+    await bank.engine.shipper.reload()
+    transport, real = bank.engine.transport, bank.engine.transport.send
+
+    async def send(request):
+        await real(request)
+        reply = await real(request)
+        reply.repeated = True
+        return reply
+
+    transport.send = send
+    for n in (1, 2):
+        async with bank.transaction() as tx:
+            assert await held(tx, 1) == [n]
+            tx.send_messages([Outgoing.to_agent(2, {"n": n}, from_id=1), Outgoing("news", {"n": n})])
+            tx.send_messages([Outgoing("nobody", {"n": n}), Outgoing("news", {"n": -n})])
+            tx.state = b"%d" % n
+        assert tx.receipts.fates.tolist() == ["delivered", "published", "undeliverable", "published"]
+    transport.send = real
+    assert numbers(await fetch_all(shop, 2)) == [1, 2]
+    assert [(await news())[1] for _ in range(4)] == [b'{"n":%d}' % n for n in (1, -1, 2, -2)]
+    await untouched(bank, state=b"2")
+    assert await silent(shop)
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["answered", "lost"])
+async def test_a_cancelled_leaving_goes_on(bank, shop, taken):
+    await feed(shop, 1, 2)
+    transport, real = bank.engine.transport, bank.engine.transport.send
+    sending, go_on = asyncio.Event(), asyncio.Event()
+
+    async def send(request):
+        transport.send = real
+        sending.set()
+        await go_on.wait()
+        if not taken:
+            raise ConnectionFailed("cut by the test", host="", port=0)
+        return await real(request)
+
+    transport.send = send
+    leaving = asyncio.create_task(step(bank, 1))
+    await sending.wait()
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    coming = asyncio.create_task(step(bank, 1))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await coming).state == (b"2" if taken else b"1")
+    assert numbers(await fetch_all(shop, 2 if taken else 1)) == ([1, 2] if taken else [1])
+
+
+async def test_while_the_server_is_away_nobody_gets_what_may_be_handled(bank, shop):
+    await feed(shop, 1)
+    await break_send(bank, before=False)
+    transport, real = bank.engine.transport, bank.engine.transport.take_sender_epoch
+
+    async def away(*_args, **_options):
+        raise ConnectionFailed("away", host="", port=0)
+
+    transport.take_sender_epoch = away
+    with pytest.raises(OutcomeUnknown):
+        await step(bank, 1)
+    for again in (bank.fetch_messages, bank.ack, bank.transaction().__aenter__):
+        with pytest.raises(ConnectionFailed):
+            await again()
+    transport.take_sender_epoch = real
+    await untouched(bank, state=b"1")
+
+
+async def test_a_sender_that_stood_still_does_not_end_its_successor(bank, shop, messagers):
+    await bank.send_message(to(bank, 2), {"n": 0}, 1)
+    transport, real = bank.engine.transport, bank.engine.transport.send
+
+    async def send(_request):
+        transport.send = real
+        heirs.append(await messagers(name="bank", host=[1]))
+        raise ConnectionFailed("it stood still for too long", host="", port=0)
+
+    heirs = []
+    transport.send = send
+    with pytest.raises(OutcomeUnknown):
+        await step(bank, 0)
+    with pytest.raises(Fenced):
+        await bank.send_message(to(bank, 2), {"n": 99}, 1)
+    with pytest.raises(Fenced):
+        await bank.fetch_messages()
+    assert (await heirs[0].send_message(to(bank, 2), {"n": 1}, 1)).fate == "delivered"
+    assert (await step(heirs[0], 0)).state == b"0"
+    assert numbers(await fetch_all(shop, 2)) == [0, 1]
+
+
+@pytest.mark.parametrize("fences", [True, False])
+async def test_a_server_that_lost_a_transaction_gets_no_other_one(bank, shop, store, messagers, fences):
+    await feed(shop, 1, 2, 3)
+    await step(bank, 1)
+    await step(bank, 1)
+    if isinstance(bank.engine.transport, MemoryTransport):
+        store.server.experiments[bank.exp_id].senders["bank"].transactions = 1
+    else:
+        await store.client.hset(store.keys.sender("bank"), "transactions", 1)
+    if fences:
+        await bank.engine.shipper._fence()
+    for _ in range(2):
+        with pytest.raises(TransactionError, match="restored from a backup"):
+            await step(bank, 1)
+    assert numbers(await fetch_all(shop, 2)) == [1, 2]
+    await bank.close()
+    heir = await messagers(name="bank", host=[1])
+    assert (await step(heir, 1)).state == b"3"
+
+
+async def test_garbage_is_passed_by(bank, shop, store):
+    await store.write("bank", b"garbage")
+    async with bank.transaction() as tx:
+        found = asyncio.create_task(tx.fetch_messages(timeout=WAIT_S))
+        await asyncio.sleep(0)
+        await feed(shop, 1)
+        assert numbers(await found) == [1]
+    assert await store.waiting("bank") == 0
+
+
+# -- who may ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reader_beside_its_successor_commits_nothing(bank, shop, messagers):
+    await feed(shop, 1)
+    with pytest.raises(Fenced):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            await held(tx, 1)
+            tx.send_message(to(bank, 2), {"n": 99}, 1)
+            tx.state = b"lost"
+            heir = await messagers(name="bank", host=[1])
+    assert await silent(shop)
+    await untouched(heir, 1)
+
+
+async def test_a_reader_without_sends_beside_its_successor_commits_nothing(bank, shop, messagers):
+    await feed(shop, 1)
+    with pytest.raises(Fenced):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            await held(tx, 1)
+            heir = await messagers(name="bank", host=[1])
+    with pytest.raises(Fenced):
+        await bank.fetch_messages()
+    await untouched(heir, 1)
+
+
+async def test_a_mailbox_that_was_removed_commits_nothing(bank, shop):
+    await feed(shop, 1)
+    with pytest.raises(Fenced, match="removed"):  # noqa: PT012 - the block is what is tested
+        async with bank.transaction() as tx:
+            await held(tx, 1)
+            tx.send_message(to(bank, 2), {"n": 99}, 1)
+            await bank.engine.transport.remove("bank", None)
+    assert await silent(shop)
+    assert (await bank.send_message(to(bank, 2), {"n": 1}, 1)).fate == "delivered"
+
+
+async def test_who_may_not(messagers, server, opener):
+    nameless = await messagers(host=[5])
+    with pytest.raises(ConfigError, match="name"):
+        async with nameless.transaction():
+            pass
+    deaf = await messagers(name="deaf")
+    with pytest.raises(NotListening, match="subscribe_and_start_listening"):
+        async with deaf.transaction():
+            pass
+
+
+async def test_no_broker_can(opener, mosquitto_config):
+    messager = await opener(mosquitto_config, name="bank", listen=["news"])
+    with pytest.raises(ConfigError, match="MQTT broker"):
+        async with messager.transaction():
+            pass
+
+
+async def test_one_at_a_time(bank, shop):
+    await feed(shop, 1)
+    async with bank.transaction() as tx:
+        for other in (bank.transaction().__aenter__, bank.fetch_messages, bank.ack, bank.__aiter__().__anext__):
+            with pytest.raises(TransactionError, match="open"):
+                await other()
+        assert await held(tx, 1) == [1]
+        with pytest.raises(TransactionError, match="begun"):
+            await tx.__aenter__()
+    with pytest.raises(TransactionError, match="not under way"):
+        await tx.fetch_messages()
+    for use in (lambda: tx.send_message("news", {}), lambda: setattr(tx, "state", b"")):
+        with pytest.raises(TransactionError, match="not under way"):
+            use()
+    assert len(await bank.fetch_messages()) == 0
+
+
+async def test_whoever_waits_for_messages_is_not_robbed(bank, shop):
+    waiting = asyncio.create_task(bank.fetch_messages(timeout=WAIT_S))
+    await asyncio.sleep(0)
+    with pytest.raises(TransactionError, match="waits"):
+        async with bank.transaction():
+            pass
+    await feed(shop, 1)
+    assert numbers(await waiting) == [1]
+    async with bank.transaction() as tx:
+        assert len(await tx.fetch_messages()) == 0
+
+
+async def test_a_transaction_in_a_loop_over_messages(bank, shop):
+    await feed(shop, 1, 2)
+    found = []
+    async for message in bank:
+        async with bank.transaction() as tx:
+            found += numbers([message])
+            tx.send_message(to(bank, 2), message.payload, 1)
+        if len(found) == 2:
+            break
+    assert numbers(await fetch_all(shop, 2)) == found == [1, 2]
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_state_is_bytes_up_to_a_limit(messagers):
+    bank = await messagers(name="bank", host=[1], state_bytes=10)
+    async with bank.transaction() as tx:
+        with pytest.raises(InvalidPayload, match="bytes or None, not dict"):
+            tx.state = {"a": 1}
+        with pytest.raises(PayloadTooLarge, match="state_bytes") as caught:
+            tx.state = b"x" * 11
+        assert (caught.value.size, caught.value.limit) == (11, 10)
+        tx.state = b"x" * 10
+    async with bank.transaction() as tx:
+        assert tx.state == b"x" * 10
+
+
+async def test_bad_sends_are_refused_at_once_and_leave_the_rest(bank, shop):
+    async with bank.transaction() as tx:
+        with pytest.raises(InvalidAddress):
+            tx.send_message(to(bank, 2), {}, to_id=3)
+        with pytest.raises(InvalidPayload):
+            tx.send_message(to(bank, 2), "text")
+        with pytest.raises(InvalidColumns):
+            tx.send_columns([1, 2], [2], [{}])
+        with pytest.raises(InvalidPayload):
+            tx.send_messages([Outgoing.to_agent(2, {"n": 0}), Outgoing.to_agent(2, {"n": {1, 2}.__iter__})])
+        tx.send_message(to(bank, 2), {"n": 1})
+    assert numbers(await fetch_all(shop, 1)) == [1]
+    assert await silent(shop)
+
+
+async def test_it_takes_so_many_messages_and_bytes(messagers, shop, monkeypatch):
+    bank = await messagers(name="bank", host=[1])
+    async with bank.transaction() as tx:
+        tx.send_columns(range(16_384), [2] * 16_384, {"n": 1})
+        with pytest.raises(TransactionError, match="16,384"):
+            tx.send_message(to(bank, 2), {"n": 2})
+    assert tx.receipts.counts()["delivered"] == 16_384
+    assert bank.engine.outbox.room.nbytes == 0
+    async with bank.transaction() as tx:
+        for _ in range(4):
+            tx.send_message(to(bank, 3), {"n": "x" * (8 * 2**20 - 100)})
+        with pytest.raises(PayloadTooLarge, match="bytes of payload"):
+            tx.send_message(to(bank, 3), {"n": "x" * 500})
+    assert len(await fetch_all(shop, 16_388)) == 16_388
+    monkeypatch.setattr(transacting, "CALL_BYTES", 1000)
+    with pytest.raises(PayloadTooLarge, match="copy"):
+        async with bank.transaction() as tx:
+            tx.send_message(to(bank, 2), {"n": "x" * 1000})
+    assert await silent(shop)
+
+
+# -- a full server -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_server_is_drained_by_a_step_that_sends_nothing(server, bank, shop, exp_id):
+    if isinstance(server, MemoryServer):
+        return  # it has no limit
+    await feed(shop, 1, 2, 3)
+    client = client_of(server)
+    limit = (await client.config_get("maxmemory"))["maxmemory"]
+    await client.config_set("maxmemory", "1mb")
+    try:
+        with pytest.raises(MailboxFull, match="maxmemory"):
+            await step(bank, 1)
+        async with bank.transaction() as tx:
+            assert tx.state is None
+            assert await held(tx, 2) == [1, 2]
+            tx.state = b"3"
+    finally:
+        await client.config_set("maxmemory", limit)
+        await client.aclose()
+    await untouched(bank, 3, state=b"3")
+    assert await silent(shop)

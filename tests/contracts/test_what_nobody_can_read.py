@@ -1,0 +1,122 @@
+"""Frames that nobody can read, from a sender that counts them: they take no room for ever, here and on the server."""
+
+import asyncio
+
+import pytest
+from contract_support import WAIT_S, fetch_all, until
+
+from ray_messaging.receiving.lending import Lending
+from ray_messaging.transports.base import Cursor, FrameFate, SendRequest, Shipment
+
+pytestmark = pytest.mark.beyond_mqtt("dead-letters")
+
+GARBAGE = b"of a version that is yet to come"
+
+
+class Newer:
+    """Send as a messager of a version does that this one cannot read."""
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.seq = 0
+
+    async def begin(self):
+        self.epoch = (await self.transport.take_sender_epoch("newer", keep_s=60)).epoch
+        return self
+
+    async def send(self, mailbox, rows=1, frame=GARBAGE):
+        """Return the frame's fate."""
+        version = (await self.transport.load_directory(-1)).version
+        shipment = Shipment(mailbox, self.seq + 1, rows, frame)
+        reply = await self.transport.send(SendRequest("newer", self.epoch, version, -1, [shipment]))
+        self.seq += reply.fates == [FrameFate.WRITTEN]
+        return reply.fates[0]
+
+
+@pytest.fixture
+async def pair(messagers):
+    """Open a receiver with room for 10 messages; return it, its channel, and a newer sender."""
+    receiver = await messagers(name="box", mailbox_messages=10, host=[1])
+    return receiver, receiver.get_agent_chat_channel(1), await Newer(receiver.engine.transport).begin()
+
+
+async def buried(messager, count):
+    async def there():
+        return messager.stats()["unreadable"] >= count
+
+    await until(there)
+
+
+async def test_what_cannot_be_read_takes_no_room_for_ever(pair, messagers, store):
+    receiver, channel, newer = pair
+    sender = await messagers()
+    for n in range(5):
+        assert await newer.send("box", rows=8) is FrameFate.WRITTEN
+        await sender.send_message(channel, {"n": n})
+        [message] = await fetch_all(receiver, 1)
+        assert message.payload == {"n": n}
+        await receiver.ack()
+        assert await store.waiting("box") == 0
+    assert receiver.stats()["unreadable"] == 5
+
+
+async def test_who_waits_for_a_message_lets_go_of_what_cannot_be_read(pair, messagers):
+    receiver, channel, newer = pair
+    sender = await messagers(send_timeout_s=WAIT_S)
+    waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
+    assert await newer.send("box", rows=10) is FrameFate.WRITTEN  # the mailbox is full now, with nothing to hand out
+    await sender.send_message(channel, {"n": 1})
+    async with asyncio.timeout(WAIT_S):
+        assert [message.payload for message in await waiting] == [{"n": 1}]
+
+
+async def test_a_flood_that_cannot_be_read_is_no_flood_in_the_inbox(pair, messagers):
+    receiver, _, newer = pair
+    for _ in range(100):
+        assert await newer.send("box", rows=0) is FrameFate.WRITTEN
+    await buried(receiver, 100)
+    assert len(receiver.engine.subscription.inbox._pieces) == 1
+    assert list(await receiver.fetch_messages()) == []
+    await receiver.ack()
+    heir = await messagers(name="box", mailbox_messages=10, host=[1])
+    assert heir.engine.subscription.cursor != Cursor("0-0", 0)  # past all of it
+    assert list(await heir.fetch_messages(timeout=0.05)) == []
+    assert heir.stats()["unreadable"] == 0
+
+
+async def test_a_mailbox_that_is_not_at_its_end_keeps_its_counts(pair, messagers, store):
+    receiver, channel, newer = pair
+    sender = await messagers()
+    for n in range(3):
+        await sender.send_message(channel, {"n": n})
+    assert await newer.send("box", rows=4) is FrameFate.WRITTEN
+    await fetch_all(receiver, 2, limit=2)
+    await receiver.ack()
+    assert await store.waiting("box") == 5
+    await fetch_all(receiver, 1)
+    await buried(receiver, 1)
+    await receiver.fetch_messages()
+    await receiver.ack()
+    assert await store.waiting("box") == 0
+
+
+async def test_behind_what_a_caller_keeps_a_flood_is_one_loan(pair, messagers, store):
+    receiver, channel, newer = pair
+    sender = await messagers()
+    await sender.send_message(channel, {"n": 1})
+    lending = Lending(receiver.exp_id, receiver.engine.subscription, 60.0)
+    token, [message] = await lending.fetch("kept", None, None, WAIT_S)
+    assert message.payload == {"n": 1}
+    for n in range(9):
+        assert await newer.send("box") is FrameFate.WRITTEN
+        await buried(receiver, n + 1)
+        assert (await lending.fetch("asks", None, None, 0.0))[0] is None
+    assert len(lending._loans) == 2
+    await lending.give_back("kept", token)
+
+    async def handled():
+        assert (await lending.fetch("asks", None, None, 0.0))[0] is None
+        return await store.waiting("box") == 0
+
+    await until(handled)
+    assert (lending.lent, len(lending._loans)) == (0, 0)
