@@ -1,9 +1,8 @@
 """Servers for every suite, and messagers that are closed at the end of their test."""
 
 import asyncio
+import logging
 import os
-import shutil
-import socket
 import subprocess
 import threading
 import uuid
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from servers import HOST, MissingBinaryError, RedisProcess, find_binary, free_port
 
 from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
@@ -22,25 +22,15 @@ from ray_messaging.transports.memory import MemoryServer
 settings.register_profile("ray_messaging", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ray_messaging")
 
-HOST = "127.0.0.1"
-PASSWORD = "a secret of the tests"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
-
 
 def binary(name):
     """Find a server's binary; without it the test is skipped, or fails where servers are required."""
-    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-    if found is None:
-        reason = f"{name} is not on PATH: apt-get install {name}"
+    try:
+        return find_binary(name)
+    except MissingBinaryError as error:
         if os.environ.get("RAY_MESSAGING_REQUIRE_SERVERS") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -49,40 +39,9 @@ def valkey_config() -> Iterator[RedisConfig]:
         yield server.start()
 
 
-class RedisProcess:
-    """Debian's redis-server on a free port, with a password; it can be killed and started again."""
-
-    def __init__(self, folder):
-        self.binary = binary("redis-server")
-        self.folder = folder
-        self.config = RedisConfig(server=HOST, port=free_port(), password=PASSWORD, timeout=10)
-        self.process = None
-
-    def start(self):
-        options = f"bind {HOST}\nport {self.config.port}\nrequirepass '{PASSWORD}'\ndir {self.folder}\n"
-        durable = "appendonly yes\nappendfsync always\nsave ''\nmaxmemory-policy noeviction\n"
-        self.process = subprocess.Popen(
-            [self.binary, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.process.stdin.write(options + durable)
-        self.process.stdin.close()
-        seen = []
-        for line in self.process.stdout:
-            seen.append(line)
-            if "eady to accept connections" in line:
-                return self
-        raise AssertionError("redis-server did not start:\n" + "".join(seen))
-
-    def kill(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdout.close()
-            self.process = None
-
-
 @pytest.fixture(scope="session")
 def redis_config(tmp_path_factory) -> Iterator[RedisConfig]:
+    binary("redis-server")
     process = RedisProcess(tmp_path_factory.mktemp("redis"))
     try:
         yield process.start().config
@@ -93,6 +52,7 @@ def redis_config(tmp_path_factory) -> Iterator[RedisConfig]:
 @pytest.fixture
 def redis_process(tmp_path) -> Iterator[RedisProcess]:
     """Start a server of the test's own, which it may kill."""
+    binary("redis-server")
     process = RedisProcess(tmp_path)
     try:
         yield process.start()
@@ -270,3 +230,17 @@ def data(request):
         return path
 
     return path_of
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Run Ray on this machine, once; imported here, as most suites do without it."""
+    import cluster_support
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    # Tasks of the tests may use it, and workers cannot import it.
+    ray.cloudpickle.register_pickle_by_value(cluster_support)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(cluster_support)
+    ray.shutdown()

@@ -1,26 +1,12 @@
-"""One Ray for the whole session, few experiments, and agents of its own for each test."""
+"""Few experiments for the whole session, and agents of its own for each test."""
 
 import itertools
-import logging
 import uuid
 
-import cluster_support
 import pytest
-import ray
 from cluster_support import control, new_handle
 
 from ray_messaging import Messaging, rules
-
-
-@pytest.fixture(scope="session")
-def ray_cluster():
-    """Run Ray on this machine, once."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    # Tasks of the tests may use it, and workers cannot import it.
-    ray.cloudpickle.register_pickle_by_value(cluster_support)
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(cluster_support)
-    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

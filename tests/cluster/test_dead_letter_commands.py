@@ -1,6 +1,9 @@
 """Dead letters of a real experiment, by its facade and from the command line."""
 
+import asyncio
 import json
+import os
+import signal
 import uuid
 
 import pytest
@@ -11,6 +14,7 @@ from ray_messaging import ConfigError, Messaging, UnknownName
 from ray_messaging.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.dead_letters import DeadLetters
+from ray_messaging.transports.redis.dead import RedisDead
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -183,3 +187,24 @@ def test_a_reset_takes_the_dead_letters_along(ray_cluster, redis_config, exp_id)
     with Messaging.start(exp_id, redis=redis_config, on_existing="reset") as messaging:
         assert messaging.dead_letters.stats() == {"letters": 0, "bytes": 0, "dropped": 0, "dropped_bytes": 0}
         messaging.shutdown(erase=True)
+
+
+def test_ctrl_c_ends_what_would_take_long(town, monkeypatch):
+    async def take_long(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RedisDead, "facts", take_long)
+    with pytest.raises(KeyboardInterrupt):
+        town[0].dead_letters.requeue(everything=True)
+
+
+def test_dropping_all_counts_anew_what_was_lost(town, letters):
+    messaging, _, client = town
+    client.hset(Keys(messaging.exp_id).state(":dead"), mapping={"dropped": 3, "dropped_bytes": 900})
+    assert messaging.health().of("dead letters")[0].level == "critical"
+    assert letters.drop(["1-1"]) == 0
+    assert letters.stats()["dropped"] == 3
+    letters.drop(everything=True)
+    assert letters.stats() == {"letters": 0, "bytes": 0, "dropped": 0, "dropped_bytes": 0}
+    assert messaging.health().of("dead letters")[0].level == "ok"

@@ -5,6 +5,9 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
+import sys
+import threading
 import time
 import uuid
 from contextlib import contextmanager
@@ -83,6 +86,31 @@ def test_it_can_be_asked_from_a_task(messaging):
     health = ray.get(ask.remote(messaging))
     assert health.of("interceptor")[0].level == "ok"
     assert health.of("server")[0].level == "ok"  # though no pickle holds its password
+
+
+def test_from_another_process_by_the_address_of_ray(messaging):
+    env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    env.pop("RAY_AUTH_MODE", None)  # Ray's own default, with which an address alone does not open a cluster
+    command = [sys.executable, "-m", "ray_messaging.cli", "doctor", messaging.exp_id, "--json"]
+    found = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=25)
+    assert found.stdout, found.stderr
+    assert json.loads(found.stdout)["subject"] == f"experiment {messaging.exp_id!r}"
+
+
+def test_the_head_of_ray_that_hangs_holds_nothing_up(messaging, monkeypatch):
+    group = messaging.create_group(f"known-{uuid.uuid4().hex[:8]}", [f"known-{uuid.uuid4().hex[:8]}"])
+    hanging = threading.Event()
+    try:
+        monkeypatch.setattr(health_module, "named_actors", lambda _: hanging.wait() and {})
+        monkeypatch.setattr(health_module, "DEADLINE_S", SHORT_S)
+        began = time.monotonic()
+        found = messaging.health()
+        assert time.monotonic() - began < 10 * SHORT_S
+        assert problems(found)["Ray"].level == "critical"
+        assert found.of(f"group {group.name!r}")[0].level == "ok"
+    finally:
+        hanging.set()
+        messaging.remove_group(group.name)
 
 
 def test_a_group_that_hangs_and_one_that_comes_back(messaging, make_group, hanging, run):

@@ -1,0 +1,102 @@
+"""A process that steps exactly once: it adds up what comes, and sends each running total on; and ways to end it."""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+from ray_messaging import Fenced, Messager
+from ray_messaging.config import MessagingConfig
+
+AGENT, SINK = 1, 2
+FENCED = 3  # the process's exit code
+POINTS = ("connect", "load_directory", "listen", "take_sender_epoch", "read", "send", "send", "send", "commit")
+PHASES = ("before", "during", "after")
+
+# One process imports the package once, and each bank is a fork of it. It finds only what is installed.
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["ray_messaging", "ray_messaging.messager"])
+
+
+class Crash(NamedTuple):
+    """Get a signal before, during or after the n-th call of one of the transport's methods."""
+
+    point: str
+    phase: str
+    nth: int
+    signal: int = signal.SIGKILL
+
+    @classmethod
+    def by(cls, chance: random.Random) -> "Crash":
+        point = chance.choice(POINTS)
+        often = {"send": 30, "read": 4}.get(point, 1)
+        return cls(point, chance.choice(PHASES), chance.randint(1, often))
+
+
+def start(config, exp_id, last, crash=None, seed=0):
+    """Start a bank that ends when it has added up `last` numbers."""
+    process = forks.Process(target=_main, args=(config, exp_id, last, crash, seed), daemon=True)
+    process.start()
+    return process
+
+
+def _main(config, exp_id, last, crash, seed):
+    asyncio.run(_run(config, exp_id, last, crash, random.Random(seed)))
+
+
+async def _run(config, exp_id, last, crash, chance):
+    bank = Messager(config, exp_id, name="bank", settings=MessagingConfig(frame_rows=7))
+    if crash is not None:
+        _arm(bank.engine.transport, crash)
+    try:
+        async with bank:
+            await bank.host_agents([AGENT], ["agent-chat"])
+            while await step(bank, chance) < last:
+                pass
+    except Fenced:
+        os._exit(FENCED)
+
+
+async def step(bank, chance):
+    """Add up some numbers in one transaction; return how many were added up by now."""
+    async with bank.transaction() as tx:
+        state = json.loads(tx.state or b'{"count": 0, "sum": 0}')
+        for message in await tx.fetch_messages(limit=chance.randint(1, 9), timeout=0.05):
+            state["count"] += 1
+            state["sum"] += message.payload["n"]
+            tx.send_message(bank.get_agent_chat_channel(SINK), dict(state), AGENT, SINK)
+        tx.state = json.dumps(state).encode()
+    return state["count"]
+
+
+def _arm(transport, crash):
+    real, left = getattr(transport, crash.point), crash.nth
+
+    async def call(*args, **options):
+        nonlocal left
+        left -= 1
+        if left:
+            return await real(*args, **options)
+        if crash.phase == "before":
+            os.kill(os.getpid(), crash.signal)
+        elif crash.phase == "during":
+            # The request is on its way, and nobody has read the answer.
+            asyncio.get_running_loop().call_later(0, os.kill, os.getpid(), crash.signal)
+        reply = await real(*args, **options)
+        if crash.phase == "after":
+            os.kill(os.getpid(), crash.signal)
+        return reply
+
+    setattr(transport, crash.point, call)
+
+
+def state_of(process):
+    """Return the kernel's letter for what a process does: T where it was stopped."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""

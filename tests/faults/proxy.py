@@ -1,0 +1,107 @@
+"""A link that fails: a TCP proxy in a thread of its own, between messagers and their server."""
+
+import asyncio
+import random
+import threading
+from concurrent.futures import Future
+
+
+class Proxy:
+    """Pass bytes on to `config`'s server, but for what a test sets.
+
+    `cut_replies` is the chance (0 to 1) that a reply is lost and its connection cut. `swallow` takes all bytes of
+    connections that are open, both ways, and says nothing: the peer looks alive. `black_hole` accepts new connections
+    and never answers. `delay_s` holds each piece back. Use it as a context manager; `config` leads to the proxy.
+    """
+
+    def __init__(self, config, seed=0):
+        self.target = config
+        self.cut_replies = 0.0
+        self.black_hole = False
+        self.delay_s = 0.0
+        self.cuts = 0
+        self.accepted = 0
+        self._random = random.Random(seed)
+        self._swallowed = set()  # writers whose bytes vanish
+        self._open = set()
+        self._tasks = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._ready = Future()
+
+    def __enter__(self):
+        self._thread.start()
+        port = self._ready.result(timeout=10)
+        self.config = self.target.model_copy(update={"port": port})
+        return self
+
+    def __exit__(self, *_):
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def swallow(self):
+        """Let the open connections go silent; new ones work."""
+        self._loop.call_soon_threadsafe(lambda: self._swallowed.update(self._open))
+
+    def cut(self):
+        """Cut the open connections."""
+        self._loop.call_soon_threadsafe(self._abort_all)
+
+    def _run(self):
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self):
+        self._end = asyncio.Event()
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._ready.set_result(server.sockets[0].getsockname()[1])
+        await self._end.wait()
+        server.close()
+        while self._tasks:  # one that was just connecting is not cut by the first round
+            self._abort_all()
+            await asyncio.wait(self._tasks, timeout=0.1)
+
+    def _abort_all(self):
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def _accept(self, reader, writer):
+        self._tasks.add(asyncio.current_task())
+        self.accepted += 1
+        self._open.add(writer)
+        far_writer = None
+        try:
+            if self.black_hole:
+                await self._end.wait()
+                return
+            far_reader, far_writer = await asyncio.open_connection(self.target.server, self.target.port)
+            self._open.add(far_writer)
+            pumps = [asyncio.ensure_future(self._pump(reader, far_writer, up=True))]
+            pumps.append(asyncio.ensure_future(self._pump(far_reader, writer, up=False)))
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+        except OSError:
+            pass  # the server is away: who connected is told by the cut
+        finally:
+            for side in (writer, far_writer):
+                if side is not None:
+                    side.transport.abort()
+                    self._open.discard(side)
+                    self._swallowed.discard(side)
+            self._tasks.discard(asyncio.current_task())
+
+    async def _pump(self, reader, writer, *, up):
+        while data := await reader.read(65536):
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
+            if writer in self._swallowed:
+                continue
+            if not up and self._random.random() < self.cut_replies:
+                self.cuts += 1
+                return
+            writer.write(data)
+            await writer.drain()
+        if writer in self._swallowed:
+            await self._end.wait()  # not even an end is passed on

@@ -1,0 +1,256 @@
+"""A stage for a fault: a server, processes that send and receive, and the end at which all of it is counted."""
+
+import asyncio
+import json
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from servers import RedisProcess
+
+from faults import injector
+from faults.checker import check
+from faults.ledger import read_ledger, read_lines
+from faults.nursery import nursery
+from ray_messaging import Messager
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import TransitError
+
+WAIT_S = 60.0
+
+
+def until(condition, what, wait_s=WAIT_S):
+    """Wait until a condition holds that has no event."""
+    end = time.monotonic() + wait_s
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {wait_s:g} s")
+        time.sleep(0.02)
+    return found
+
+
+class Worker:
+    """A process of `faults.workload`: what it says, and what it logs."""
+
+    def __init__(self, folder, options):
+        self.options = options
+        self.heard = queue.Queue()
+        self.log = deque(maxlen=2000)
+        self._done = None
+        self.killed = False
+        path = folder / f"{options['label']}.json"
+        path.write_text(json.dumps(options))
+        self.process = nursery().fork(path)
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._listen, self._read_log)]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self):
+        for line in self.process.stdout:
+            self.heard.put(json.loads(line))
+        self.heard.put({"event": "gone"})
+
+    def _read_log(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def tell(self, order):
+        self.process.stdin.write(order + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, event, wait_s=WAIT_S):
+        """Wait for an event; raise AssertionError where another end comes before it."""
+        try:
+            while (heard := self.heard.get(timeout=wait_s))["event"] != event:
+                if heard["event"] in {"gone", "failed"}:
+                    raise AssertionError(f"{self.options['label']}: {heard}\n{''.join(self.log)}")
+        except queue.Empty:
+            raise AssertionError(f"{self.options['label']} did not say {event!r}\n{''.join(self.log)}") from None
+        return heard
+
+    def end(self, *, stop=True):
+        """Tell it to stop (or let it come to its end), and return what it says then."""
+        if self._done is None:
+            if stop:
+                with suppress(BrokenPipeError):
+                    self.tell("stop")
+            self._done = self.hear("done")
+        return self._done
+
+    def logged(self, text):
+        """Count the lines of its log that hold a text."""
+        return sum(text in line for line in list(self.log))
+
+    def kill(self):
+        """End it, if it has not ended; twice does no harm."""
+        self.killed = True
+        self.process.kill()
+        self.process.wait()
+        for thread in self._threads:
+            thread.join()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+class Stage:
+    """Set a stage in a folder; as a context manager it leaves no process behind.
+
+    `server` may be a RedisProcess that was started already.
+    """
+
+    def __init__(self, folder, *, server=None, **options):
+        self.folder = Path(folder)
+        (self.folder / "server").mkdir(parents=True, exist_ok=True)
+        self.server = server or RedisProcess(self.folder / "server", **{"binary": "valkey"} | options)
+        self.exp_id = f"fault-{secrets.token_hex(4)}"
+        self.senders, self.receivers, self.loggers = [], [], []
+        self.ledgers, self.inboxes = [], []
+        self.healed_at = None
+        self.facts = {}
+
+    def __enter__(self):
+        if self.server.process is None:
+            self.server.start()
+        return self
+
+    def __exit__(self, *_):
+        for worker in (*self.senders, *self.receivers, *self.loggers):
+            worker.kill()
+        self.server.kill()
+
+    # -- who is on it -------------------------------------------------------------------------------------------------
+
+    def _start(self, role, config, options):
+        config = config or self.server.config
+        server = {name: getattr(config, name) for name in ("server", "port", "password", "timeout")}
+        label = options.setdefault("label", f"{role}-{len(self.senders) + len(self.receivers) + len(self.loggers)}")
+        common = {"role": role, "server": server, "exp_id": self.exp_id, "label": label}
+        return Worker(self.folder, common | options)
+
+    def receiver(self, agents, *, config=None, go=True, **options):
+        """Start a receiver that hosts agents, by way of `config` (none: straight); it fetches when told to go."""
+        path = self.folder / f"inbox-{len(self.inboxes)}.jsonl"
+        options = {"agents": list(agents), "inbox": str(path), "name": f"group-{len(self.receivers)}"} | options
+        return self._enter(self._start("receiver", config, options), self.receivers, self.inboxes, "inbox", go)
+
+    def sender(self, from_ids, to_ids, *, config=None, go=True, **options):
+        """Start a sender of messages between all pairs; it sends when told to go."""
+        path = self.folder / f"ledger-{len(self.ledgers)}.jsonl"
+        options = {"from_ids": list(from_ids), "to_ids": list(to_ids), "ledger": str(path)} | options
+        return self._enter(self._start("sender", config, options), self.senders, self.ledgers, "ledger", go)
+
+    def logger(self, log_dir):
+        """Start a writer of the event log."""
+        self.loggers.append(self._start("logger", None, {"log_dir": str(log_dir)}))
+        self.loggers[-1].hear("ready")
+        return self.loggers[-1]
+
+    def _enter(self, worker, workers, paths, kind, go):
+        workers.append(worker)
+        path = Path(worker.options[kind])
+        if path not in paths:
+            paths.append(path)
+        if go is not None:
+            worker.hear("ready")
+        if go:
+            worker.tell("go")
+        return worker
+
+    def talk(self, receivers=1, *, config=None, fetching=True, **sender):
+        """Let a sender and receivers of an agent or two each talk; return when they are at it: sender, receivers."""
+        groups = [[10 * at, 10 * at + 1] for at in range(receivers)]
+        agents = [agent for group in groups for agent in group]
+        listening = [self.receiver(group, config=config, go=None) for group in groups]
+        options = {"rate": 100, "per_call": 12} | sender
+        talking = self.sender([1001, 1002, 1003], agents, config=config, go=None, **options)
+        for worker in (*listening, talking):
+            worker.hear("ready")  # they start side by side
+        for worker in (*(listening if fetching else []), talking):
+            worker.tell("go")
+        if fetching:
+            self.more_received(300)
+        return talking, listening
+
+    # -- what is seen of it -------------------------------------------------------------------------------------------
+
+    def sent(self):
+        """Count what has a fate that nobody can take back: delivered."""
+        return sum(send.fate == "delivered" for path in self.ledgers for send in read_ledger(path))
+
+    def received(self):
+        """Count what was fetched."""
+        return sum(len(line[3]) for path in self.inboxes for line in read_lines(path) if line[0] == "fetched")
+
+    def errors(self, kind=""):
+        """Count the calls that ended with an error of a kind (none: of any)."""
+        lines = [line for path in self.ledgers for line in read_lines(path) if line[0] == "settle"]
+        return sum(bool(line[4]) and line[4].startswith(kind) for line in lines)
+
+    def more_received(self, count, wait_s=WAIT_S):
+        """Wait until so many more messages were fetched."""
+        goal = self.received() + count
+        until(lambda: self.received() >= goal, f"{count} more messages", wait_s)
+
+    def more_sent(self, count, wait_s=WAIT_S):
+        """Wait until so many more messages were acknowledged."""
+        goal = self.sent() + count
+        until(lambda: self.sent() >= goal, f"{count} more receipts", wait_s)
+
+    def healed(self):
+        """Note that the fault is over."""
+        self.healed_at = time.time()
+
+    def memory(self, **pids):
+        """Note the memory of processes among the facts: the most that each has had, in MiB."""
+        for name, pid in pids.items():
+            self.facts[f"{name}_mib"] = round(max(self.facts.get(f"{name}_mib", 0), injector.memory_of(pid)[1]))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self, log=None):
+        """Stop the senders, wait until the receivers have all, and compare; `log` gives the rows of an event log."""
+        for worker in self.senders:
+            if not worker.killed:
+                self._add(worker.end()["errors"])
+        alive = [worker for worker in self.receivers if not worker.killed]
+        token = secrets.token_hex(4)
+        asyncio.run(self._mark_end([worker.options["agents"][0] for worker in alive], token))
+        for worker in alive:
+            while worker.hear("end")["token"] != token:
+                pass
+            self._add(worker.end()["stats"])
+        return self.count(None if log is None else log())
+
+    def count(self, log=None):
+        """Compare what is written down by now."""
+        account = check(self.ledgers, self.inboxes, log, healed_at=self.healed_at)
+        account.facts |= self.facts
+        return account
+
+    def _add(self, counts):
+        """Add what a process counted to the facts."""
+        for name, count in counts.items():
+            if count:
+                self.facts[name] = self.facts.get(name, 0) + count
+
+    async def _mark_end(self, agents, token):
+        """Send a last message to each receiver: what comes before it has come, as a mailbox keeps its order."""
+        async with Messager(
+            self.server.config, self.exp_id, settings=MessagingConfig(send_timeout_s=WAIT_S)
+        ) as messager:
+            for agent in agents:
+                try:
+                    receipt = await messager.send_message(messager.get_user_chat_channel(agent), {"end": token})
+                except TransitError as error:
+                    raise AssertionError(f"the end could not be marked: {error}") from error
+                assert receipt.fate == "delivered", receipt

@@ -1,0 +1,75 @@
+"""The embedded server dies, or its guard, its owner or its driver: nothing is lost, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+import ray
+from cluster_support import alive, wait_for
+
+from faults.embedded_cases import CASES, guard_of, stats_of
+from ray_messaging import Messaging
+from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.errors import ConfigError
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.usefixtures("ray_cluster")]
+
+DRIVER = """
+import sys, time
+import ray
+from ray_messaging import Messaging
+ray.init(address=sys.argv[1], log_to_driver=False)
+messaging = Messaging.start(sys.argv[2])
+group = messaging.create_group("all", range(4))
+assert group.send(1, 2, {})
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES]
+)
+def test_case(case, tmp_path):
+    account = case.run(tmp_path)
+    assert case.promise.broken(account) == {}, account
+    assert account.acknowledged
+
+
+def test_a_second_server_on_the_data_of_an_experiment_is_refused():
+    with Messaging.start(f"one-{uuid.uuid4().hex[:8]}") as messaging:
+        data_dir = stats_of(messaging)["data_dir"]
+        with pytest.raises(ConfigError, match="another server runs on it") as caught:
+            EmbeddedServer("127.0.0.1", data_dir=data_dir).start()
+        assert caught.value.data_dir == data_dir
+        assert messaging.create_group("all", [1, 2]).send(1, 2, {})
+
+
+def test_an_experiment_can_end_while_its_server_is_dead():
+    with Messaging.start(f"ends-{uuid.uuid4().hex[:8]}") as messaging:
+        messaging.create_group("all", [1, 2]).send(1, 2, {})
+        stats, guard = stats_of(messaging), guard_of(messaging)
+        os.kill(stats["pid"], signal.SIGKILL)
+    wait_for(lambda: not alive(guard), "the end of the guard")
+    assert not Path(stats["data_dir"]).exists()
+
+
+@pytest.mark.long
+def test_a_driver_that_is_killed_leaves_nothing_in_a_cluster_that_lives_on():
+    exp_id = f"killed-{uuid.uuid4().hex[:8]}"
+    address = ray.get_runtime_context().gcs_address
+    with subprocess.Popen([sys.executable, "-c", DRIVER, address, exp_id], stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            assert driver.stdout.readline() == "ready\n"
+            stats, guard = stats_of(Messaging.connect(exp_id)), guard_of(Messaging.connect(exp_id))
+        finally:
+            driver.kill()
+    wait_for(lambda: not Path(stats["data_dir"]).exists(), "the removal of the data")
+    wait_for(lambda: not alive(stats["pid"]) and not alive(guard), "the end of server and guard")
+    with Messaging.start(exp_id) as messaging:  # nobody holds its name, either
+        assert stats_of(messaging)["data_dir"] != stats["data_dir"]
+        assert len(messaging.create_group("all", [1, 2]).fetch()) == 0

@@ -1,0 +1,37 @@
+"""Whatever the server's answers do, all is written once, in order, and each step is done whole or not at all."""
+
+import asyncio
+
+import pytest
+
+from faults.model import Model, compare
+from ray_messaging.sending import shipper
+from ray_messaging.transports.memory import MemoryServer
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(params=["memory", "valkey"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+
+
+async def books(server, exp_id, monkeypatch, *, seed, steps):
+    monkeypatch.setattr(shipper, "_FENCE_PAUSE_S", 0.02)
+    model = Model(seed, server, exp_id, share=0.1)
+    wrong = compare(model, await model.run(steps))
+    assert not wrong, (seed, len(wrong), wrong[:5])
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ray_messaging")]
+    assert model.done
+    assert len(model.sender) > steps
+
+
+async def test_the_books_agree(server, exp_id, monkeypatch):
+    await books(server, exp_id, monkeypatch, seed=1, steps=40)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(2, 10))
+async def test_the_books_agree_in_the_long_run(server, exp_id, monkeypatch, seed):
+    await books(server, exp_id, monkeypatch, seed=seed, steps=80)

@@ -1,0 +1,21 @@
+"""Every fault of the servers and of the links to them: what is promised is counted by real processes."""
+
+import pytest
+
+from faults import hostile_cases, link_cases, loss_cases, overload_cases, process_cases, server_cases
+
+pytestmark = pytest.mark.faults
+
+MODULES = (server_cases, process_cases, link_cases, loss_cases, overload_cases, hostile_cases)
+CASES = [case for module in MODULES for case in module.CASES]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES],
+)
+def test_what_is_promised_holds(case, tmp_path):
+    account = case.run(tmp_path)
+    assert case.promise.broken(account) == {}, account
+    assert account.acknowledged

