@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ray_messaging.cli.deadletters import app as dead_letters_app
 from ray_messaging.cli.demo import demo
+from ray_messaging.cli.doctor import doctor
 from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.replay import replay
 
@@ -19,7 +21,9 @@ app = typer.Typer(
 )
 app.command(short_help="Run a society of agents, with a black list at work.")(demo)
 app.command(short_help="Send a real trace through groups, and check each message.")(replay)
+app.command(short_help="Examine an experiment, a server, or this machine.")(doctor)
 app.add_typer(log_app, name="log")
+app.add_typer(dead_letters_app, name="deadletters")
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import ray
 import typer
 
+from ray_messaging.cli.clusters import asked_clusters, join_ray
 from ray_messaging.cli.deadletters_show import record, show_letter, show_letters
-from ray_messaging.cli.doctor_experiment import join_ray
 from ray_messaging.cli.session import check_file, clean_errors, output
 from ray_messaging.cluster.dead_letters import DeadLetters
 from ray_messaging.cluster.messaging import Messaging
@@ -143,7 +142,7 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
         if redis.startswith("mqtt"):
             raise ConfigError("an MQTT broker keeps no dead letters: docs/mqtt.md says what becomes of them")
         return DeadLetters(RedisConfig.from_url(redis), exp_id).check()
-    if not join_ray():
+    if not join_ray(exp_id):
         raise ConfigError(
             f"there is no Ray cluster here that experiment {exp_id!r} could run in: set RAY_ADDRESS, or --redis names "
             "its server"
@@ -151,10 +150,9 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
     try:
         return Messaging.connect(exp_id).dead_letters
     except UnknownName as error:
-        where = ray.get_runtime_context().gcs_address
         raise ConfigError(
-            f"no experiment {exp_id!r} runs in the Ray cluster at {where}: RAY_ADDRESS says which cluster to ask, and "
-            "--redis which server of yours, where it has ended"
+            f"no experiment {exp_id!r} runs in the Ray cluster {asked_clusters()}: RAY_ADDRESS says which cluster to "
+            "ask, and --redis which server of yours, where it has ended"
         ) from error
 
 

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import plain_table, print_table
+from ray_messaging.cli.show import plain_table, print_table, printable
 from ray_messaging.cluster.dead_letters import DeadLetter
 from ray_messaging.message import Message
 
 _WIDE = 120  # columns of a terminal, from which on the reasons stand beside the letters
 _TEXT = 80  # characters of a payload in a table
+_ROOM = 80  # columns, without which ids would be cut off
 _SHOWN = 50  # messages of a letter in a table
 _BYTES = 64  # of a frame that cannot be decoded
 
@@ -29,6 +30,10 @@ def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[st
         + "."
     )
     if not letters:
+        return
+    if console.width < _ROOM:
+        for letter in letters:
+            console.print(_plain(f"{letter.id} {letter.mailbox}: {letter.rows:,} messages: {letter.reason}"))
         return
     names = ("id", "died at (UTC)", "mailbox", "messages", "size")
     wide = console.width >= _WIDE
@@ -111,8 +116,7 @@ def _time(seconds: float) -> str:
 
 
 def _plain(text: str) -> Text:
-    """Return a text without what would steer a terminal: whoever wrote it may mean harm."""
-    return Text("".join(character if character.isprintable() else "\ufffd" for character in text))
+    return Text(printable(text))
 
 
 def _shortened(data: bytes) -> str:

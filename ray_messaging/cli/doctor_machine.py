@@ -5,13 +5,15 @@ import os
 import platform
 import resource
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ray_messaging.cli.doctor_experiment import join_ray, running_experiments
+from ray_messaging.cli.clusters import join_ray
+from ray_messaging.cli.doctor_experiment import running_experiments
 from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.health import Finding, Health
@@ -83,8 +85,11 @@ def _embedded_server() -> Iterator[Finding]:
 
 
 def _memory() -> Finding:
-    fields = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return ok("memory", "this system does not say how much is available")
     if free < LITTLE_MEMORY:
         return warning(
             "memory",
@@ -106,23 +111,24 @@ def _disks() -> Iterator[Finding]:
 
 def _files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"{soft:,} (at most {'unlimited' if hard == resource.RLIM_INFINITY else f'{hard:,}'})"
-    if soft < FEW_FILES:
-        found = critical if soft < TOO_FEW_FILES else warning
-        return found("open files", text, "ulimit -n 65536 in the shell that starts Ray")
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    text = f"{soft:,} (at most {'unlimited' if most == sys.maxsize else f'{most:,}'}: Ray raises it as it starts)"
+    if most < FEW_FILES:
+        found = critical if most < TOO_FEW_FILES else warning
+        return found("open files", text, "have the system's limit raised (limits.conf, or docker run --ulimit nofile)")
     return ok("open files", text)
 
 
 def _clock() -> Finding:
+    """Say whether the clock is kept in time; where it is not, `health` says how far those of an experiment differ."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):
         return ok("clock", "this system does not say whether it is kept in time")
     if state == _TIME_ERROR:
-        return warning(
+        return ok(
             "clock",
-            "nothing keeps it in time, as far as the kernel knows",
-            "run NTP (chrony) where an experiment runs on several machines; on one it does no harm",
+            "nothing keeps it in time, as far as the kernel knows: no harm on one machine; on several run chrony",
         )
     return ok("clock", "kept in time")
 

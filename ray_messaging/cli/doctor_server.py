@@ -16,10 +16,11 @@ from ray_messaging.health.server import judge_server
 from ray_messaging.health.shares import in_bytes
 from ray_messaging.messager import Messager
 from ray_messaging.transports.redis.link import RedisLink
-from ray_messaging.transports.redis.probe import ServerFacts, ask_server, client_of
+from ray_messaging.transports.redis.probe import COPY_FROM, ServerFacts, ask_server, client_of
 
 TRY_S = 10.0
 FEW_CLIENTS = 1_000  # a group takes up to 4 connections
+NEVER_SHARED = 2**30  # bytes: no string of ours is that long
 LITTLE_BUFFER = 8 * 2**20  # bytes: below it a subscriber that pauses for a moment is cut
 _ERASE_CHUNK = 1_000
 _RIGHTS = "give this user the rights that docs/operations.md lists, or another user"
@@ -45,6 +46,13 @@ def _limits(facts: ServerFacts) -> Iterator[Finding]:
                 in_bytes(hard),
                 "CONFIG SET client-output-buffer-limit 'pubsub 32mb 8mb 60': who is slower loses foreign messages",
             )
+    copied = facts.settings.get(COPY_FROM, "")
+    if copied.isdecimal() and int(copied) < NEVER_SHARED:
+        yield warning(
+            "server buffer of subscribers",
+            f"does not count what is sent without a copy ({COPY_FROM} {copied})",
+            f"CONFIG SET {COPY_FROM} {NEVER_SHARED}: else a slow subscriber may take all of the memory",
+        )
     if not facts.settings:
         yield ok("server settings", "CONFIG is forbidden to this user; INFO says enough")
 
@@ -67,7 +75,11 @@ def _trial(config: RedisConfig, exp_id: str | None) -> list[Finding]:
         return [critical("server trial", f"its keys cannot be listed: {error}", _RIGHTS)]
     if taken:
         return [ok("server trial", f"not made: experiment {exp_id!r} has data there")]
-    return asyncio.run(_try(willing, space)) + _erase(willing, space)
+    try:
+        tried = asyncio.run(_try(willing, space))
+    finally:  # Ctrl-C, too, leaves nothing behind on the server
+        erased = _erase(willing, space)
+    return tried + erased
 
 
 async def _try(config: RedisConfig, exp_id: str) -> list[Finding]:

@@ -6,6 +6,7 @@ from rich.text import Text
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.health import Finding, Health
 
+_ROOM = 80  # columns that a table needs to be read
 _STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red"}
 
 
@@ -13,7 +14,7 @@ def show_health(console: Console, health: Health) -> None:
     """Print what was found: problems last, where they are seen."""
     well = [finding for finding in health.findings if finding.level == "ok"]
     problems = health.problems[::-1]
-    if console.is_terminal:
+    if console.is_terminal and console.width >= _ROOM:
         _table(console, f"Health of {health.subject}", [*well, *problems])
     else:
         for finding in [*well, *problems]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import MEANINGS, heat_map, plain_table, print_table
+from ray_messaging.cli.show import MEANINGS, heat_map, plain_table, print_table, printable
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.picture import span_in_words
 
@@ -67,7 +67,7 @@ def _show_rules(console: Console, stats: dict[str, Any]) -> None:
         blocked = fates.get("blocked", 0)
         passed = sum(fates.values()) - blocked
         bar = _bar(console, blocked / most, "blocked") + _bar(console, passed / most, "delivered")
-        table.add_row(rule, f"{blocked:,}", f"{passed:,}", bar)
+        table.add_row(printable(rule), f"{blocked:,}", f"{passed:,}", bar)
     print_table(console, table)
 
 
@@ -80,7 +80,7 @@ def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
         cells: list[str] = []
         for found, nobody in ((writers, "the user"), (readers, "no agent")):
             name, rows = found[place] if place < len(found) else ("", "")
-            cells += [nobody if name is None else str(name), f"{rows:,}" if rows else ""]
+            cells += [nobody if name is None else printable(str(name)), f"{rows:,}" if rows else ""]
         table.add_row(*cells)
     print_table(console, table)
 
@@ -135,7 +135,7 @@ def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
         ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=_STYLES.get(row.fate, "")))
         text = Text(_shortened(row.text))
         if roomy:
-            table.add_row(str(row.position), _time(row.sent_at), *ends, text, row.rule or "", _reason(row))
+            table.add_row(str(row.position), _time(row.sent_at), *ends, text, printable(row.rule or ""), _reason(row))
         else:
             why = Text(f"\n{_why(row)}" if row.rule else "", style="dim")
             table.add_row(str(row.position), _time(row.sent_at)[5:], *ends, text + why)
@@ -148,31 +148,31 @@ def line_of(row: LogRow) -> Text:
     if row.fate != "delivered":
         line.append(row.fate, _STYLES.get(row.fate, ""))
         line.append(f" ({_why(row)})  " if row.rule else "  ")
-    line.append(row.text)
+    line.append(printable(row.text))
     if row.text_before is not None:
         line.append(f"  ({_why(row)})", "dim")
     if row.labels:
-        line.append(f"  [{', '.join(row.labels)}]", "dim")
+        line.append(printable(f"  [{', '.join(row.labels)}]"), "dim")
     return line
 
 
 def _from(row: LogRow) -> str:
-    return "the user" if row.from_id is None else str(row.from_id)
+    return "the user" if row.from_id is None else printable(str(row.from_id))
 
 
 def _to(row: LogRow) -> str:
-    return row.channel if row.to_id is None else str(row.to_id)
+    return printable(row.channel if row.to_id is None else str(row.to_id))
 
 
 def _why(row: LogRow) -> str:
     reason = _reason(row)
-    return f"{row.rule}: {reason}" if reason else str(row.rule)
+    return f"{printable(str(row.rule))}: {reason}" if reason else printable(str(row.rule))
 
 
 def _reason(row: LogRow) -> str:
     """Say why a rule blocked a message, or what the text was that it rewrote."""
     was = "" if row.text_before is None else f"it was {_shortened(row.text_before)}"
-    return "; ".join(filter(None, (row.reason, was)))
+    return printable("; ".join(filter(None, (row.reason, was))))
 
 
 def _time(seconds: float) -> str:
@@ -180,4 +180,4 @@ def _time(seconds: float) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
+    return printable(text if len(text) <= _TEXT else text[: _TEXT - 3] + "...")

@@ -1,13 +1,11 @@
 """What a log command is asked of: a folder, or a running experiment."""
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
-import ray
 import typer
 
-from ray_messaging.cli.session import check_ray_address
+from ray_messaging.cli.clusters import asked_clusters, join_ray
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.eventlog.event_log import EventLog
@@ -26,20 +24,15 @@ def open_log(target: str) -> EventLog:
         raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
     if "/" in target or Path(target).is_dir():
         return EventLog.open(target)
-    if not ray.is_initialized():
-        check_ray_address()
-        try:
-            ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
-        except ConnectionError as error:
-            raise ConfigError(
-                f"there is no folder {target!r} here, and no Ray cluster that experiment {target!r} could run in: pass "
-                "the log_dir of a run, or set RAY_ADDRESS"
-            ) from error
+    if not join_ray(target):
+        raise ConfigError(
+            f"there is no folder {target!r} here, and no Ray cluster that experiment {target!r} could run in: pass "
+            "the log_dir of a run, or set RAY_ADDRESS"
+        )
     try:
         return Messaging.connect(target).log
     except UnknownName as error:
-        where = ray.get_runtime_context().gcs_address
         raise ConfigError(
-            f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster at {where}: pass the "
-            "log_dir of a run; where several clusters run on this machine, RAY_ADDRESS says which one to ask"
+            f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster {asked_clusters()}: "
+            "pass the log_dir of a run; RAY_ADDRESS says which cluster to ask"
         ) from error

@@ -1,5 +1,6 @@
 """What both commands do: start, run, report, and end with the right exit code."""
 
+import errno
 import json
 import os
 import secrets
@@ -142,10 +143,15 @@ def check_ray_address() -> None:
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
-    """Print our errors as one line on stderr and exit by 2, Ctrl-C by 130."""
+    """Print our errors, and the system's, as one line on stderr and exit by 2, Ctrl-C by 130."""
     try:
         yield
     except MessagingError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USAGE) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # whoever read our output has enough
+            raise
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE) from error
     except KeyboardInterrupt:

@@ -141,3 +141,8 @@ def print_table(console: Console, table: Table) -> None:
 def plain_table(title: str) -> Table:
     """Build a table without lines, for `print_table`."""
     return Table(title=title, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+
+
+def printable(text: str) -> str:
+    """Return a text without what would steer a terminal: whoever wrote it may mean harm."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

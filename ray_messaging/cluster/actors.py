@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -14,46 +14,15 @@ from ray_messaging.channels import AgentId, check_id
 from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.interceptor_host import InterceptorHost, description
 from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, away, restarted
-from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.health.reports import Report
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
 
 logger = logging.getLogger(__name__)
-
-
-class ServerActor:
-    """Own the embedded server."""
-
-    def __init__(self) -> None:
-        self._server = EmbeddedServer(get_node_ip_address())
-        self._config: RedisConfig | None = None
-        try:
-            self._config = self._server.start()
-        except MessagingError as error:
-            self._failure = error  # raised here, it would reach nobody in its own form
-        self._stopping = False
-        threading.Thread(target=self._watch, name="ray_messaging server watch", daemon=True).start()
-
-    def _watch(self) -> None:
-        """Say so where the server dies: everybody else sees only that nobody answers."""
-        self._server.wait()
-        if not self._stopping and self._config is not None:
-            logger.error("the embedded server died, and its data with it; its last words: %s", self._server.last_log)
-
-    def config(self) -> RedisConfig:
-        """Return where the server is, password included; raise why it did not start."""
-        if self._config is None:
-            raise self._failure
-        return self._config
-
-    def stop(self) -> None:
-        """Stop the server and remove its data."""
-        self._stopping = True
-        self._server.stop()
 
 
 class InterceptorActor:
@@ -114,6 +83,7 @@ class InterceptorActor:
         """Return the experiment once everything runs; raise why it does not."""
         return self._host.experiment
 
+    @ray.method(max_task_retries=0)  # whoever asks does so again, sooner than Ray
     async def lane(self, exp_id: str | None = None) -> tuple[str, int, str]:
         """Return host, port and token of the verdict lane to a messager of our experiment; raises ConfigError.
 
@@ -228,6 +198,12 @@ class InterceptorActor:
     async def stats(self) -> dict[str, Any]:
         """Return counters, and what waits in each mailbox."""
         return await self._host.stats()
+
+    async def health(self) -> Report:
+        """Say how it is doing, at once and without the server."""
+        if self._failure is not None:
+            return Report(time.time(), error=str(self._failure))
+        return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters())
 
     async def close(self, *, erase: bool) -> None:
         """Stop; `erase` removes the experiment's data from the server."""

@@ -1,5 +1,8 @@
 """Call actors from drivers and tasks, and get our own errors back."""
 
+import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -8,6 +11,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
 
 NAMESPACE = "ray_messaging"
+
+# Between questions to an actor that starts again, in seconds.
+_PAUSE_S = 0.1
 
 
 def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
@@ -19,6 +25,43 @@ def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 
         return ray.get(ref)
     except (RayTaskError, RayActorError) as error:
         raise translated(error, what=what, sends=sends) from error
+
+
+def insist(actor: Any, call: Callable[[], Any], *, what: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
+    """Make a call that may be repeated, again and again while its actor starts again; raises as `result`.
+
+    The actor answers `ready`. Ray's own retries come up to a second after it has told of a failure, which takes it one
+    or two.
+    """
+    while True:
+        try:
+            return result(call(), what=what)
+        except Closed as error:
+            if not isinstance(error.__cause__, ActorUnavailableError):
+                raise
+        wait_restart(actor)
+
+
+def wait_restart(actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN401 - a Ray actor handle
+    """Wait until an actor answers, or will not any more, at most for a time.
+
+    A question that is asked while it starts again fails only seconds later, when others would be answered: many are.
+    """
+    asked: list[Any] = []
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        asked.append(actor.ready.remote())
+        told, asked = ray.wait(asked, num_returns=len(asked), timeout=_PAUSE_S)
+        for ref in told:
+            try:
+                ray.get(ref)
+            except ActorUnavailableError:
+                continue
+            except (RayTaskError, RayActorError):  # whoever calls now is told
+                pass
+            return
+        if not asked:  # all failed at once
+            time.sleep(_PAUSE_S)
 
 
 def translated(error: RayTaskError | RayActorError, *, what: str, sends: bool = False) -> Exception:

@@ -1,15 +1,14 @@
 """The dead letters of an experiment: look at them, bring them back, delete them."""
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from ray_messaging.channels import check_name
+from ray_messaging.cluster.aside import run_aside
 from ray_messaging.cluster.connected import Connected
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, FrameError, UnknownName
@@ -199,7 +198,7 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> int:
-        """Delete letters, and their messages with them; return how many there were. Raises ConfigError."""
+        """Delete letters (`everything`: and count anew what the limit took); return how many. Raises ConfigError."""
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
         async def run(store: RedisDead) -> int:
@@ -211,7 +210,10 @@ class DeadLetters:
                 if len(gathered) == _DROPPED_AT_ONCE:
                     dropped += await store.drop(gathered)
                     gathered = []
-            return dropped + await store.drop(gathered)
+            dropped += await store.drop(gathered)
+            if everything:
+                await store.count_anew()
+            return dropped
 
         return self._run(run)
 
@@ -230,8 +232,7 @@ class DeadLetters:
             async with self._store() as store:
                 return await work(store)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging dead letters") as thread:
-            return thread.submit(asyncio.run, run()).result()
+        return run_aside(run)
 
     @asynccontextmanager
     async def _store(self) -> AsyncIterator[RedisDead]:

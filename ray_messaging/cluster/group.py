@@ -7,12 +7,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
-from ray_messaging.cluster.calls import result
+from ray_messaging.cluster.calls import insist, result, wait_restart
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError
+from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError, OutcomeUnknown
 from ray_messaging.message import Outgoing
 from ray_messaging.messages import Messages
 from ray_messaging.msg import Payload
@@ -48,10 +48,11 @@ class Group:
         self._sending = threading.Lock()
         self._fetching = threading.Lock()
         self._token: Token | None = None
+        self._away = False  # it went down during a send
         self._keep = keep  # the experiment ends with the last one who holds what started it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Group, (self._experiment, self.name, self.actor, self.step)
+        return Group, (self._experiment.without_password(), self.name, self.actor, self.step)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, exp_id={self._experiment.exp_id!r})"
@@ -84,6 +85,9 @@ class Group:
     def _relay(self, frames: list[bytes]) -> Receipts:
         if not frames:
             return Receipts([])
+        if self._away:  # a call made while it starts again would fail, and nobody would know that it was never made
+            wait_restart(self.actor, self._experiment.settings.send_timeout_s)
+            self._away = False
         number = -1
         try:
             with self._sending:
@@ -92,6 +96,10 @@ class Group:
                 self._waiting.add(number)
                 ref = self.actor.relay.remote(self._caller, number, min(self._waiting), frames)
             receipts: Receipts = result(ref, what=self._what, sends=True)
+        except OutcomeUnknown as error:
+            self._away = isinstance(error.__cause__, ActorUnavailableError)
+            raise
+        else:
             return receipts
         finally:  # whatever happened: nobody may wait for this number any more
             with self._sending:
@@ -106,31 +114,31 @@ class Group:
         if limit is not None and limit < 1:
             raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
         with self._fetching:
-            ref = self.actor.fetch.remote(self._caller, self._token, limit, timeout)
-            self._token, messages = result(ref, what=self._what)
+            arguments = (self._caller, self._token, limit, timeout)
+            self._token, messages = insist(self.actor, lambda: self.actor.fetch.remote(*arguments), what=self._what)
         return Fetched(messages, self)
 
     def ack(self) -> None:
         """Commit what this handle's last fetch returned."""
         with self._fetching:
-            result(self.actor.ack.remote(self._caller, self._token), what=self._what)
+            insist(self.actor, lambda: self.actor.ack.remote(self._caller, self._token), what=self._what)
             self._token = None
 
     def give_up(self) -> None:
         """Hand back what this handle's last fetch returned, unhandled: the next one that fetches gets it."""
         with self._fetching:
-            result(self.actor.give_up.remote(self._caller, self._token), what=self._what)
+            insist(self.actor, lambda: self.actor.give_up.remote(self._caller, self._token), what=self._what)
             self._token = None
 
     @property
     def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
-        agents: list[AgentId] = result(self.actor.agents.remote(), what=self._what)
+        agents: list[AgentId] = insist(self.actor, self.actor.agents.remote, what=self._what)
         return agents
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
-        stats: dict[str, Any] = result(self.actor.stats.remote(), what=self._what)
+        stats: dict[str, Any] = insist(self.actor, self.actor.stats.remote, what=self._what)
         return stats
 
 

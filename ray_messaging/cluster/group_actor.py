@@ -1,6 +1,7 @@
 """The actor of a group: a thin Ray shell, as those in `actors`."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -13,6 +14,7 @@ from ray_messaging.cluster.restarts import PAUSE_S, restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.errors import MessagingError
+from ray_messaging.health.reports import Report
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.lending import Token
@@ -63,7 +65,6 @@ class GroupActor:
         await self.ready()
         return await self._host.relay(caller, number, oldest, frames)
 
-    @ray.method(max_task_retries=-1)
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None
     ) -> tuple[Token | None, Messages]:
@@ -71,27 +72,29 @@ class GroupActor:
         await self.ready()
         return await self._host.fetch(caller, token, limit, timeout)
 
-    @ray.method(max_task_retries=-1)
     async def ack(self, caller: str, token: Token | None) -> None:
         """Commit what a handle's last fetch returned."""
         await self.ready()
         await self._host.ack(caller, token)
 
-    @ray.method(max_task_retries=-1)
     async def give_up(self, caller: str, token: Token | None) -> None:
         """Let whoever fetches next have what a handle's last fetch returned."""
         await self.ready()
         await self._host.give_up(caller, token)
 
-    @ray.method(max_task_retries=-1)
     async def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
         return self._host.agents
 
-    @ray.method(max_task_retries=-1)
     async def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
         return self._host.stats()
+
+    async def health(self) -> Report:
+        """Say how it is doing, at once and without the server."""
+        if self._failure is not None:
+            return Report(time.time(), error=str(self._failure))
+        return self._host.health()
 
     async def close(self) -> None:
         """Send what was accepted, commit what was handled, and leave."""

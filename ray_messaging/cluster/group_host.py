@@ -1,16 +1,19 @@
 """A group, without Ray: one messager, its callers' sends admitted in order, its messages lent to them."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from ray_messaging.channels import AgentId
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import NotListening
+from ray_messaging.health.reports import Report
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.lending import Lending, Token
 from ray_messaging.sending.admission import Admission
+from ray_messaging.transports.redis import RedisTransport
 
 
 class GroupHost:
@@ -69,6 +72,12 @@ class GroupHost:
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
         return self.messager.stats() | {"lent": 0 if self._lending is None else self._lending.lent}
+
+    def health(self) -> Report:
+        """Say how it is doing."""
+        engine = self.messager.engine
+        foreign = engine.transport.loops() if isinstance(engine.transport, RedisTransport) else []
+        return Report(time.time(), loops=[*engine.loops(), *foreign], stats=self.stats())
 
     async def close(self) -> None:
         """Send what was accepted, commit what was handled, and leave."""

@@ -29,6 +29,12 @@ _UNKNOWN = critical(
     "mend the interceptor; or give the server's address: ray-messaging doctor EXP_ID --redis URL",
 )
 
+_NO_HEAD = critical(
+    "Ray",
+    "its head node gives no answer, so only actors that are known here were asked",
+    "see to the head node (its GCS): what runs goes on, but an actor that dies now is not started again",
+)
+
 
 def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
     """Return how an experiment is, after 5 s at most.
@@ -39,15 +45,17 @@ def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, An
     deadline = time.monotonic() + DEADLINE_S
     asked = _Asked(exp_id, experiment)
     prefix = f"{exp_id}/"
-    actors = {f"{prefix}interceptor": None} | dict(handles) | named_actors(prefix)
-    found = ask_actors(prefix, actors, deadline)
+    named = _named_in_time(prefix)
+    actors = {f"{prefix}interceptor": None} | dict(handles) | (named or {})
+    found = ask_actors(prefix, actors, deadline, look_up=named is not None)
     facts = asked.answer(deadline)
     known = asked.experiment
     embedded = f"{prefix}server" in actors
     allow_eviction = known is not None and known.redis.allow_eviction
     findings = [_UNKNOWN] if facts is None else judge_server(facts, allow_eviction=allow_eviction, embedded=embedded)
+    findings += [_NO_HEAD] if named is None else []
     findings += judge_actors(found)
-    if known is not None and known.log_dir is not None and known.log_name not in actors:
+    if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
         findings.append(_no_log(known))
     if facts is not None and facts.kept is not None:
         findings += judge_kept(facts.kept)
@@ -134,8 +142,24 @@ def named_actors(prefix: str) -> dict[str, Any]:
     return found
 
 
-def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float) -> list[ActorFacts]:
-    """Ask actors how they are; who does not answer in time is told, too."""
+def _named_in_time(prefix: str) -> dict[str, Any] | None:
+    """Return the actors that live; None where Ray's head does not tell in time, which it cannot be asked to keep."""
+    found: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        try:
+            found.append(named_actors(prefix))
+        except (RayError, RuntimeError) as error:
+            logger.debug("Ray does not say which actors live: %s", error)  # it is among the findings
+
+    thread = threading.Thread(target=ask, name="ray_messaging actors", daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S / 2)
+    return found[0] if found else None
+
+
+def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
+    """Ask actors how they are; who does not answer in time is told, too. `look_up`: ask Ray of them as well."""
     asked = {name: ActorFacts(_shown(name.removeprefix(prefix))) for name in sorted(actors, key=_order)}
     began = time.time()
     pending = {}
@@ -152,7 +176,7 @@ def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float) -> list[
     for facts in pending.values():
         facts.why = f"no answer within {DEADLINE_S:g} s"
     for name, facts in asked.items():
-        if actors[name] is not None:
+        if look_up and actors[name] is not None:
             _look_up(facts, actors[name])
     return list(asked.values())
 

@@ -17,8 +17,10 @@ from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.watchdog import Watchdog
+from ray_messaging.loops import Loop
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.dead import RedisDead
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,9 @@ class InterceptorHost:
 
     def __init__(self, spec: InterceptorSpec, redis: RedisConfig) -> None:
         self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings, spec.log_dir)
-        self.transport = RedisTransport(redis, spec.exp_id, patience_s=spec.settings.send_timeout_s)
+        self.transport = RedisTransport(
+            redis, spec.exp_id, patience_s=spec.settings.send_timeout_s, dead_bytes=spec.settings.dead_bytes
+        )
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
         self._store = RuleStore(self.transport, spec.run)
@@ -224,8 +228,17 @@ class InterceptorHost:
     async def _reload(self) -> None:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
+    def loops(self) -> list[Loop]:
+        """Tell how serving the lane is doing."""
+        return [Loop("lane", self._lane.serving, busy=False, age_s=0.0)]
+
     async def stats(self) -> dict[str, Any]:
-        """Return counters, and what waits in each mailbox."""
+        """Return counters, what waits in each mailbox, and what is among the dead letters."""
+        waiting, dead = await self.transport.waiting(), await RedisDead(self.transport).facts()
+        return self.counters() | {"waiting": waiting, "dead_letters": dead._asdict()}
+
+    def counters(self) -> dict[str, Any]:
+        """Return counters, without asking the server."""
         return {
             "epoch": self.interceptor.epoch,
             "rules": self.interceptor.rules.names,
@@ -234,7 +247,6 @@ class InterceptorHost:
             "deferred": self.interceptor.deferred,
             "lane_connections": len(self._lane.connections),
             "lane_refused": self._lane.refused,
-            "waiting": await self.transport.waiting(),
         }
 
     async def close(self, *, erase: bool) -> None:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Nobody waits for longer than this for actors to leave cleanly, in seconds.
 _CLOSE_S = 10.0
+_SERVER_S = 20.0  # a guard that does not come to its end is killed after 15
 _LOG_S = 300.0  # what waits in full mailboxes takes some seconds to write
 _INLINE_BYTES = 50_000  # half of what Ray passes by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
@@ -83,7 +84,7 @@ class Owned:
             if self.interceptor is not None:
                 leave([self.interceptor], erase=erase or self._untouched)
             if self._server is not None:
-                _attempt([self._server.stop.remote()])
+                _attempt([self._server.stop.remote()], timeout_s=_SERVER_S)
                 ray.kill(self._server)
             if self._ray_is_ours:
                 ray.shutdown()
@@ -109,9 +110,9 @@ def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
     ray.kill(log)
 
 
-def _attempt(refs: Sequence[Any]) -> None:
+def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
     """Wait for calls, though not for ever, and whatever becomes of them: their actors are ended anyway."""
-    ray.wait(list(refs), num_returns=len(refs), timeout=_CLOSE_S) if refs else None
+    ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s) if refs else None
 
 
 def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
@@ -137,7 +138,7 @@ def end_server(exp_id: str) -> None:
         server = ray.get_actor(f"{exp_id}/server", namespace=NAMESPACE)
     except ValueError:
         return
-    _attempt([server.stop.remote()])
+    _attempt([server.stop.remote()], timeout_s=_SERVER_S)
     ray.kill(server)
 
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from ray_messaging.cluster.health_reports import log_report
 from ray_messaging.cluster.log_host import LogHost
 from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import MessagingError
+from ray_messaging.health.reports import Report
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +102,11 @@ class LogActor:
     async def stats(self) -> dict[str, Any]:
         """Return rows, segments, lag and what is wrong."""
         return self._host.stats() if self._failure is None else {"error": str(self._failure)}
+
+    async def health(self) -> Report:
+        """Say how it is doing, at once and without the server."""
+        assert self._experiment.log_dir is not None
+        return await asyncio.to_thread(log_report, await self.stats(), self._experiment.log_dir)
 
     async def close(self) -> None:
         """Write all that was sent, and leave."""

@@ -34,7 +34,9 @@ class LogHost:
         self._experiment = experiment
         self._on_existing = on_existing
         self._process = secrets.token_hex(4)
-        self._transport = RedisTransport(experiment.redis, experiment.exp_id, patience_s=settings.send_timeout_s)
+        self._transport = RedisTransport(
+            experiment.redis, experiment.exp_id, patience_s=settings.send_timeout_s, dead_bytes=settings.dead_bytes
+        )
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, 0.0, leased=False)
         self._writer = LogWriter(
             self._transport,

@@ -1,5 +1,6 @@
 """The facade: start an experiment, find its groups, shut it down."""
 
+import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ import ray
 
 from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.calls import NAMESPACE, result
+from ray_messaging.cluster.dead_letters import Mortal
 from ray_messaging.cluster.group import Group, check_agents
 from ray_messaging.cluster.group_actor import GroupActor
+from ray_messaging.cluster.health import examine, warn_of_losses
 from ray_messaging.cluster.lifecycle import (
     ACTOR,
     Owned,
@@ -27,11 +30,12 @@ from ray_messaging.cluster.logged import Logged
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
 from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, UnknownName
+from ray_messaging.health import Health
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import Messager
 
 
-class Messaging(Logged):
+class Messaging(Logged, Mortal):
     """Run one experiment's messaging on a Ray cluster; pass it to Ray tasks and actors as it is.
 
     The experiment lives as long as the process that started it, or until `shutdown`.
@@ -79,6 +83,8 @@ class Messaging(Logged):
                 exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir)
             )
             experiment = owned.start(spec, config)
+            if config is not None:
+                warn_of_losses(config)
         except BaseException:
             owned.close(erase=False)
             raise
@@ -111,22 +117,12 @@ class Messaging(Logged):
         self.shutdown()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Messaging, (self._experiment, self._interceptor)
+        return Messaging, (self._experiment.without_password(), self._interceptor)
 
     def __repr__(self) -> str:
         return f"Messaging({self.exp_id!r})"
 
     # -- the experiment -------------------------------------------------------------------------------------------
-
-    @property
-    def exp_id(self) -> str:
-        """Return the experiment's name."""
-        return self._experiment.exp_id
-
-    @property
-    def redis(self) -> RedisConfig:
-        """Return where the server is: for a foreign Redis client, or a Messager of your own."""
-        return self._experiment.redis
 
     @property
     def interceptor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
@@ -140,8 +136,11 @@ class Messaging(Logged):
             stats["log"] = self._ask(self.log_actor.stats.remote())
         return {"exp_id": self.exp_id} | stats
 
-    def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        return result(ref, what=f"the interceptor of experiment {self.exp_id!r}")
+    def health(self) -> Health:
+        """Return what is well and what is not, each with its remedy: within 5 s, whatever hangs or is dead."""
+        handles = {self._experiment.group_name(name): group.actor for name, group in self._groups.items()}
+        known = {self._experiment.interceptor_name: self._interceptor} | handles
+        return examine(self.exp_id, self._experiment, known)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ class Messaging(Logged):
         topics = tuple(map(check_subtopic, subtopics))
         options: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
         try:
-            actor = remote(GroupActor, options | (actor_options or {})).remote(self._experiment, name)
+            actor = remote(GroupActor, options | (actor_options or {})).remote(self._whole, name)
         except ValueError as error:
             raise AlreadyExists(
                 f"experiment {self.exp_id!r} has a group {name!r} already: choose another name, or use "
@@ -241,7 +240,8 @@ class Messaging(Logged):
         Raises: AlreadyExists where the name is held by a living actor, or an agent is taken.
         """
         check_agents(agents)
-        messager = Messager(self.redis, self.exp_id, self._interceptor, name=name, settings=self._experiment.settings)
+        redis = (await asyncio.to_thread(lambda: self._whole)).redis
+        messager = Messager(redis, self.exp_id, self._interceptor, name=name, settings=self._experiment.settings)
         context = ray.get_runtime_context()
         owner = f"{self._experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
         try:

@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
@@ -18,12 +17,13 @@ from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
-Durability = Literal["everysec", "always"]
+Durability = Literal["no", "everysec", "always"]
 
 PORT_ATTEMPTS: Final = 5
 HANDOVER_S: Final = 15.0  # a server that stops, and gives back gigabytes of memory, takes seconds
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
+# The last line: what a client does not read counts for its limit only where it is copied, and would fill the memory.
 CONFIG: Final = """\
 bind {redis.server}
 port {redis.port}
@@ -38,6 +38,7 @@ appendfsync {durability}
 aof-load-truncated yes
 maxmemory {maxmemory}
 maxmemory-policy noeviction
+min-string-size-avoid-copy-reply 1073741824
 """
 HINTS: Final = {
     "data_dir": "stop that server, or give another directory that this user can write to",
@@ -64,8 +65,10 @@ class EmbeddedServer:
     It ends with its owner, however that ends, and so does its temporary data directory; with a `succession` a
     successor may come before that. With a `data_dir` the data stay, and the next server there loads them.
     `maxmemory_bytes` (None: half of the memory of machine or container): a write above it is refused, nothing is
-    evicted. `durability`: "always" survives a power cut, "everysec" may lose a second to one. `last_end`, `last_log`:
-    how a server ended that died, and its last lines. Raises ConfigError.
+    evicted. `durability` is Valkey's appendfsync: "always" survives a power cut; "everysec" (None, with a `data_dir`)
+    loses a second to one, and two to a kill while the disk is slow; "no" (None, without) loses nothing to a kill, and
+    half a minute to a power cut, which ends a temporary directory anyway. `last_end`, `last_log`: how a server ended
+    that died, and its last lines. Raises ConfigError.
     """
 
     def __init__(
@@ -74,11 +77,13 @@ class EmbeddedServer:
         *,
         data_dir: str | None = None,
         maxmemory_bytes: int | None = None,
-        durability: Durability = "everysec",
+        durability: Durability | None = None,
         succession: Succession | None = None,
     ) -> None:
         if not HOST.fullmatch(host):
             raise ConfigError(f"host is {host!r}, but must be one address or one host name", host=host)
+        if durability is None:
+            durability = "no" if data_dir is None else "everysec"
         if durability not in get_args(Durability):
             raise ConfigError(f"durability is {durability!r}, but must be one of {get_args(Durability)}")
         if maxmemory_bytes is not None and maxmemory_bytes <= 0:
@@ -152,11 +157,12 @@ class EmbeddedServer:
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 raise PermissionError(f"{path} is not ours")
             found = LEFT.search((path / server_data.CONFIG_NAME).read_text())
+            if found is None:  # whoever wrote it was killed, or its disk was full
+                raise FileNotFoundError(f"{path / server_data.CONFIG_NAME} is torn")
             owner = server_data.own(path)
         except OSError as error:
             text = f"the embedded server on {self._host} ended, and its data are gone, as nobody took it over in time"
             raise ServerFailed(f"{text} ({error}); start the experiment again", log="", host=self._host) from error
-        assert found is not None  # our own file
         self._owner = owner
         config = RedisConfig(server=self._host, port=int(found["port"]), password=found["password"])
         self._running = config, path
@@ -180,10 +186,13 @@ class EmbeddedServer:
 
     def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
         """Start a guard and its server; return why it failed, or None."""
-        if self._guard is not None:
-            self._guard.stop(None)
+        if (former := self._guard) is not None:
+            former.stop(None)
         self._started = {}  # its pids may be others' by now
-        guard = self._guard = GuardLink()
+        try:
+            guard = self._guard = GuardLink()
+        except OSError as error:  # no memory, no process, no file is left: that may pass
+            return {"kind": "server", "reason": f"cannot start a guard process: {error}", "log": ""}
         # The guard's interpreter starts while we look for the binary, whose package is slow to import.
         failure = self._became(guard.start(self._order(config, path, take_over=take_over)))
         if failure is None and not take_over:
@@ -241,10 +250,7 @@ class EmbeddedServer:
         if guard is not None:
             guard.stop(started.get("guard_pid"))
         if owner is not None and running is not None:
-            with suppress(OSError):  # its guard has removed it; of one that was killed this is left
-                lock = server_data.take_lock(running[1], create=False)
-                server_data.remove(running[1])
-                os.close(lock)
+            server_data.discard(running[1])
             os.close(owner)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -252,11 +258,11 @@ class EmbeddedServer:
 
         A thread of its own may wait here while another stops the server.
         """
-        guard = self._guard
-        if guard is None or not self._started or self._dead:
+        guard, running = self._guard, self._running
+        if guard is None or running is None or not self._started or self._dead:
             return True
         if (event := guard.event(timeout_s)) and self._running:
             self._dead = True
             self.last_end = event.get("reason", "its guard process was killed, and Valkey with it")
-            self.last_log = event.get("log") or server_data.last_lines(self._running[1])
+            self.last_log = event.get("log") or server_data.last_lines(running[1])
         return event is not None

@@ -54,7 +54,7 @@ def mark(lock: int, holder: bytes) -> None:
 def own(path: Path) -> int:
     """Keep a directory from being swept for as long as the file that is returned is open; raises OSError."""
     owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)  # only who sweeps takes it exclusively
+    fcntl.flock(owner, fcntl.LOCK_SH)  # only who sweeps takes it exclusively, and for an instant
     return owner
 
 
@@ -144,6 +144,25 @@ def remove(path: Path) -> None:
             child.unlink()
     (path / LOCK_NAME).unlink()
     path.rmdir()
+
+
+def discard(path: Path) -> None:
+    """Remove what a killed guard left of a directory of ours, once the server, which dies with it, has let go."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            lock = take_lock(path, create=False)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(PAUSE_S)
+        except OSError:  # the guard has removed it
+            return
+        else:
+            with suppress(OSError):  # the next sweep does it then
+                remove(path)
+            os.close(lock)
+            return
 
 
 def last_lines(path: Path, start: int = 0) -> str:

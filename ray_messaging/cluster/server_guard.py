@@ -11,10 +11,10 @@ owner starts another one on the same data, and without an owner the next guard s
 """
 
 import ctypes
+import errno
 import io
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -26,23 +26,18 @@ from typing import TYPE_CHECKING, Any, Final
 if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
     sys.path.append(str(Path(__file__).parent))
     import server_data as data
+    from server_port import Port, listens
+    from server_watch import HandedOver, Stopped, Watch
 else:
     from ray_messaging.cluster import server_data as data
+    from ray_messaging.cluster.server_port import Port, listens
+    from ray_messaging.cluster.server_watch import HandedOver, Stopped, Watch
 
 ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
 PROBE_TIMEOUT_S: Final = 0.25  # a stranger on the port may never answer
 STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
-GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
-
-
-class Stopped(Exception):
-    """The owner is gone for good, or wants the server to stop."""
-
-
-class HandedOver(Exception):
-    """A successor of the owner wants the data directory."""
 
 
 def tell(event: str, **facts: object) -> None:
@@ -60,72 +55,6 @@ def prctl(option: int, value: int) -> None:
     """Set an attribute of this process; raise OSError."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value)) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
-
-
-class Watch:
-    """Wait for whatever the guard must act on: the owner, signals, the end of a child."""
-
-    def __init__(self, owner: int) -> None:
-        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # A Ray worker's thread may have blocked signals, and masks are inherited.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
-        self._poll = select.poll()
-        self._poll.register(self._wake, select.POLLIN)
-        self._poll.register(0, select.POLLIN)
-        # A child that the owner forked holds a copy of the pipe's end, and would hide the owner's death.
-        self._owner = self._watched(owner)
-        if self._owner is not None:  # else: no pidfd on this kernel, or dead already: the pipe has to do
-            self._poll.register(self._owner, select.POLLIN)
-        self._host: int | None = None
-        self._grace_s = 0.0
-        self._deadline: float | None = None
-        self._successor: Path | None = None
-
-    @staticmethod
-    def _watched(pid: int) -> int | None:
-        with suppress(OSError):
-            return os.pidfd_open(pid)
-        return None
-
-    def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """Give an owner that vanishes `grace_s` to come back to the data at `path`, while process `host_pid` lives."""
-        self._host = self._watched(host_pid)
-        self._grace_s = grace_s if self._host is not None else 0.0
-        self._successor = path / data.SUCCESSOR_NAME
-
-    def wait(self, timeout_s: float | None) -> bytes:
-        """Wait for the end of a child, a word of the owner, which is returned, or the timeout.
-
-        Raises Stopped for the end of the owner or its grace, and for SIGTERM; HandedOver.
-        """
-        if self._deadline is not None:
-            timeout_s = min(GRACE_PAUSE_S, GRACE_PAUSE_S if timeout_s is None else timeout_s)
-        ready = {fd for fd, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000)}
-        if self._host in ready or (self._wake in ready and set(os.read(self._wake, 4096)) - {signal.SIGCHLD}):
-            raise Stopped
-        word = os.read(0, 1) if 0 in ready else b""
-        if word == b"s":
-            raise Stopped
-        if self._deadline is None:
-            if not word and ready & {0, self._owner}:
-                self._begin_grace()
-        elif time.monotonic() > self._deadline:
-            raise Stopped
-        elif self._successor is not None and self._successor.exists():
-            raise HandedOver
-        return word
-
-    def _begin_grace(self) -> None:
-        if not self._grace_s or self._host is None:
-            raise Stopped
-        self._deadline = time.monotonic() + self._grace_s
-        self._poll.unregister(0)
-        if self._owner is not None:
-            self._poll.unregister(self._owner)
-        self._poll.register(self._host, select.POLLIN)
 
 
 class Valkey:
@@ -196,8 +125,10 @@ class Valkey:
         return int(fields[11]) + int(fields[12])  # user and system time
 
     def _ask(self) -> bytes:
-        """Return the answers to AUTH and PING: only our own server takes the password."""
+        """Return the answers to AUTH and PING of our own server; nobody else is shown the password."""
         answer, address = b"", (self._order["host"], self._order["port"])
+        if not listens(self.pid, address[1]):
+            return b""
         with suppress(OSError), socket.create_connection(address, PROBE_TIMEOUT_S) as connection:
             connection.sendall(f"AUTH {self._order['password']}\r\nPING\r\n".encode())
             while answer.count(b"\n") < 2 and (chunk := connection.recv(256)):
@@ -222,17 +153,24 @@ class Valkey:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
 
 
-def serve(order: dict[str, Any], path: Path, lock: int, watch: Watch) -> None:
+def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
     """Run the server until it dies, or could not start; raise Stopped, or HandedOver."""
-    valkey = Valkey(order, path, lock)
+    try:
+        port.lend()
+        valkey = Valkey(order, path, lock)
+    except OSError as error:  # no room, or no process, is left: that may pass, and the data stay
+        kind = "port" if error.errno == errno.EADDRINUSE else "server"
+        return tell_failure(data.CannotStart(kind, f"cannot start Valkey: {error}", ""))
     try:
         valkey.wait_ready(watch)
         truncated = TRUNCATED in valkey.log()
         tell("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
         while not (end := valkey.exited()):
             watch.wait(None)
+        port.keep()
         tell("died", reason=end, log=valkey.log())
     except data.CannotStart as error:
+        port.keep()
         tell_failure(error)
     except (Stopped, HandedOver):
         data.mark(lock, data.STOPPING)
@@ -258,21 +196,19 @@ def guard(owner: int) -> None:
         lock = data.take_over(path, order["handover_s"], busy)
     else:
         lock = (data.make_temporary if temporary else data.open_kept)(path, busy)
-    left = False
+    port = Port(order["host"], order["port"])
     try:
         watch.expect_successor(path, order["grace_s"], order["host_pid"])
         while True:
-            serve(order, path, lock, watch)
+            serve(order, path, lock, port, watch)
             while watch.wait(None) != b"r":  # the data are safe here until the owner says what becomes of them
                 pass
-    except HandedOver:
-        left = True
-        raise
-    finally:
-        if temporary and not left:
+    except Stopped:  # whatever else ends us, the data stay for who takes them over
+        if temporary:
             data.remove(path)
-        elif not left:
+        else:
             (path / data.CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
+        raise
 
 
 def main() -> None:

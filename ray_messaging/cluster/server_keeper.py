@@ -99,6 +99,9 @@ class ServerKeeper:
                 why = str(error)
                 logger.error("the embedded server cannot start again: %s", error)  # noqa: TRY400 - ours say what is wrong
             else:
+                if self._stopping.is_set():
+                    self._server.stop()  # it may have come after stop() had nothing to stop
+                    return False
                 self._restarts += 1
                 text = "the embedded server serves again, %.2f s after its end was noticed"
                 logger.warning(text, time.monotonic() - noticed_at)
@@ -110,4 +113,5 @@ class ServerKeeper:
         text = f"the embedded server did not stay alive in {self._attempts} attempts and is given up: {why}"
         log = self._server.last_log
         self._failure = ServerFailed(f"{text}\n{log}".rstrip(), log=log)
+        self._last_end = text
         logger.critical("%s; its data stay in %s until the experiment ends", text, self._server.data_dir)

@@ -1,6 +1,6 @@
 """What the actors of one experiment are told when they start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,12 @@ class Experiment:
     redis: RedisConfig
     settings: MessagingConfig
     log_dir: str | None = None
+    withheld: bool = False  # this is a copy without the server's password
+
+    def without_password(self) -> "Experiment":
+        """Return what may be pickled: Ray keeps the arguments of tasks, and users keep files."""
+        redis = self.redis.model_copy(update={"password": None})
+        return replace(self, redis=redis, withheld=self.withheld or self.redis.password is not None)
 
     @property
     def interceptor_name(self) -> str:

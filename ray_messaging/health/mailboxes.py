@@ -45,6 +45,12 @@ def _mailbox(mailbox: Mailbox) -> Iterator[Finding]:
             f"{mailbox.messages:,} messages wait, and nobody reads it",
             "open its group or messager again under this name, or remove it: what is unread becomes dead letters",
         )
+    elif mailbox.hosts and mailbox.lease_s is None:
+        yield warning(
+            name,
+            "nobody reads it, and it is the mailbox of agents: what is sent to them will wait",
+            "create its group again under this name, or remove it: what is sent to them is undeliverable then",
+        )
     elif mailbox.messages and mailbox.oldest_s is not None and mailbox.oldest_s > OLD_S:
         yield warning(
             name,
@@ -84,7 +90,7 @@ def _dead_letters(kept: Kept) -> Finding:
         return critical(
             "dead letters",
             f"{kept.dead_letters:,}, and {kept.dead_letters_dropped:,} older ones were dropped at their limit",
-            "ray-messaging deadletters list says why they are there: mend that, or raise dead_bytes",
+            "ray-messaging deadletters list says why: mend that, or raise dead_bytes; drop --all counts anew",
         )
     if kept.dead_letters:
         return warning(

@@ -86,7 +86,7 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         )
         return
     fsync = settings.get("appendfsync", "unknown, as CONFIG is forbidden")
-    if fsync == "no":
+    if fsync == "no" and not embedded:  # its data end with the machine anyway
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",

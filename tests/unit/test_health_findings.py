@@ -74,6 +74,11 @@ def test_what_is_wrong_with_a_server(info, settings, level, what, remedy):
     assert remedy in next(finding for finding in findings if finding.level != "ok").remedy
 
 
+def test_an_embedded_server_may_leave_the_disk_to_the_system():
+    facts = ServerFacts("h", info=WELL, settings={"appendfsync": "no"})
+    assert problems(judge_server(facts, embedded=True)) == []
+
+
 def test_memory_without_a_limit_is_judged_by_the_machine():
     low = server(maxmemory="0", used_memory=str(9 * GIB), total_system_memory=str(10 * GIB))
     assert problems(low) == [("warning", "server memory")]
@@ -109,7 +114,7 @@ def test_clocks(skew_s, margin_s, level, words):
 
 def mailbox(name="west", **changes):
     facts = {"messages": 5, "nbytes": 500, "max_messages": 100, "max_bytes": 10_000, "oldest_s": 1.0, "lease_s": 20.0}
-    return Mailbox(name=name, **facts | {"leased": False, "unlogged": 0, "unlogged_bytes": 0} | changes)
+    return Mailbox(name=name, **facts | {"leased": False, "unlogged": 0, "unlogged_bytes": 0, "hosts": False} | changes)
 
 
 def kept(*mailboxes, **changes):
@@ -131,6 +136,7 @@ def test_mailboxes_that_are_well():
         ({"messages": 95}, "critical", "mailbox 'west'"),
         ({"nbytes": 9_999}, "critical", "mailbox 'west'"),
         ({"lease_s": None}, "warning", "mailbox 'west'"),
+        ({"lease_s": None, "messages": 0, "oldest_s": None, "hosts": True}, "warning", "mailbox 'west'"),
         ({"oldest_s": 1000.0}, "warning", "mailbox 'west'"),
         ({"unlogged": 90}, "warning", "log's backlog of 'west'"),
         ({"unlogged_bytes": 10_000}, "critical", "log's backlog of 'west'"),

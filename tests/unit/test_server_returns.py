@@ -117,20 +117,6 @@ def test_a_torn_end_is_cut_off_and_told(server, caplog):
     assert server.data_dir in caplog.text
 
 
-@pytest.mark.long
-def test_a_port_that_somebody_took_is_told_and_tried_again(server):
-    config = server.start()
-    with client(config) as connected:
-        connected.set("key", 1)
-    kill(server.pid)
-    assert server.wait(DEADLINE_S)
-    with socket.create_server((HOST, config.port)), pytest.raises(ServerFailed, match="try again"):
-        server.restart()
-    assert not server.alive
-    with client(server.restart()) as connected:
-        assert connected.get("key") == "1"
-
-
 # -- the keeper ---------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +150,7 @@ def test_the_keeper_gives_up_loudly(keeper, caplog, monkeypatch, temporary_root)
         keeper.config()
     assert "Ready to accept connections" in caught.value.log
     assert not keeper.stats()["alive"]
+    assert "given up" in keeper.stats()["last_end"]  # what health() shows
     assert Path(keeper.stats()["data_dir"]).exists()
     keeper.stop()
     assert list(temporary_root.iterdir()) == []

@@ -9,11 +9,13 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from ray_messaging.channels import NAME_LENGTH
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
 from ray_messaging.eventlog.writing.records import NOTHING, take
 from ray_messaging.eventlog.writing.streams import Read, key, size
+from ray_messaging.transports.base import LOG, LOG_STREAM
 from ray_messaging.transports.log_store import LogItem, LogStore, LogStreams
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Intake:
         self._read_at = 0.0
         self.away: str | None = None
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry of which the log has so many rows already
+        self._refused: list[tuple[LogItem, str]] = []
         self._transport = transport
         self._exp_id = exp_id
 
@@ -78,10 +81,18 @@ class Intake:
         chunks = self._chunks(items)
         if sum(map(size, items)) < _SMALL_BYTES:
             for chunk in chunks:
+                await self._bury()
                 yield chunk
         else:
             while (chunk := await asyncio.to_thread(next, chunks, _NONE)) is not _NONE:
+                await self._bury()
                 yield chunk
+
+    async def _bury(self) -> None:
+        """Keep what nobody can read of the log stream; what a mailbox holds is for its own reader to keep."""
+        refused, self._refused = self._refused, []
+        for item, why in refused:
+            await self._insist(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
 
     def _chunks(self, items: list[LogItem]) -> Iterator[Chunk]:
         done: list[Done] = []
@@ -116,6 +127,8 @@ class Intake:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", item.entry, item.stream, error)
             part, messages = NOTHING
+            if item.stream == LOG_STREAM:
+                self._refused.append((item, str(error)))
         if part is None:
             yield None, Done(item, messages)
             return

@@ -4,21 +4,24 @@ import io
 import json
 import resource
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ray_messaging.cli import app, doctor_experiment, doctor_machine
+from ray_messaging.channels import Keys
+from ray_messaging.cli import app, doctor_experiment, doctor_machine, doctor_server
 from ray_messaging.cli.doctor_show import show_health
 from ray_messaging.errors import ConfigError, ServerFailed
 from ray_messaging.health import Finding, Health
+from ray_messaging.transports.redis.probe import COPY_FROM, client_of
 
 
 @pytest.fixture
 def run(monkeypatch):
     """Return a function that runs the doctor; no Ray that runs here is joined."""
-    monkeypatch.setattr(doctor_machine, "join_ray", lambda: False)
+    monkeypatch.setattr(doctor_machine, "join_ray", lambda *_: False)
 
     def run(*args):
         return CliRunner().invoke(app, ["doctor", *map(str, args)])
@@ -75,6 +78,18 @@ def test_limits_that_are_low(run, redis_process, client):
         assert "CONFIG SET" in found[what]["remedy"]
 
 
+def test_a_valkey_that_does_not_count_what_it_does_not_copy(run, valkey_config):
+    with client_of(valkey_config) as client:
+        (name, before), *_ = client.config_get(COPY_FROM).items()
+        try:
+            for size, level in ((16384, "warning"), (2**30, None)):
+                client.config_set(name, size)
+                found = told(run("--redis", url(valkey_config), "--json")).get("server buffer of subscribers")
+                assert (found and found["level"]) == level
+        finally:
+            client.config_set(name, before)
+
+
 RIGHTS = ["~rm:*", "&*", "-@all", "+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+info", "+time"]
 
 
@@ -101,7 +116,7 @@ def test_the_rights_of_a_user(run, redis_process, client):
 
 
 def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
-    monkeypatch.setattr(doctor_experiment, "join_ray", lambda: False)
+    monkeypatch.setattr(doctor_experiment, "join_ray", lambda *_: False)
     own = ["~rm:{town}:*", "&exps:town:*", "&rm:{town}:own", *RIGHTS[2:]]
     client.execute_command("ACL", "SETUSER", "town", "on", ">pw", *own)
     address = url(redis_process.config, "town", "pw")
@@ -131,6 +146,16 @@ def test_an_address_that_cannot_be_read(run):
 
 def test_a_name_that_cannot_be(run):
     assert run("a b").exit_code == 2
+
+
+def test_who_interrupts_it_leaves_nothing_behind(run, redis_process, client, monkeypatch):
+    async def interrupted(config, exp_id):
+        client.hset(Keys(exp_id).meta, "a", 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor_server, "_send_one", interrupted)
+    assert run("--redis", url(redis_process.config)).exit_code == 130
+    assert client.dbsize() == 0
 
 
 # -- this machine ---------------------------------------------------------------------------------------------------
@@ -168,11 +193,20 @@ def poor(monkeypatch, tmp_path):
 
 def test_a_machine_that_lacks_everything(poor):
     health = doctor_machine.examine_machine()
-    found = {finding.what: finding.level for finding in health.problems if finding.what != "clock"}
+    found = {finding.what: finding.level for finding in health.problems}
     lacking = ("embedded server", "disk of temporary files", "disk of Ray", "open files", "Ray")
     assert found == dict.fromkeys(lacking, "critical") | {"memory": "warning"}
     assert all(finding.remedy for finding in health.problems)
     assert "pip install 'ray-messaging[llm]'" in health.of("extras")[0].value
+
+
+def test_a_laptop_as_it_comes_is_well(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor_machine.ctypes, "CDLL", lambda _: SimpleNamespace(adjtimex=lambda _: 5))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1_048_576))  # Ray raises it by itself
+    monkeypatch.setattr(doctor_machine, "MEMINFO", tmp_path / "none")  # no Linux
+    found = told(run("--json"))
+    assert [found[what]["level"] for what in ("clock", "open files", "memory", "embedded server")] == ["ok"] * 4
+    assert "nothing keeps it in time" in found["clock"]["value"]
 
 
 # -- what is printed ------------------------------------------------------------------------------------------------
@@ -180,11 +214,11 @@ def test_a_machine_that_lacks_everything(poor):
 FOUND = Health("x", [Finding("critical", "b", "2", "do c"), Finding("ok", "a", "1"), Finding("warning", "d", "3", "e")])
 
 
-def printed(health, *, terminal):
+def printed(health, *, terminal, width=120):
     console = Console(
         file=io.StringIO(),
         force_terminal=terminal,
-        width=120,
+        width=width,
         highlight=False,
         color_system="standard" if terminal else None,
     )
@@ -207,3 +241,9 @@ def test_a_table_with_colours_on_a_terminal():
     assert "\x1b[1;31mcritical\x1b[0m" in text
     assert "what to do" in text
     assert "do c" in text
+
+
+def test_lines_where_a_table_would_be_too_narrow():
+    narrow = printed(FOUND, terminal=True, width=60)
+    assert "critical: b: 2 -> do c" in narrow
+    assert "what to do" not in narrow

@@ -1,0 +1,105 @@
+"""Join the Ray cluster in which an experiment runs: the one that RAY_ADDRESS names, else one of this machine."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+
+from ray_messaging.cli.session import check_ray_address
+from ray_messaging.cluster.health import named_actors
+from ray_messaging.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PROCESSES = Path("/proc")
+_OPTION = b"--gcs-address="
+_NOT_LET_IN = (
+    "does not let us in: where it asks for a token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token, "
+    "as on the machine where it was started"
+)
+
+
+def join_ray(exp_id: str | None = None) -> bool:
+    """Join a Ray cluster that runs, of several on this machine the one with this experiment; False: there is none.
+
+    Raises ConfigError where RAY_ADDRESS leads nowhere, or its cluster does not let us in.
+    """
+    if ray.is_initialized():
+        return True
+    check_ray_address()
+    clusters, named = local_clusters(), _named()
+    if named:
+        if not _join(named, here=_runs_here(named, clusters)):
+            raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} {_NOT_LET_IN}")
+        return True
+    for cluster in clusters[:-1]:
+        if _join(cluster, here=True):
+            if exp_id is None or named_actors(f"{exp_id}/"):
+                return True
+            ray.shutdown()
+    if not clusters:
+        return _join("auto", here=False)
+    if not _join(clusters[-1], here=True):
+        raise ConfigError(f"the Ray cluster at {clusters[-1]} {_NOT_LET_IN}")
+    return True
+
+
+def asked_clusters() -> str:
+    """Say in which Ray clusters `join_ray` has looked for an experiment."""
+    asked = ray.get_runtime_context().gcs_address
+    others = [] if _named() else [cluster for cluster in local_clusters() if cluster != asked]
+    return f"at {asked}" + (f", nor in those at {', '.join(others)}" if others else "")
+
+
+def local_clusters() -> list[str]:
+    """Return the addresses of the Ray clusters that this user runs on this machine; [] where there is no /proc."""
+    found = set()
+    for process in PROCESSES.glob("[0-9]*"):
+        try:
+            if process.stat().st_uid != os.getuid():
+                continue  # another user's would not let us in, and take its time for that
+            program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended
+        if program.endswith(b"/raylet"):
+            found |= {given[len(_OPTION) :].decode() for given in arguments if given.startswith(_OPTION)}
+    return sorted(found)
+
+
+def _named() -> str:
+    """Return the cluster that RAY_ADDRESS names; "": it leaves that to Ray."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address in {"auto", "local"} else address
+
+
+def _runs_here(address: str, clusters: Sequence[str]) -> bool:
+    host, _, port = address.rpartition(":")
+    return address in clusters or (
+        host in {"localhost", "127.0.0.1"} and port in {cluster.rpartition(":")[2] for cluster in clusters}
+    )
+
+
+def _join(address: str, *, here: bool) -> bool:
+    """Join a cluster; one of this machine is shown this user's token, as Ray does where it finds one by itself."""
+    try:
+        if here:
+            _use_token()
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, RayError) as error:
+        logger.debug("cannot join the Ray cluster at %s: %s", address, error)
+        return False
+    return True
+
+
+def _use_token() -> None:
+    try:
+        from ray._private.authentication.authentication_token_setup import (  # noqa: PLC0415 - as above
+            maybe_enable_token_auth_if_token_available,
+        )
+    except ImportError:
+        return  # an older Ray has no tokens
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it is no news to whoever asks here
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

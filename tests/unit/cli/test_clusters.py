@@ -1,0 +1,88 @@
+"""Which Ray cluster the commands join, where several run on a machine."""
+
+import os
+
+import pytest
+import ray
+
+from ray_messaging.cli import clusters
+from ray_messaging.errors import ConfigError
+
+HERE = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"]
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Have three clusters on this machine, the second of which runs `town`; return those that were joined."""
+    joined = []
+
+    def init(address, **options):
+        if address == HERE[0]:
+            raise ConnectionError("it ends just now")
+        joined.append(address)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(clusters, "check_ray_address", lambda: None)
+    monkeypatch.setattr(clusters, "local_clusters", lambda: HERE)
+    monkeypatch.setattr(clusters, "_use_token", lambda: joined.append("token"))
+    monkeypatch.setattr(
+        clusters, "named_actors", lambda prefix: {"town/": 1} if (joined[-1], prefix) == (HERE[1], "town/") else {}
+    )
+    return joined
+
+
+def test_the_one_with_the_experiment_is_found(joined):
+    assert clusters.join_ray("town")
+    assert joined == ["token", "token", HERE[1]]
+    joined.clear()
+    assert clusters.join_ray("nowhere")
+    assert joined[-1] == HERE[2]
+
+
+@pytest.mark.parametrize(("address", "shown"), [(HERE[2], True), ("localhost:3", True), ("far.away:3", False)])
+def test_one_that_is_named_is_shown_the_token_if_it_runs_here(joined, monkeypatch, address, shown):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert clusters.join_ray("town")
+    assert joined == ["token"] * shown + [address]
+
+
+def test_one_that_is_named_and_does_not_let_us_in(joined, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", HERE[0])
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+        clusters.join_ray()
+
+
+def test_none_runs(joined, monkeypatch):
+    def init(address, **options):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(clusters, "local_clusters", list)
+    assert not clusters.join_ray("town")
+
+
+def test_only_raylets_of_this_user_count(monkeypatch, tmp_path):
+    lines = {
+        "1": b"/x/raylet/raylet\0--gcs-address=10.0.0.1:1\0--y",
+        "2": b"python\0--gcs-address=10.0.0.1:2",
+        "3": b"",
+        "4": b"/x/raylet/raylet\0--gcs-address=10.0.0.1:1",
+        "self": b"/x/raylet/raylet\0--gcs-address=10.0.0.1:3",
+    }
+    for pid, line in lines.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cmdline").write_bytes(line)
+    (tmp_path / "5").mkdir()
+    monkeypatch.setattr(clusters, "PROCESSES", tmp_path)
+    assert clusters.local_clusters() == ["10.0.0.1:1"]
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    assert clusters.local_clusters() == []
+
+
+def test_none_of_this_machine_lets_us_in(joined, monkeypatch):
+    monkeypatch.setattr(clusters, "local_clusters", lambda: HERE[:1])
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+        clusters.join_ray("town")

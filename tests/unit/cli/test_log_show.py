@@ -1,0 +1,21 @@
+"""What the log commands print of what others wrote."""
+
+import io
+
+from rich.console import Console
+
+from ray_messaging.cli.log_show import line_of, show_rows
+from ray_messaging.eventlog.reading.event_rows import LogRow
+
+EVIL = "a\x1b[2Jb\x07\x9b"
+
+
+def test_nothing_steers_the_terminal():
+    row = LogRow(EVIL, 1, EVIL, EVIL, EVIL, None, EVIL, EVIL, (EVIL,), 1.0, None, "blocked", EVIL, EVIL, EVIL, EVIL, 1)
+    for width in (80, 200):
+        console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
+        show_rows(console, [row])
+        console.print(line_of(row))
+        printed = console.file.getvalue()
+        assert "\ufffd[2Jb" in printed
+        assert all(character.isprintable() or character == "\n" for character in printed)
