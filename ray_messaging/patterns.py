@@ -5,6 +5,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
+from ray_messaging.errors import InvalidAddress
+
+GLOB_BYTES = 800  # as the longest channel
 _GLOB = re.compile(r"[*?\[\]\\]")
 
 
@@ -82,7 +85,15 @@ class Globs:
         return is_glob(channel)
 
     def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tells whether the pattern matches a channel."""
+        """Return a function that tells whether the pattern matches a channel; raise InvalidAddress."""
+        try:
+            size = len(pattern.encode())
+        except UnicodeEncodeError:
+            size = 0
+        if not 0 < size <= GLOB_BYTES:
+            raise InvalidAddress(
+                f"pattern {pattern[:80]!r} cannot be used: it must be 1 to {GLOB_BYTES} bytes of UTF-8", value=pattern
+            )
         matched = glob_pattern(pattern).fullmatch
         return lambda channel: matched(channel.encode()) is not None
 

@@ -15,7 +15,7 @@ from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.server_actor import ServerActor
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import AlreadyExists, MessagingError, RuleError
+from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, RuleError
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import Rule
 
@@ -124,11 +124,14 @@ def ensure_ray() -> bool:
     """Start Ray where it does not run; tell whether that was us."""
     if ray.is_initialized():
         return False
-    ray.init(
-        address=os.environ.get("RAY_ADDRESS"),
-        include_dashboard=False if "RAY_ADDRESS" not in os.environ else None,
-        logging_level=logging.ERROR,
-    )
+    address = os.environ.get("RAY_ADDRESS") or None
+    try:
+        ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does it run? Where it asks for a "
+            "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token"
+        ) from error
     return True
 
 

@@ -19,10 +19,12 @@ TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
 LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
 SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # somebody waits for the lock of a guard without an owner
+HEIR_NAME: Final = ".ray_messaging.heir"  # a successor may come; modified when it was seen without owner and guard
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 LOG_LINES: Final = 20
 LOCK_TIMEOUT_S: Final = 0.5  # a killed server lets go of its lock within milliseconds
 PAUSE_S: Final = 0.02
+HEIR_S: Final = 60.0  # where Ray needs longer for a new process, the experiment has ended
 STOPPING: Final = b"stopping"
 
 
@@ -71,6 +73,25 @@ def owned(path: Path) -> bool:
     finally:
         os.close(owner)
     return False
+
+
+def expect_heir(path: Path) -> None:
+    """Have nobody sweep a directory before a successor of its owner had time to come."""
+    heir = path / HEIR_NAME
+    heir.touch(mode=0o600)
+    os.utime(heir, (0, 0))
+
+
+def _expects_heir(path: Path) -> bool:
+    """Say whether a successor may yet come to a directory, of which this process has the lock."""
+    heir = path / HEIR_NAME
+    if not heir.exists():
+        return False
+    seen_at = heir.stat().st_mtime
+    if seen_at == 0:
+        os.utime(heir)
+        return True
+    return abs(time.time() - seen_at) < HEIR_S  # a clock may have been set back
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
@@ -130,7 +151,8 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
             except FileNotFoundError:
                 path.rmdir()  # a guard died right after mkdir; refused for all but an empty directory
             else:
-                remove(path)
+                if not _expects_heir(path):
+                    remove(path)
                 os.close(lock)
                 busy()
 

@@ -198,6 +198,8 @@ def guard(owner: int) -> None:
         lock = (data.make_temporary if temporary else data.open_kept)(path, busy)
     port = Port(order["host"], order["port"])
     try:
+        if order["grace_s"]:
+            data.expect_heir(path)
         watch.expect_successor(path, order["grace_s"], order["host_pid"])
         while True:
             serve(order, path, lock, port, watch)

@@ -20,9 +20,14 @@ def pytest_configure(config):
 # What these ask does not depend on which server it is that speaks Redis: Valkey answers in the default suite.
 EITHER_REDIS = (
     "test_addresses.py",
+    "test_dead_letters.py",
     "test_deferred.py",
+    "test_fates.py",
+    "test_foreign.py",
     "test_interception.py",
+    "test_log_streams.py",
     "test_msg_payloads.py",
+    "test_receiving.py",
     "test_transactions.py",
 )
 

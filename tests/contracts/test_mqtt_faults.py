@@ -10,6 +10,8 @@ from ray_messaging import AlreadyExists, MailboxFull, OutcomeUnknown, Outgoing, 
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.transports.mqtt import presence, transport
 
+pytestmark = pytest.mark.long
+
 PASSWORDS = {"writer": "a secret", "reader": "another"}
 
 

@@ -6,13 +6,11 @@ from faults import cluster_cases, group_cases, interceptor_cases
 
 CASES = [case for module in (group_cases, interceptor_cases, cluster_cases) for case in module.CASES]
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+# In the default suite tests/cluster/test_faults.py asks as much, and quicker.
+pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES],
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_promise_holds(ray_cluster, tmp_path, case):
     account = case.run(tmp_path)
     assert account.acknowledged > 0

@@ -43,6 +43,7 @@ def user(server, exp_id):
     client.close()
 
 
+@pytest.mark.long
 def test_an_experiment_with_no_more_rights(ray_cluster, server, user, exp_id, tmp_path):
     client = server.client()
     client.execute_command("ACL", "LOG", "RESET")

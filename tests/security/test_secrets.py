@@ -96,6 +96,7 @@ class Own:
             return (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 2}, 7, 2)).fate
 
 
+@pytest.mark.long
 def test_the_password_stays_where_it_is_used(messaging, tmp_path):
     group = messaging.create_group(f"secret-{secrets.token_hex(4)}", [1, 2])
     password = messaging.redis.password

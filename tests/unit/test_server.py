@@ -315,6 +315,7 @@ def test_a_child_that_rewrites_the_aof_goes_with_the_server(server, temporary_ro
     assert list(temporary_root.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_long_load_is_no_timeout(tmp_path, monkeypatch):
     server = EmbeddedServer(HOST, data_dir=str(tmp_path))
     with server, client(server.start()) as connected, connected.pipeline(transaction=False) as pipeline:
@@ -330,6 +331,7 @@ def test_a_long_load_is_no_timeout(tmp_path, monkeypatch):
     assert time.monotonic() - began > 2.0
 
 
+@pytest.mark.long
 def test_work_without_an_answer_is_no_timeout(tmp_path, monkeypatch):
     binary = tmp_path / "busy"
     loop = "i=0; while [ $i -lt 2000000 ]; do i=$((i + 1)); done"

@@ -240,6 +240,25 @@ def test_a_successor_takes_over(successor, dead, temporary_root):
     assert list(temporary_root.iterdir()) == []
 
 
+def test_nobody_sweeps_what_a_successor_may_yet_take_over(successor, temporary_root):
+    with owner() as (process, _, _, _, data_dir):
+        kill(process.pid)
+        kill(guard_in(data_dir))
+    with EmbeddedServer(HOST), EmbeddedServer(HOST):  # they sweep
+        assert data_dir.exists()
+    assert successor.take_over()
+
+
+def test_what_waited_in_vain_for_a_successor_is_swept(temporary_root):
+    with owner() as (process, _, _, _, data_dir):
+        kill(process.pid)
+        kill(guard_in(data_dir))
+    with EmbeddedServer(HOST):
+        os.utime(data_dir / ".ray_messaging.heir", (1, 1))  # as if it had been seen long ago
+    with EmbeddedServer(HOST):
+        assert not data_dir.exists()
+
+
 def test_without_a_successor_nothing_is_left_after_the_grace(temporary_root):
     with owner(grace_s=0.3) as (process, _, _, pid, data_dir):
         guard = guard_in(data_dir)

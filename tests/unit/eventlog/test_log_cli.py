@@ -176,8 +176,8 @@ def test_a_name_where_nothing_runs(monkeypatch):
     def no_cluster(**_):
         raise ConnectionError("no Ray here")
 
-    monkeypatch.setattr("ray_messaging.cli.log_target.ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray_messaging.cli.log_target.ray.init", no_cluster)
+    monkeypatch.setattr("ray_messaging.cli.clusters.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray_messaging.cli.clusters.ray.init", no_cluster)
     found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
     assert found.exit_code == 2
     assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr

@@ -21,15 +21,18 @@
 -- ARGV[...]        per shipment: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
 --                  -1, number of publications, then channel, data of each, then frame and note where there is a note
 -- Returns {status, fates of the shipments..., -1, takers of the publications...}
-local epoch = redis.call('HGET', KEYS[2], 'epoch')
+local number = tonumber(ARGV[6])
+local own, own_state, key, arg = nil, nil, 3, number > 0 and 16 or 7
+-- At once, as most calls have one shipment.
+local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. (ARGV[arg] or ''), 'transactions')
+local epoch = sender[1]
 if not epoch then return {7} end
 if epoch ~= ARGV[1] then return {tonumber(epoch) > tonumber(ARGV[1]) and 3 or 8} end
 
-local number, own, own_state, key, arg = tonumber(ARGV[6]), nil, nil, 3, 7
 local over = false  -- this transaction was committed by an earlier attempt
 if number > 0 then
-  own, key, arg = KEYS[3], 4, 16
-  local committed = tonumber(redis.call('HGET', KEYS[2], 'transactions') or 0)
+  own, key = KEYS[3], 4
+  local committed = tonumber(sender[3] or 0)
   if number > committed + 1 then return {6} end
   over = number <= committed
   own_state = reader(own)
@@ -48,13 +51,18 @@ while arg <= #ARGV do
     noting, s.note = true, arg
     arg = arg + 2
   end
+  if #shipments == 0 then
+    s.last = tonumber(sender[2] or 0)
+    fresh = s.seq > s.last
+  else
+    names[#names + 1] = 's:' .. mailbox
+  end
   shipments[#shipments + 1] = s
-  names[#names + 1] = 's:' .. mailbox
 end
 for low = 1, #names, 1000 do
   local found = redis.call('HMGET', KEYS[2], unpack(names, low, math.min(low + 999, #names)))
   for i, last in ipairs(found) do
-    local s = shipments[low + i - 1]
+    local s = shipments[low + i]
     s.last = tonumber(last or 0)
     if s.seq > s.last then fresh = true end
   end
