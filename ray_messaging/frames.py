@@ -18,9 +18,7 @@ from ray_messaging.ids import NONE, STR, Ids
 from ray_messaging.lines import Lines
 
 FOREIGN_SENDER = "foreign-"  # before a mailbox's name: the sender of what foreign clients published
-MAGIC = b"RM"
-VERSION = 1
-FRAME_LIMIT = 256 * 2**20
+MAGIC, VERSION, FRAME_LIMIT = b"RM", 1, 256 * 2**20
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))

@@ -25,7 +25,7 @@ class Connected:
 
     @property
     def _whole(self) -> Experiment:
-        """Return the experiment with its password, which outlives in no pickle."""
+        """Return the experiment with its password, which no pickle holds."""
         if self._experiment.withheld:
             self._experiment = self._ask(self._interceptor.ready.remote())
         return self._experiment

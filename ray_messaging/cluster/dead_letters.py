@@ -289,7 +289,7 @@ def _unknown(letter: str) -> UnknownName:
     )
 
 
-class Mortal(Connected):
+class DeadLettered(Connected):
     """Be asked for its dead letters."""
 
     @property

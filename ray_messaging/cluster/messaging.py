@@ -11,7 +11,7 @@ import ray
 
 from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.calls import NAMESPACE, result
-from ray_messaging.cluster.dead_letters import Mortal
+from ray_messaging.cluster.dead_letters import DeadLettered
 from ray_messaging.cluster.group import Group, check_agents
 from ray_messaging.cluster.group_actor import GroupActor
 from ray_messaging.cluster.health import examine, warn_of_losses
@@ -35,7 +35,7 @@ from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import Messager
 
 
-class Messaging(Logged, Mortal):
+class Messaging(Logged, DeadLettered):
     """Run one experiment's messaging on a Ray cluster; pass it to Ray tasks and actors as it is.
 
     The experiment lives as long as the process that started it, or until `shutdown`.

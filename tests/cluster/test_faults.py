@@ -103,6 +103,7 @@ def test_what_a_dead_group_had_not_committed_comes_again(messaging, groups):
     assert numbers(drain(east, 200)) == list(range(100, 300))
 
 
+@pytest.mark.long
 def test_two_handles_when_their_group_dies(groups):
     west, east = groups
     send(west, east, 300)
@@ -114,6 +115,7 @@ def test_two_handles_when_their_group_dies(groups):
     assert first + second + numbers(drain(east, 100)) == list(range(300))
 
 
+@pytest.mark.long
 def test_a_group_dies_twice_while_others_send(groups, talk):
     west, east = groups
     talk = talk(west, west.agents[0], east.agents[0])
@@ -145,6 +147,7 @@ def test_a_group_dies_while_it_sends(groups, talk):
         assert_exactly_once(talk, found)
 
 
+@pytest.mark.long
 def test_a_large_group_comes_back(messaging, make_group):
     """What Ray keeps for a restart does not hold 30,000 ids."""
     low = 50_000_000
@@ -192,6 +195,7 @@ def test_the_interceptor_dies_while_others_send(messaging, groups, talk):
     ray.get(messaging.interceptor.remove_from_black_set.remote([silenced.pair]))
 
 
+@pytest.mark.long
 def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
     """Ray keeps no large arguments for a restart by itself."""
     pairs = [(n, n + 1) for n in range(50_000)]
@@ -201,6 +205,7 @@ def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
         assert [receipt.fate for receipt in group.send_columns([1, 1], [2, 3], {})] == ["blocked", "delivered"]
 
 
+@pytest.mark.long
 def test_everybody_dies(messaging, groups):
     west, east = groups
     send(west, east, 50)

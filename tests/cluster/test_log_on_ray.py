@@ -22,7 +22,7 @@ from ray_messaging.eventlog.event_log import EventLog
 
 logger = logging.getLogger(__name__)
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
 
 
 def new_id():

@@ -80,6 +80,7 @@ def test_resume_goes_on(left, exp_id):
         assert numbers(drain(group, 3)) == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_resume_adds_what_was_set_at_run_time_to_the_rules_given(left, exp_id):
     listed = [rules.BlackList([(1, 2)])]
     with Messaging.start(exp_id, redis=left, on_existing="resume", rules=listed) as messaging:
@@ -89,6 +90,7 @@ def test_resume_adds_what_was_set_at_run_time_to_the_rules_given(left, exp_id):
         assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
 
 
+@pytest.mark.long
 def test_reset_begins_afresh(left, exp_id):
     with Messaging.start(exp_id, redis=left, on_existing="reset") as messaging:
         assert messaging.stats()["waiting"] == {}
@@ -97,6 +99,7 @@ def test_reset_begins_afresh(left, exp_id):
         assert numbers(drain(group, 1)) == [9]
 
 
+@pytest.mark.long
 def test_reset_ends_what_runs(left, exp_id):
     old = Messaging.start(exp_id, redis=left, on_existing="resume")
     old.create_group("old", [7])
@@ -139,6 +142,7 @@ def test_a_wrong_address_is_told_at_once(redis_config, exp_id, change, error, wo
         Messaging.connect(exp_id)
 
 
+@pytest.mark.long
 def test_after_a_wrong_address_the_right_one_works(redis_config, exp_id):
     wrong = RedisConfig(server=redis_config.server, port=redis_config.port, password="wrong")
     with pytest.raises(ServerRefused):

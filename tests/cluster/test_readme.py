@@ -69,5 +69,6 @@ def test_on_one_node(ray_cluster, ten_lines, capsys):
     assert printed(capsys.readouterr().out) == [EXPECTED]
 
 
+@pytest.mark.long
 def test_on_two_nodes(ten_lines):
     assert run(TWO_NODES + ten_lines + PLACED) == [EXPECTED, EXPECTED]

@@ -57,6 +57,7 @@ def test_college_messages_all_arrive(run, data):
         assert account["received_by_agent"] == Counter(line.split()[1] for line in lines)
 
 
+@pytest.mark.long
 def test_diplomacy_texts_arrive_in_order(run, data):
     path = data("diplomacy-deception/messages_flat.jsonl.gz")
     fields = ("--from", "{game}-{sender}", "--to", "{game}-{receiver}", "--time", "seq", "--text", "text")
@@ -78,12 +79,14 @@ def test_rules_stop_what_they_should(run, trace):
     assert "\x1b" not in found.stdout
 
 
+@pytest.mark.long
 def test_the_pace_of_the_trace(run, trace):
     _, account = run("replay", trace[0], "--groups", 2, "--speed", "10")
     assert_balances(account)
     assert account["seconds"] >= 0.49
 
 
+@pytest.mark.long
 def test_fewer_agents_than_groups(run, tmp_path):
     path = tmp_path / "two.txt"
     path.write_text("1 2 10\n2 1 20\n1 1 30\n")
@@ -93,6 +96,7 @@ def test_fewer_agents_than_groups(run, tmp_path):
     assert len(account["groups"]) == 2
 
 
+@pytest.mark.long
 def test_a_server_of_your_own_is_left_as_it_was(run, trace, valkey_config):
     config = valkey_config
     _, account = run("replay", trace[0], "--redis", f"redis://:{config.password}@{config.server}:{config.port}/0")
@@ -108,6 +112,7 @@ def test_a_server_that_is_not_there(run, trace):
     assert "127.0.0.1" in found.stderr
 
 
+@pytest.mark.long
 def test_an_account_that_does_not_balance_exits_by_1(run, trace, monkeypatch):
     monkeypatch.setattr(Account, "problems", ["1 messages arrived again"])
     found, account = run("replay", trace[0], code=1)
@@ -125,6 +130,7 @@ def test_the_demo(run):
         assert words in found.stdout
 
 
+@pytest.mark.long
 def test_a_process_of_its_own(trace, tmp_path):
     """Start everything, Ray included, and leave nothing behind."""
     path = tmp_path / "account.json"

@@ -50,6 +50,7 @@ def test_a_rule_whose_end_fails_is_out_at_once(town, hangs):
 
 
 @pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.long
 def test_an_experiment_is_erased_whatever_its_rules_do(redis_config):
     exp_id = f"unruly-{uuid.uuid4().hex[:8]}"
     listed = [unruly("odd"), unruly("hangs", hangs=True), rules.RateLimit(per_round=5)]

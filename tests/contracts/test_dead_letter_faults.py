@@ -43,6 +43,7 @@ async def bring_back(store, exp_id):
     return sum([(await requeueing.requeue(letter)).messages for letter in await store.page("", 1000)])
 
 
+@pytest.mark.long
 async def test_each_comes_back_once_though_replies_are_lost(valkey_config, opener, transports, exp_id):
     sent = await kill_off(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
@@ -67,6 +68,7 @@ async def test_each_comes_back_once_though_many_ask_for_it(valkey_config, opener
     assert (await stores[0].facts())[:2] == (0, 0)
 
 
+@pytest.mark.long
 async def test_each_is_dropped_once_though_replies_are_lost(valkey_config, opener, transports):
     await kill_off(opener, valkey_config)
     with Proxy(valkey_config, seed=5) as proxy:

@@ -37,6 +37,7 @@ async def test_a_send_over_a_link_that_died_without_a_word_goes_out_over_another
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 
+@pytest.mark.long
 async def test_a_subscription_on_a_link_that_died_without_a_word_comes_back(proxy, opener, store, monkeypatch, caplog):
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.1)
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._PONG_S", 0.3)
@@ -56,6 +57,7 @@ async def test_a_subscription_on_a_link_that_died_without_a_word_comes_back(prox
     await until(arrived)
 
 
+@pytest.mark.long
 async def test_a_quiet_subscription_stays(valkey_config, opener, store, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.02)
     receiver = await opener(valkey_config, listen=["news"])

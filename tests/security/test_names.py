@@ -153,7 +153,6 @@ async def test_odd_ids_stay_apart_on_a_server(valkey_config, exp_id, opener):
 
 @given(st.lists(TEXT, min_size=1, max_size=5))
 @example(["\ud800["])
-@example(["a" * 1000 + "*"])
 def test_subscriptions(texts):
     """Whatever is subscribed to, sent to or hosted: it works, or is refused by an error of ours."""
 

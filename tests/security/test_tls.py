@@ -112,6 +112,7 @@ async def test_a_client_without_tls_on_the_port_for_tls(tls):
     assert "set ssl=True" in str(error)
 
 
+@pytest.mark.long
 async def test_a_client_with_tls_on_the_port_without(tls, servers):
     error = await refused(tls(port=servers().config.port))
     assert "ssl=False" in str(error)

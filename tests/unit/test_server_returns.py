@@ -249,6 +249,7 @@ def test_nobody_sweeps_what_a_successor_may_yet_take_over(successor, temporary_r
     assert successor.take_over()
 
 
+@pytest.mark.long
 def test_what_waited_in_vain_for_a_successor_is_swept(temporary_root):
     with owner() as (process, _, _, _, data_dir):
         kill(process.pid)
@@ -259,6 +260,7 @@ def test_what_waited_in_vain_for_a_successor_is_swept(temporary_root):
         assert not data_dir.exists()
 
 
+@pytest.mark.long
 def test_without_a_successor_nothing_is_left_after_the_grace(temporary_root):
     with owner(grace_s=0.3) as (process, _, _, pid, data_dir):
         guard = guard_in(data_dir)
@@ -292,6 +294,7 @@ def test_a_successor_that_comes_too_late_is_told(successor):
         successor.take_over()
 
 
+@pytest.mark.long
 def test_nobody_takes_over_from_an_owner_that_lives(successor, monkeypatch):
     with owner() as (_, port, password, pid, data_dir):
         config = server_module.RedisConfig(server=HOST, port=port, password=password)

@@ -178,6 +178,7 @@ def test_a_name_where_nothing_runs(monkeypatch):
 
     monkeypatch.setattr("ray_messaging.cli.clusters.ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray_messaging.cli.clusters.ray.init", no_cluster)
+    monkeypatch.setattr("ray_messaging.cli.clusters.local_clusters", list)  # that of the tests is none
     found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
     assert found.exit_code == 2
     assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr
