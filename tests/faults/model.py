@@ -113,6 +113,7 @@ class Model:
         kept = await self.rest()
         for messager in self.opened:
             await self.leave(messager)
+            await messager.engine.transport.close()  # a call that came after its end has connected anew
         await self.admin.close()
         return kept
 
