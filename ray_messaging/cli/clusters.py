@@ -12,13 +12,11 @@ from ray_messaging.cli.session import check_ray_address
 from ray_messaging.cluster.health import named_actors
 from ray_messaging.errors import ConfigError
 
-logger = logging.getLogger(__name__)
-
 PROCESSES = Path("/proc")
 _OPTION = b"--gcs-address="
-_NOT_LET_IN = (
-    "does not let us in: where it asks for a token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token, "
-    "as on the machine where it was started"
+_REMEDY = (
+    "use the versions of Ray and Python that run there; where it asks for a token, set RAY_AUTH_MODE=token and have "
+    "the token in ~/.ray/auth_token, as on the machine where it was started"
 )
 
 
@@ -32,18 +30,18 @@ def join_ray(exp_id: str | None = None) -> bool:
     check_ray_address()
     clusters, named = local_clusters(), _named()
     if named:
-        if not _join(named, here=_runs_here(named, clusters)):
-            raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} {_NOT_LET_IN}")
+        if why := _join(named, here=_runs_here(named, clusters)):
+            raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} does not let us in ({why}): {_REMEDY}")
         return True
     for cluster in clusters[:-1]:
-        if _join(cluster, here=True):
+        if not _join(cluster, here=True):
             if exp_id is None or named_actors(f"{exp_id}/"):
                 return True
             ray.shutdown()
     if not clusters:
-        return _join("auto", here=False)
-    if not _join(clusters[-1], here=True):
-        raise ConfigError(f"the Ray cluster at {clusters[-1]} {_NOT_LET_IN}")
+        return not _join("auto", here=False)
+    if why := _join(clusters[-1], here=True):
+        raise ConfigError(f"the Ray cluster at {clusters[-1]} does not let us in ({why}): {_REMEDY}")
     return True
 
 
@@ -82,16 +80,15 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
     )
 
 
-def _join(address: str, *, here: bool) -> bool:
-    """Join a cluster; one of this machine is shown this user's token, as Ray does where it finds one by itself."""
+def _join(address: str, *, here: bool) -> str:
+    """Join a cluster, or return why not; one of this machine is shown this user's token, as Ray itself does."""
     try:
         if here:
             _use_token()
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, RayError) as error:
-        logger.debug("cannot join the Ray cluster at %s: %s", address, error)
-        return False
-    return True
+        return " ".join(str(error).split())[:300] or type(error).__name__
+    return ""
 
 
 def _use_token() -> None:

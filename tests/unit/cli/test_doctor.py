@@ -183,6 +183,7 @@ def poor(monkeypatch, tmp_path):
 
     monkeypatch.setattr(doctor_machine.EmbeddedServer, "start", no_server)
     monkeypatch.setattr(doctor_machine, "join_ray", no_ray)
+    monkeypatch.setenv("RAY_ADDRESS", "x")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * 2**30, 0, 2**20))
     monkeypatch.setattr(doctor_machine, "EXTRAS", {"llm": "no such package"})
@@ -247,3 +248,8 @@ def test_lines_where_a_table_would_be_too_narrow():
     narrow = printed(FOUND, terminal=True, width=60)
     assert "critical: b: 2 -> do c" in narrow
     assert "what to do" not in narrow
+
+
+def test_a_ray_of_somebody_else_is_no_harm(poor, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert doctor_machine.examine_machine().of("Ray")[0].level == "warning"
