@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from ray_messaging.cluster.calls import result
+from ray.exceptions import RayActorError, RayTaskError
+
+from ray_messaging.cluster.calls import result, translated
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import RedisConfig
 
@@ -28,6 +30,15 @@ class Connected:
         """Return the experiment with its password, which no pickle holds."""
         if self._experiment.withheld:
             self._experiment = self._ask(self._interceptor.ready.remote())
+        return self._experiment
+
+    async def _complete(self) -> Experiment:
+        """Return the same as `_whole`, on an event loop, which must not be blocked."""
+        if self._experiment.withheld:
+            try:
+                self._experiment = await self._interceptor.ready.remote()
+            except (RayTaskError, RayActorError) as error:
+                raise translated(error, what=f"the interceptor of experiment {self.exp_id!r}") from error
         return self._experiment
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value

@@ -1,6 +1,5 @@
 """The facade: start an experiment, find its groups, shut it down."""
 
-import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -240,7 +239,7 @@ class Messaging(Logged, DeadLettered):
         Raises: AlreadyExists where the name is held by a living actor, or an agent is taken.
         """
         check_agents(agents)
-        redis = (await asyncio.to_thread(lambda: self._whole)).redis
+        redis = (await self._complete()).redis
         messager = Messager(redis, self.exp_id, self._interceptor, name=name, settings=self._experiment.settings)
         context = ray.get_runtime_context()
         owner = f"{self._experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
