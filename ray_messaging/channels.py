@@ -158,6 +158,11 @@ def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
     return topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:{agent_id}:{topic}"
 
 
+def all_agents(exp_id: str) -> str:
+    """Build the pattern of all channels of an experiment's agents."""
+    return f"exps:{exp_id}:agents:*"
+
+
 class ChannelNames:
     """Name the channels of one experiment, by AgentSociety's method names."""
 
@@ -211,6 +216,7 @@ class Keys:
         self.dead = prefix + "dead"
         self.ended = prefix + "ended"  # names the streams of mailboxes that are gone, which the event log still reads
         self.own = prefix + "own"  # Pub/Sub: brackets round what our own script publishes
+        self.wide = self.own + ":wide"  # Pub/Sub: who takes all agents' channels, and drops what is not for it
 
     def table(self, name: str) -> str:
         """Build the key of what a rule of this name counts."""

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.channels import AgentId, build_channel, check_name
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import Batch
@@ -35,13 +36,17 @@ class Record(msgspec.Struct, array_like=True):
     frame_rows: int = 4096  # the largest frame this mailbox takes: a quarter of its limits
     frame_bytes: int = 16 * 2**20
 
-    def agents(self) -> set[AgentId]:
+    def agents(self) -> AgentSet:
         """Return the agents it listens for."""
-        found: set[AgentId] = set()
+        found = NO_AGENTS
         for claim in self.claims:
-            found.update(np.frombuffer(claim.ints, "<i8").tolist())
-            found.update(claim.strings)
+            found |= AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
         return found
+
+    @property
+    def agent_channels(self) -> int:
+        """Return on how many agents' channels it listens."""
+        return sum(len(claim.subtopics) * (len(claim.ints) // 8 + len(claim.strings)) for claim in self.claims)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -131,11 +136,12 @@ class Directory:
                 self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
-    def owner_of(self, agents: set[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
+    def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
         """Return an agent that an exclusive mailbox other than `besides` claims, and that mailbox."""
+        asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:
-                taken = agents & record.agents()
+                taken = asked & record.agents()
                 if taken:
                     return min(taken, key=str), record.mailbox
         return None
@@ -198,14 +204,14 @@ class Directory:
                     for name in claim.strings:
                         known = self._strings.get((topic, name), NOBODY)
                         self._strings[topic, name] = self._extend(known, record.mailbox)
-        ids = np.unique(np.concatenate([ids for ids, _ in columns])) if columns else np.zeros(0, np.int64)
+        ids = ascending(np.concatenate([ids for ids, _ in columns])) if columns else np.zeros(0, np.int64)
         if not len(ids):
             return None
         routes = np.zeros(len(ids), np.int32)
         for claimed, mailbox in columns:
             places = np.searchsorted(ids, claimed)
             found = routes[places]
-            for route in np.unique(found).tolist():
+            for route in np.flatnonzero(np.bincount(found)).tolist():
                 routes[places[found == route]] = self._extend(route, mailbox)
         return _Table(ids, routes)
 

@@ -13,6 +13,7 @@ from ray_messaging.channels import AGENT_CHAT, AgentId, check_subtopic, parse_ch
 from ray_messaging.cluster.calls import insist, result, wait_restart
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError, OutcomeUnknown
+from ray_messaging.ids import Ids
 from ray_messaging.message import Outgoing
 from ray_messaging.messages import Messages
 from ray_messaging.msg import Payload
@@ -133,8 +134,9 @@ class Group:
     @property
     def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
-        agents: list[AgentId] = insist(self.actor, self.actor.agents.remote, what=self._what)
-        return agents
+        agents: Ids = insist(self.actor, self.actor.agents.remote, what=self._what)
+        # None of a group's agents is None: that is the user.
+        return [agent_id for agent_id in agents.tolist() if agent_id is not None]
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import ray
 
-from ray_messaging.channels import AgentId
 from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.group_host import GroupHost
 from ray_messaging.cluster.restarts import PAUSE_S, restarted, worth_a_retry
@@ -15,6 +14,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.errors import MessagingError
 from ray_messaging.health.reports import Report
+from ray_messaging.ids import Ids
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.lending import Token
@@ -50,7 +50,7 @@ class GroupActor:
             await self._host.close()
         return not worth_a_retry(self._failure)
 
-    async def open(self, agents: list[AgentId], subtopics: tuple[str, ...]) -> None:
+    async def open(self, agents: Ids, subtopics: tuple[str, ...]) -> None:
         """Listen for agents; raise why that cannot be."""
         await self._begin(self._host.start(agents, subtopics))
         await self.ready()
@@ -82,7 +82,7 @@ class GroupActor:
         await self.ready()
         await self._host.give_up(caller, token)
 
-    async def agents(self) -> list[AgentId]:
+    async def agents(self) -> Ids:
         """Return the agents of this group."""
         return self._host.agents
 

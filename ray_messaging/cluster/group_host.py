@@ -4,10 +4,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ray_messaging.channels import AgentId
+from ray_messaging.agent_sets import AgentSet
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import NotListening
 from ray_messaging.health.reports import Report
+from ray_messaging.ids import Ids
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
@@ -20,7 +21,7 @@ class GroupHost:
     """Host the agents of one group; `owner` names the actor, whose processes succeed each other in its mailbox."""
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
-        self.agents: list[AgentId] = []
+        self.agents = Ids.of([])
         self.messager = Messager(
             experiment.redis, experiment.exp_id, interceptor, name=name, settings=experiment.settings
         )
@@ -30,11 +31,11 @@ class GroupHost:
         self._loan_s = experiment.settings.loan_s
         self._lending: Lending | None = None
 
-    async def start(self, agents: Sequence[AgentId], subtopics: Sequence[str]) -> None:
+    async def start(self, agents: Ids, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
         await self.messager.init()
-        await self.messager.host_agents(agents, subtopics, owner=self._owner)
-        self.agents = list(agents)
+        await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner)
+        self.agents = agents
         self._lending = Lending(self.messager.exp_id, self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
@@ -46,7 +47,7 @@ class GroupHost:
                 f"group {self._name!r} was removed, or its process died before it listened: create it again"
             )
         subtopics = [subtopic for claim in record.claims for subtopic in claim.subtopics]
-        await self.start(sorted(record.agents(), key=lambda agent: (isinstance(agent, str), agent)), subtopics)
+        await self.start(record.agents().column, subtopics)
 
     async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
         """Send what a handle has gathered: in the handle's order, and once."""

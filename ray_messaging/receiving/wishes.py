@@ -1,11 +1,10 @@
 """What a messager wants to hear: channels, patterns, and the agents it hosts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from ray_messaging.channels import AgentId, build_channel, check_id, check_subtopic, parse_channel
+from ray_messaging.agent_sets import NO_AGENTS, AgentSet, ChannelSet
+from ray_messaging.channels import AgentId, build_channel, check_subtopic, parse_channel
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Claim, Directory, Record
 from ray_messaging.errors import AlreadyExists, InvalidAddress
@@ -21,19 +20,19 @@ class Wishes:
 
     exp_id: str
     patterns: Patterns
-    agents: dict[str, frozenset[AgentId]] = field(default_factory=dict)  # by subtopic
+    agents: dict[str, AgentSet] = field(default_factory=dict)  # by subtopic
     plain: tuple[str, ...] = ()
     globs: tuple[str, ...] = ()
     exclusive: bool = False
     owner: str = ""
-    fresh: tuple[str, ...] = ()
+    fresh: Collection[str] = ()
     fresh_globs: tuple[str, ...] = ()
 
     def with_channels(self, channels: object) -> "Wishes":
         """Add channels and patterns; raise InvalidAddress."""
         if isinstance(channels, str | bytes) or not isinstance(channels, Iterable):
             raise InvalidAddress(f"channels must be a list, not {channels!r}: write [channel, ...]", value=channels)
-        plain, globs, exact = [], [], []
+        plain, globs = [], []
         added: dict[str, set[AgentId]] = {}
         for channel in channels:
             if isinstance(channel, str) and self.patterns.is_pattern(channel):
@@ -41,34 +40,37 @@ class Wishes:
                 globs.append(channel)
                 continue
             agent_id, topic = parse_channel(self.exp_id, channel, self.patterns)
-            exact.append(build_channel(self.exp_id, agent_id, topic))
             if agent_id is None:
-                plain.append(exact[-1])
+                plain.append(build_channel(self.exp_id, agent_id, topic))
             else:
                 added.setdefault(topic, set()).add(agent_id)
+        wider = {topic: AgentSet.of(agents) for topic, agents in added.items()}
         return replace(
             self,
-            agents=self._widened(added),
+            agents=self._widened(wider),
             plain=tuple(dict.fromkeys([*self.plain, *plain])),
             globs=tuple(dict.fromkeys([*self.globs, *globs])),
-            fresh=tuple(exact),
+            fresh=self._fresh(wider, plain),
             fresh_globs=tuple(globs),
         )
 
     def with_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], owner: str) -> "Wishes":
         """Add agents that are claimed exclusively; raise InvalidAddress."""
-        hosted = {check_id(agent_id) for agent_id in agents}
+        hosted = AgentSet.of(agents)
         added = {check_subtopic(subtopic): hosted for subtopic in subtopics}
-        fresh = tuple(build_channel(self.exp_id, agent, topic) for topic in added for agent in hosted)
-        wider = self._widened(added)
+        wider, fresh = self._widened(added), self._fresh(added, ())
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
-    def _widened(self, added: dict[str, set[AgentId]]) -> dict[str, frozenset[AgentId]]:
-        return self.agents | {topic: self.agents.get(topic, frozenset()) | agents for topic, agents in added.items()}
+    def _widened(self, added: dict[str, AgentSet]) -> dict[str, AgentSet]:
+        return self.agents | {topic: self.agents.get(topic, NO_AGENTS) | agents for topic, agents in added.items()}
+
+    def _fresh(self, added: dict[str, AgentSet], plain: Iterable[str]) -> ChannelSet:
+        new = {topic: agents - self.agents.get(topic, NO_AGENTS) for topic, agents in added.items()}
+        return ChannelSet(self.exp_id, new, dict.fromkeys(plain).keys() - set(self.plain))
 
     def record(self, name: str, settings: MessagingConfig) -> Record:
         """Build the mailbox's record for the directory."""
-        claims: dict[frozenset[AgentId], list[str]] = {}
+        claims: dict[AgentSet, list[str]] = {}
         for subtopic, agents in self.agents.items():
             claims.setdefault(agents, []).append(subtopic)
         return Record(
@@ -99,6 +101,5 @@ def check_claims(record: Record, directory: Directory) -> None:
         )
 
 
-def _claim(agents: frozenset[AgentId], subtopics: list[str]) -> Claim:
-    ints = np.array(sorted(agent for agent in agents if isinstance(agent, int)), "<i8")
-    return Claim(tuple(subtopics), ints.tobytes(), tuple(sorted(agent for agent in agents if isinstance(agent, str))))
+def _claim(agents: AgentSet, subtopics: list[str]) -> Claim:
+    return Claim(tuple(subtopics), agents.ints.astype("<i8").tobytes(), tuple(sorted(agents.strings)))

@@ -3,22 +3,29 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ray_messaging.agent_sets import ChannelSet
+from ray_messaging.channels import Keys
 from ray_messaging.errors import MessagingError, ServerRefused
 from ray_messaging.loops import Loop
 from ray_messaging.transports.base import Ingress
+from ray_messaging.transports.redis.feed import Feed
 from ray_messaging.transports.redis.link import RedisLink
 
 logger = logging.getLogger(__name__)
 
-# A subscription of very many channels goes out in commands of this many.
-_CHUNK = 5_000
+# A subscription of very many channels goes out in commands of this many, for each of which the server stands still for
+# 2 ms; two of them are under way.
+_CHUNK = 1_000
+# Who adds more channels of agents than that at once takes those of all agents by one pattern, and drops what is not for
+# it: each channel costs the server 240 bytes, and when its subscriber goes it stands still for 2 us each.
+WIDE = 30_000
 _PAUSE_S = 0.2
 # A link that died without a word brings nothing, as one does on which nobody says anything: after so much silence the
 # server is asked, and is taken for gone where it does not answer for so long.
@@ -26,46 +33,51 @@ _SILENCE_S, _PONG_S = 5.0, 10.0
 
 
 class RedisIngress:
-    """Subscribe to exact channels, and to patterns only where the user wrote one.
+    """Subscribe to exact channels, and to patterns only where the user wrote one, or the channels are very many.
 
+    Who takes the channels of all agents subscribes to `keys.wide`, too: the send script counts nobody there as a taker.
     Our own send script publishes between two brackets on a channel of its own, and a script is atomic: what arrives
     between them is ours, and is dropped here. One channel that several subscriptions match is handed on once.
     """
 
-    def __init__(self, link: RedisLink, brackets: str, sink: Callable[[Ingress], None]) -> None:
+    def __init__(self, link: RedisLink, keys: Keys, pattern: str, sink: Callable[[Ingress], None]) -> None:
         self._link = link
-        self._brackets = brackets.encode()
+        self._brackets = keys.own.encode()
+        self._marker, self._pattern = keys.wide.encode(), pattern.encode()
         self._sink = sink
-        self._channels: set[bytes] = set()
+        self._few: dict[str, None] = {}
+        self._many: list[ChannelSet] = []
+        self._exact = False  # the server does not let us take all agents' channels
         self._globs: list[bytes] = []
-        self._connection: AbstractConnection | None = None
+        self._connection: Feed | None = None
         self._task: asyncio.Task[None] | None = None
-        self._commands: deque[tuple[str, list[bytes]]] = deque()
-        self._asked = 0  # confirmations of the command under way that are still to come
-        self._unconfirmed: set[bytes] = set()
+        self._commands: deque[Iterator[list[str | bytes]]] = deque()
+        self._asked = 0  # confirmations of commands under way that are still to come
+        self._unconfirmed = 0  # those, and of commands that were not sent yet
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}
         self.cuts = 0
 
-    async def subscribe(self, channels: Sequence[str], globs: Sequence[str]) -> None:
+    async def subscribe(self, channels: Collection[str], globs: Sequence[str]) -> None:
         """Add channels and patterns; return when the server has confirmed all."""
-        fresh = [channel for channel in dict.fromkeys(c.encode() for c in channels) if channel not in self._channels]
+        few, many = channels, []
+        if isinstance(channels, ChannelSet) and len(channels) - len(channels.plain) > WIDE:
+            few, many = channels.plain, [channels]
+        fresh = [channel for channel in dict.fromkeys(few) if channel not in self._few]
+        self._few.update(dict.fromkeys(fresh))
+        self._many += many
         patterns = [glob for glob in dict.fromkeys(g.encode() for g in globs) if glob not in self._globs]
-        self._channels.update(fresh)
         self._globs += patterns
         ready = asyncio.get_running_loop().create_future()
         self._waiting.append(ready)
         if self._task is None:
-            self._unconfirmed.add(self._brackets)
             self._task = asyncio.create_task(self._run(), name="ray_messaging ingress")
         elif self._task.done():
             self._fail(ServerRefused(f"the server at {self._link.where} refused a subscription before"))
-        self._unconfirmed.update(fresh, patterns)
-        if self._connection is not None and self._connection.is_connected:
-            self._plan(fresh, patterns)
-            await self._ask(self._connection)
-        self._confirm()
+        elif self._connection is not None and self._connection.is_open:
+            self._plan(self._connection, fresh, many, patterns)
+            self._confirm()
         await ready
 
     def loop(self) -> Loop:
@@ -79,35 +91,48 @@ class RedisIngress:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def _plan(self, channels: Sequence[bytes], globs: Sequence[bytes]) -> None:
-        for start in range(0, len(channels), _CHUNK):
-            self._commands.append(("SUBSCRIBE", [*channels[start : start + _CHUNK]]))
-        if globs:
-            self._commands.append(("PSUBSCRIBE", [*globs]))
+    def _plan(self, connection: Feed, few: Collection[str], many: Sequence[ChannelSet], globs: Sequence[bytes]) -> None:
+        by_name = [few, *many] if self._exact else [few]
+        self._commands += [_commands("SUBSCRIBE", names) for names in by_name]
+        self._commands.append(_commands("PSUBSCRIBE", globs))
+        self._unconfirmed += sum(map(len, by_name)) + len(globs)
+        self._ask()
+        if many and not self._exact:
+            self._asked += 2
+            self._unconfirmed += 2
+            connection.send(("SUBSCRIBE", self._marker), ("PSUBSCRIBE", self._pattern))
 
-    async def _ask(self, connection: AbstractConnection) -> None:
-        """Send the next command, unless one is under way: the server drops whoever lets confirmations pile up."""
-        if self._commands and not self._asked:
-            command, names = self._commands.popleft()
-            self._asked = len(names)
-            await connection.send_command(command, *names)
-            await asyncio.sleep(0)  # confirmations of very many channels must not keep everybody else waiting
+    def _ask(self) -> None:
+        """Send what may be under way: the server drops whoever lets confirmations pile up."""
+        while self._connection is not None and self._commands and self._asked <= _CHUNK:
+            command = next(self._commands[0], None)
+            if command is None:
+                self._commands.popleft()
+            else:
+                self._asked += len(command) - 1
+                self._connection.send(command)
 
     async def _run(self) -> None:
         while True:
-            connection = self._connection = self._link.dedicated()
             try:
-                await connection.connect()
-                # It bounds a command; who listens waits for as long as nobody says anything.
-                connection.socket_timeout = None
+                self._connection = await Feed.open(self._link.dedicated(), self._take)
                 self._ours = False
-                self._unconfirmed = {self._brackets, *self._channels, *self._globs}
                 self._commands.clear()
-                self._asked = 0
-                self._plan([self._brackets, *self._channels], self._globs)
-                await self._listen(connection)
+                self._asked = self._unconfirmed = 0
+                # The brackets come first: else what we publish ourselves would be taken for a foreign client's.
+                self._plan(self._connection, [self._brackets.decode(), *self._few], self._many, self._globs)
+                await self._watch(self._connection)
             except (RedisError, OSError) as error:
                 refused = self._link.translated(error)
+                if isinstance(error, NoPermissionError) and self._many and not self._exact:
+                    self._exact = True
+                    logger.warning(
+                        "the server's user may not subscribe to %s and %s, so we do so to each channel: that takes "
+                        "240 bytes of the server's memory, and 2 us of its time, for each",
+                        self._marker.decode(),
+                        self._pattern.decode(),
+                    )
+                    continue
                 if isinstance(refused, ServerRefused):
                     logger.error("what foreign clients publish will not arrive: %s", refused)  # noqa: TRY400 - no bug
                     self._fail(refused)
@@ -123,21 +148,23 @@ class RedisIngress:
                 self._fail(MessagingError(f"listening failed ({type(error).__name__}: {error}): please report this"))
                 return
             finally:
-                await connection.disconnect(nowait=True)
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
             await asyncio.sleep(_PAUSE_S)
 
-    async def _listen(self, connection: AbstractConnection) -> None:
-        asked = False
+    async def _watch(self, connection: Feed) -> None:
+        """Wait until the connection ends, and raise why; the server is asked after a silence."""
+        now, asked_at = asyncio.get_running_loop().time, 0.0
         while True:
-            await self._ask(connection)
-            reply = await connection.read_response(timeout=_PONG_S if asked else _SILENCE_S)
-            if reply is not None:
-                asked = False
-                self._take(reply)
-            elif asked:
+            waits = asked_at > connection.heard_at
+            left = (asked_at + _PONG_S if waits else connection.heard_at + _SILENCE_S) - now()
+            if left > 0:
+                await connection.ended(min(left, _SILENCE_S))
+            elif waits:
                 raise RedisTimeoutError("no answer to a PING")
             else:
-                asked = True
+                asked_at = now()
                 await connection.send_command("PING")
 
     def _take(self, reply: Any) -> None:  # noqa: ANN401 - a reply
@@ -146,22 +173,28 @@ class RedisIngress:
             _, channel, data = reply
             if channel == self._brackets:
                 self._ours = data == b"("
-            elif not self._ours:
+            elif not self._ours and channel != self._marker:
                 self._sink(Ingress(channel.decode(errors="replace"), data, None))
         elif kind == b"pmessage":
-            _, pattern, channel, data = reply
-            # The first pattern that brought a channel is the one that goes on bringing it.
-            if (
-                channel != self._brackets
-                and not self._ours
-                and channel not in self._channels
-                and self._first_of(channel, pattern)
-            ):
-                self._sink(Ingress(channel.decode(errors="replace"), data, pattern.decode()))
+            if not self._ours:
+                self._take_match(*reply[1:])
         elif kind != b"pong":
             self._asked -= 1
-            self._unconfirmed.discard(reply[1])
+            self._unconfirmed -= 1
+            self._ask()
             self._confirm()
+
+    def _take_match(self, pattern: bytes, name: bytes, data: bytes) -> None:
+        """Hand on what a pattern brings, unless the channel comes otherwise."""
+        channel = name.decode(errors="replace")
+        if channel in self._few or name == self._brackets:
+            return
+        if any(channel in some for some in self._many):
+            if pattern == self._pattern and not self._exact:
+                self._sink(Ingress(channel, data, None))
+        # The first pattern that brought a channel is the one that goes on bringing it.
+        elif pattern in self._globs and self._first_of(name, pattern):
+            self._sink(Ingress(channel, data, pattern.decode()))
 
     def _confirm(self) -> None:
         """Let those go on who wait for confirmations, when all are there."""
@@ -184,3 +217,10 @@ class RedisIngress:
         if len(self._first) > 100_000:  # foreign clients choose the channels' names
             self._first.clear()
         return self._first.setdefault(channel, pattern) == pattern
+
+
+def _commands(kind: str, names: Iterable[str | bytes]) -> Iterator[list[str | bytes]]:
+    """Cut a subscription of very many names into commands."""
+    left = iter(names)
+    while part := list(islice(left, _CHUNK)):
+        yield [kind, *part]

@@ -1,7 +1,7 @@
 -- Enter a mailbox's record in the directory and take the mailbox.
 --
--- KEYS[1] meta  hash: directory, log, born = the last incarnation of a mailbox  [2] records  [3] changes: as in
---         directory.lua
+-- KEYS[1] meta  hash: directory, log, born = the last incarnation of a mailbox, wide = 1 once somebody may take all
+--         agents' channels by one pattern  [2] records  [3] changes: as in directory.lua
 -- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), since = ms
 --         when it came, entry and row of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner,
 --         exclusive, reader = who took it last, blob = what the last transaction left; while an event log is registered:
@@ -11,7 +11,7 @@
 -- ARGV[1] directory version the record was checked against  [2] mailbox  [3] record  [4] the reader's epoch or -1
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner
 -- ARGV[10] 1: only take over what is there, under the same record  [11] 1: it alone listens for its agents, else 0
--- ARGV[12] the caller: it keeps the epoch that it took last
+-- ARGV[12] the caller: it keeps the epoch that it took last  [13] 1: it may take all agents' channels by one pattern
 -- Returns {0, version, epoch, entry, row, born, blob where it was taken over}; {1} version is stale; {2} fenced;
 -- {3, owner} held by another live owner; {4} it would take more than a take-over; {5} the
 -- server has lost the mailbox, or a reader's epoch
@@ -48,6 +48,7 @@ end
 redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
 redis.call('SET', KEYS[5], epoch, 'PX', ARGV[7])
+if ARGV[13] == '1' then redis.call('HSET', KEYS[1], 'wide', 1) end
 local version = tonumber(ARGV[1])
 if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then
   version = redis.call('HINCRBY', KEYS[1], 'directory', 1)

@@ -1,0 +1,125 @@
+"""Who listens on very many channels takes those of all agents by one pattern: nobody must notice."""
+
+import logging
+
+import pytest
+from contract_support import client_of, fetch_all, until
+
+from ray_messaging import Messager
+from ray_messaging.channels import Keys, all_agents
+
+MANY = range(10_001)  # with three subtopics above what is subscribed to one by one
+TOPICS = ("agent-chat", "user-chat", "user-survey")
+
+
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.long)])
+def server(request):
+    """Give each server that knows patterns."""
+    return request.getfixturevalue(f"{request.param}_config")
+
+
+async def town(opener, server, agents=MANY, **options):
+    """Open a messager of very many agents."""
+    opened = await opener(server, **options)
+    await opened.host_agents(agents, TOPICS)
+    return opened
+
+
+async def channels_of(server, exp_id):
+    """Return how many channels of an experiment's agents somebody subscribes to."""
+    client = client_of(server)
+    try:
+        return len(await client.pubsub_channels(f"exps:{exp_id}:agents:*"))
+    finally:
+        await client.aclose()
+
+
+async def test_each_gets_its_own_and_once(opener, server, store, exp_id):
+    west, east = await town(opener, server), await town(opener, server, range(10_001, 20_002))
+    assert await channels_of(server, exp_id) == 0
+    names = [f"exps:{exp_id}:agents:{agent}:{topic}" for agent in (0, 10_000, 10_001, 20_001) for topic in TOPICS]
+    strange = [
+        f"exps:{exp_id}:agents:{rest}" for rest in ("20002:user-chat", "007:user-chat", "7:else", "7", "-0:else")
+    ]
+    for channel in [*strange, *names, *strange]:
+        await store.publish(channel, b'{"n":1}')
+    for messager, mine in ((west, names[:6]), (east, names[6:])):
+        found = await fetch_all(messager, 6)
+        assert [message.channel for message in found] == mine
+        assert dict(found[0]) == {"type": "message", "pattern": None, "channel": mine[0].encode(), "data": b'{"n":1}'}
+        assert len(await messager.fetch_messages()) == 0
+        assert messager.stats()["ingress"] == 6
+
+
+async def test_other_subscriptions_beside_it(opener, server, store, exp_id):
+    one = await town(opener, server)
+    prefix = f"exps:{exp_id}:agents:"
+    # One of its own, another's, and patterns: over both, and the very one that is used.
+    await one.subscribe_and_start_listening(
+        [prefix + "5:user-chat", prefix + "x:user-chat", prefix + "?:user-*", all_agents(exp_id), "news"]
+    )
+    for rest in ("5:user-chat", "6:user-chat", "x:user-chat", "y:user-chat", "y:other"):
+        await store.publish(prefix + rest, b"{}")
+    await store.publish("news", b"{}")
+    found = await fetch_all(one, 6)
+    patterns = [message["pattern"] for message in found]
+    assert [message.channel.removeprefix(prefix) for message in found] == [
+        "5:user-chat", "6:user-chat", "x:user-chat", "y:user-chat", "y:other", "news",
+    ]  # fmt: skip
+    assert (patterns[:3], patterns[4:]) == ([None, None, None], [all_agents(exp_id).encode(), None])
+    assert patterns[3] in {all_agents(exp_id).encode(), (prefix + "?:user-*").encode()}
+    assert len(await one.fetch_messages()) == 0
+
+
+async def test_it_is_no_taker_of_what_nobody_owns(opener, server, store, exp_id):
+    await town(opener, server)
+    await town(opener, server, range(10_001, 20_002))
+    sender = await opener(server)
+    channels = [sender.get_agent_chat_channel(agent) for agent in (70_000, 70_001)]
+    get = await store.subscribe(channels[1])
+    receipts = [await sender.send_message(channel, {"n": 1}) for channel in [*channels, "news"]]
+    assert [receipt.fate for receipt in receipts] == ["undeliverable", "published", "undeliverable"]
+    assert await get() == (channels[1], b'{"n":1}')
+    await store.subscribe(globs=[all_agents(exp_id)])
+    receipts = await sender.send_columns(None, [70_000, 1, 70_001], {"n": 2})
+    assert receipts.fates.tolist() == ["published", "delivered", "published"]
+
+
+async def test_mirrored_messages_do_not_come_back(opener, server, store):
+    one, sender = await town(opener, server), await opener(server, mirror=True)
+    channel = sender.get_agent_chat_channel(7)
+    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    await store.publish(channel, b'{"n":2}')
+    assert sorted(message.payload["n"] for message in await fetch_all(one, 2)) == [1, 2]
+    assert one.stats()["ingress"] == 1
+
+
+async def test_it_comes_back_after_a_cut(opener, server, store):
+    one = await town(opener, server)
+    client, channel = client_of(server), one.get_user_chat_channel(7)
+    await client.client_kill_filter(_type="pubsub")
+
+    async def heard():
+        return await store.publish(channel, b"{}") == 1
+
+    await until(heard)
+    await client.aclose()
+    assert (await fetch_all(one, 1))[0].channel == channel
+    assert one.engine.transport._ingress.cuts == 1
+
+
+async def test_who_may_not_do_so_subscribes_to_each_channel(redis_process, exp_id, caplog):
+    client, name = client_of(redis_process.config), f"user-{exp_id}"
+    rights = ["~*", "resetchannels", f"&exps:{exp_id}:*", f"&{Keys(exp_id).own}", "+@all"]
+    await client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *rights)
+    config = redis_process.config.model_copy(update={"username": name, "password": "secret"})
+    with caplog.at_level(logging.ERROR):
+        async with Messager(config, exp_id) as one:
+            await one.host_agents(MANY, TOPICS)
+            assert await channels_of(redis_process.config, exp_id) == 30_003
+            assert await client.publish(one.get_user_survey_channel(10_000), b"{}") == 1
+            assert len(await fetch_all(one, 1)) == 1
+            assert (await one.send_message(one.get_agent_chat_channel(70_000), {})).fate == "undeliverable"
+    assert caplog.records == []
+    await client.execute_command("ACL", "DELUSER", name)
+    await client.aclose()

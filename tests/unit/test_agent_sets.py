@@ -1,0 +1,75 @@
+"""Sets of agents and channels, held against Python's own."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.agent_sets import AgentSet, ChannelSet, column_of
+from ray_messaging.channels import build_channel
+from ray_messaging.errors import InvalidAddress
+
+INT = st.one_of(st.integers(-4, 12), st.integers(-(2**63), 2**63 - 1))
+IDS = st.lists(st.one_of(INT, st.sampled_from(["ann", "bob", "007", "12x"])), max_size=12)
+FORMS = [list, tuple, set, iter, lambda ids: np.array(ids) if ids and set(map(type, ids)) == {int} else ids]
+
+
+@given(IDS, st.sampled_from(FORMS))
+def test_a_set_is_what_it_was_built_from(ids, form):
+    made = AgentSet.of(form(ids))
+    assert (len(made), set(made)) == (len(set(ids)), set(ids))
+    assert list(made) == sorted(set(ids), key=lambda each: (isinstance(each, str), each))
+    assert AgentSet.of(made.column) == made
+    assert AgentSet.of(made) is made
+
+
+@given(IDS, IDS)
+def test_sets_act_as_sets_do(one, other):
+    mine, theirs = AgentSet.of(one), AgentSet.of(other)
+    assert set(mine | theirs) == {*one, *other}
+    assert set(mine & theirs) == {*one} & {*other}
+    assert set(mine - theirs) == {*one} - {*other}
+    assert (mine == theirs) == ({*one} == {*other})
+    assert bool(mine) == bool(one)
+    if mine == theirs:
+        assert hash(mine) == hash(theirs)
+    for agent_id in [*one, *other, 0, "0", 2**63, None, ("ann",)]:
+        assert (agent_id in mine) == (agent_id in set(one))
+
+
+@given(IDS)
+def test_a_column_keeps_the_order_of_its_ids(ids):
+    assert column_of(ids).tolist() == [*dict.fromkeys(ids)]
+
+
+@pytest.mark.parametrize("ids", [range(0), range(5, 900_000), range(9, -9, -3), range(2**63 - 3, 2**63), range(-3, 3)])
+def test_ranges(ids):
+    assert column_of(ids).tolist() == [*ids]
+    assert [*AgentSet.of(ids)] == sorted(ids)
+
+
+@pytest.mark.parametrize("ids", [range(2**63, 2**63 + 2), [1, 2**63], [1, True], [1, None], [1.0], ["a:b"], [1, b"x"]])
+def test_what_is_no_id(ids):
+    with pytest.raises(InvalidAddress):
+        AgentSet.of(ids)
+
+
+def test_ids_come_in_their_one_form():
+    assert [*AgentSet.of(["12", np.int32(12), "007", 3])] == [3, 12, "007"]
+
+
+@given(st.dictionaries(st.sampled_from(["chat", "survey"]), IDS, max_size=2), st.sets(st.sampled_from(["news", "a:b"])))
+def test_channels_are_those_of_the_agents(agents, plain):
+    made = ChannelSet("e", {topic: AgentSet.of(ids) for topic, ids in agents.items()}, plain)
+    expected = {build_channel("e", agent_id, topic) for topic, ids in agents.items() for agent_id in ids} | plain
+    assert (len(made), set(made)) == (len(expected), expected)
+    others = [
+        "exps:e:agents:7:chat",
+        "exps:e:agents:07:chat",
+        "exps:f:agents:1:chat",
+        "exps:e:agents:ann",
+        "x",
+        "exps:e",
+    ]
+    for channel in [*expected, *others, "exps:e:agents:ann:chat", "", "exps:e:agents:1:*", "exps:e:agents:-0:chat"]:
+        assert (channel in made) == (channel in expected)
