@@ -183,6 +183,7 @@ class MessagingConfig(BaseModel):
     log_list_messages: int = Field(default=100_000, ge=0)
     log_list_bytes: int = Field(default=64 * 2**20, ge=0)
     mirror: bool = False
+    standing_verdicts: bool = True  # senders may apply rules that look at ids alone; False: each batch is asked
 
 
 OnExisting = Literal["error", "resume", "reset"]

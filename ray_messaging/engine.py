@@ -3,12 +3,12 @@
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from functools import lru_cache, partial
+from functools import partial
 from operator import index
 from typing import Any
 
 from ray_messaging import channels as names
-from ray_messaging.channels import Address, AgentId
+from ray_messaging.channels import INT64_MAX, INT64_MIN, Address, AgentId, check_id, check_recipient
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
@@ -26,6 +26,21 @@ from ray_messaging.sending.posting import Posting
 from ray_messaging.transports.base import Transport
 
 _ADDRESSES_KEPT = 200_000
+
+
+class _Addresses(dict[str, tuple[AgentId | None, str]]):
+    """Keep what channels were parsed into; where there are too many, all are forgotten and parsed anew."""
+
+    def __init__(self, parse: Callable[[str], Address]) -> None:
+        super().__init__()
+        self._parse = parse
+
+    def __missing__(self, channel: str) -> tuple[AgentId | None, str]:
+        agent_id, topic = self._parse(channel)
+        if len(self) >= _ADDRESSES_KEPT:
+            self.clear()
+        self[channel] = agent_id, topic  # a plain tuple, which is the fastest to take apart
+        return agent_id, topic
 
 
 class Engine:
@@ -52,7 +67,8 @@ class Engine:
         self.transport = transport
         self.directory = Directory(self.exp_id, transport.patterns)
         self.parse = parse or partial(names.parse_channel, self.exp_id, patterns=transport.patterns)
-        self.address = lru_cache(_ADDRESSES_KEPT)(self.parse)
+        self._addresses = _Addresses(self.parse)
+        self._payload_bytes = self.settings.payload_bytes  # pydantic's attributes are slow
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = False
         self.shipper: Concluder | None = None
@@ -118,7 +134,8 @@ class Engine:
         return PassAll() if interceptor is None else self._make_judge(interceptor)
 
     def _ask(self, interceptor: object) -> Judge:
-        return judge_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id)
+        standing = self.settings.standing_verdicts and self.transport.checks_verdicts
+        return judge_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id, standing=standing)
 
     @property
     def interceptor(self) -> object:
@@ -161,16 +178,20 @@ class Engine:
         Raises: InvalidAddress, InvalidPayload, PayloadTooLarge.
         """
         try:
-            recipient, topic = self.address(channel)
+            recipient, topic = self._addresses[channel]
         except TypeError:  # unhashable
             recipient, topic = self.parse(channel)
         if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
-            recipient = names.check_recipient(channel, recipient, to_id)
+            recipient = check_recipient(channel, recipient, to_id)
         if from_id.__class__ is not int:
-            from_id = None if from_id is None else names.check_id(from_id)
-        elif not names.INT64_MIN <= from_id <= names.INT64_MAX:
-            names.check_id(from_id)
-        return from_id, recipient, topic, encode_payload(payload, self.settings.payload_bytes)
+            from_id = None if from_id is None else check_id(from_id)
+        elif not INT64_MIN <= from_id <= INT64_MAX:
+            check_id(from_id)
+        return from_id, recipient, topic, encode_payload(payload, self._payload_bytes)
+
+    def address(self, channel: str) -> tuple[AgentId | None, str]:
+        """Return the agent (None: none) and the topic of a channel; raise InvalidAddress."""
+        return self._addresses[channel]
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -207,6 +228,7 @@ class Engine:
         return {
             "name": self.name,
             "interceptor": "none" if outbox is None else outbox.judge.way,
+            "standing": 0 if outbox is None else getattr(outbox.judge, "standing", 0),
             "outbox": 0 if outbox is None else outbox.room.rows,
             "deferred": 0 if outbox is None else outbox.deferred,
             "batches": 0 if outbox is None else outbox.batches,
@@ -220,6 +242,6 @@ def check_step(step: object) -> int | None:
         number = None if step is None else index(step)  # type: ignore[arg-type]  # others raise
     except TypeError:
         number = 2**64
-    if number is not None and not names.INT64_MIN <= number <= names.INT64_MAX:
+    if number is not None and not INT64_MIN <= number <= INT64_MAX:
         raise ConfigError(f"step {step!r} must be an int of 64 bits, or None")
     return number

@@ -19,7 +19,16 @@ from ray_messaging.errors import FrameError, InvalidAddress
 from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.frames import Batch, decode, encode
 from ray_messaging.ids import Ids
-from ray_messaging.interception.lane import JUDGE, WAIT, LaneServer, _Caller
+from ray_messaging.interception.grants import (
+    Drawn,
+    Grant,
+    Listed,
+    Standing,
+    decode_grant,
+    decode_standing,
+    encode_grant,
+)
+from ray_messaging.interception.lane import JUDGE, STAND, WAIT, LaneServer, _Caller
 from ray_messaging.interception.lane_client import LaneClient
 from ray_messaging.interception.verdicts import Judgement, decode_verdicts
 from ray_messaging.lines import Lines
@@ -212,7 +221,9 @@ class Verdicts(MsgpackTarget):
 
     def __init__(self):
         judgement = Judgement({0: ("black-list", "no"), 2: ("words", "é")}, {1: ("words", b"{}")}, {"odd": {0, 1}}, {3})
-        super().__init__([Judgement().encode(3, wants_payload=False), judgement.encode(3, wants_payload=True)])
+        super().__init__(
+            [Judgement().encode(3, wants_payload=False), judgement.encode(3, wants_payload=True, standing=2**33)]
+        )
 
     def check(self, data):
         try:
@@ -222,7 +233,34 @@ class Verdicts(MsgpackTarget):
             return False
         assert all(row < 4 for rows in (found.blocked, found.rewritten, found.deferred) for row in rows)
         assert -2 <= verdicts.epoch < 2**62
+        assert 0 <= verdicts.standing < 2**62
         decode_verdicts(found.encode(verdicts.epoch, wants_payload=False))
+        return True
+
+
+class Grants(MsgpackTarget):
+    """The decoder of rules that the interceptor grants, as a sender runs it, and the rules that are made of them."""
+
+    def __init__(self):
+        listed = Listed("black_list", [(1, 2), ("Ann", None), (None, 7)])
+        drawn = Drawn("allow_graph", [(1, 2), (2, "Ann")], [(5, 0), ("Bob", 0)], [9, "all"], user=True, channels=False)
+        granted = [Grant(0), Grant(2**32), Grant(2**33 + 7, ()), Grant(2**34 + 1, (listed, drawn))]
+        super().__init__([encode_grant(each) for each in granted])
+        self.batches = some_batches()
+
+    def check(self, data):
+        try:
+            grant = decode_grant(data)
+            rules = grant.make()
+        except FrameError:
+            return False
+        assert grant.number == 0 or 2**32 <= grant.number < 2**62
+        for batch in (self.batches[0], self.batches[6]):
+            for rule in rules:
+                assert all(
+                    0 <= row < len(batch) and verdict.blocked for row, verdict in rule.check_batch(batch, "x").items()
+                )
+        assert decode_grant(encode_grant(grant)) == grant
         return True
 
 
@@ -352,7 +390,8 @@ class Requests:
 
     def __init__(self):
         self.frames = Frames()
-        self.server = LaneServer(self.answer)
+        self.standing = MsgpackTarget([encode_grant(Standing(0)), encode_grant(Standing(2**32, 5))])
+        self.server = LaneServer(self.answer, self.stand)
         self.answered = 0
 
     def answer(self, request, *, patient):
@@ -360,11 +399,19 @@ class Requests:
         self.answered += 1
         return Judgement(deferred=set(range(rows))).encode(1, wants_payload=False)
 
+    def stand(self, request):
+        asked = decode_standing(request)
+        assert 0 <= asked.held < 2**62
+        assert abs(asked.passed) < 2**53
+        self.answered += 1
+        return encode_grant(Grant(0))
+
     def make(self, random):
         said = [self.server.token.encode() if random.getrandbits(4) else b"wrong"]
         for _ in range(1 + random.getrandbits(2)):
-            kind = (JUDGE, WAIT, 7)[random.getrandbits(8) % 3]
-            frame = self.frames.make(random) if random.getrandbits(1) else self.frames.seeds[0]
+            kind = (JUDGE, WAIT, STAND, 7)[random.getrandbits(8) % 4]
+            asked = self.standing if kind == STAND else self.frames
+            frame = asked.make(random) if random.getrandbits(1) else asked.seeds[0]
             said.append(pack("<IB", random.getrandbits(32), kind) + frame)
         stream = b"".join(pack("<I", len(each)) + each for each in said)
         return stream if random.getrandbits(1) else scribble(random, stream)
@@ -413,6 +460,7 @@ class Answers:
 TARGETS = {
     "frames": Frames,
     "verdicts": Verdicts,
+    "grants": Grants,
     "notes": Notes,
     "records": Records,
     "channels": Channels,

@@ -12,8 +12,9 @@ from ray.util import get_node_ip_address
 
 from ray_messaging.channels import AgentId, check_id
 from ray_messaging.cluster.calls import NAMESPACE
-from ray_messaging.cluster.interceptor_host import InterceptorHost, description
+from ray_messaging.cluster.interceptor_host import InterceptorHost
 from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, away, restarted
+from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.cluster.tuning import tune_collector
 from ray_messaging.config import RedisConfig

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from ray_messaging.channels import AgentId, check_id
 from ray_messaging.cluster.keeping import Keeping
-from ray_messaging.cluster.rule_store import RuleStore, unpickled
+from ray_messaging.cluster.rule_store import RuleStore, description, unpickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Directory
@@ -43,7 +44,7 @@ class InterceptorHost:
         self._spec = spec
         self._store = RuleStore(self.transport, spec.run)
         self._interceptor: Interceptor | None = None
-        self._lane = LaneServer(self._answer)
+        self._lane = LaneServer(self._answer, self._stand)
         self._directory = Directory(spec.exp_id)
         self._keeping = Keeping(self.transport.link, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
@@ -61,6 +62,9 @@ class InterceptorHost:
     def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
         return self.interceptor.answer(request, patient=patient)
 
+    def _stand(self, request: bytes) -> Any:  # noqa: ANN401 - as above
+        return self.interceptor.stand(request)
+
     async def start(self, host: str) -> None:
         """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
 
@@ -70,9 +74,7 @@ class InterceptorHost:
         given = self._given()  # nothing is written where that fails
         await self.transport.connect()
         restarted = await self._take_experiment()
-        # From here on, a predecessor that lives on lets nothing pass, and writes nothing.
-        epoch = int(await self.transport.link.command("HINCRBY", self.transport.keys.meta, "interceptor", 1))
-        await self._take_rules(epoch, given, restarted=restarted)
+        await self._take_rules(await self._store.enthrone(), given, restarted=restarted)
         if self._spec.log_dir is None:
             await self._retire_log()
         self._watch_rules()
@@ -102,7 +104,8 @@ class InterceptorHost:
         settings = self._spec.settings
         # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
-        interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s)
+        stand = partial(self._store.stand, epoch) if settings.standing_verdicts else None
+        interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, stand=stand)
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
             await self._store.forget_rules()
@@ -247,6 +250,7 @@ class InterceptorHost:
             "deferred": self.interceptor.deferred,
             "lane_connections": len(self._lane.connections),
             "lane_refused": self._lane.refused,
+            "standing": self.interceptor.standing.offer > 0,
         }
 
     async def close(self, *, erase: bool) -> None:
@@ -288,12 +292,3 @@ class InterceptorHost:
                 await link.command("UNLINK", *keys)
             if int(cursor) == 0:
                 return
-
-
-def description(rule: Rule) -> dict[str, Any]:
-    """Return what a rule says of itself; one that fails at that is still told."""
-    try:
-        return rule.describe()
-    except Exception as error:
-        logger.exception("rule %r cannot be described", rule.name)
-        return {"name": rule.name, "kind": type(rule).__name__, "error": f"{type(error).__name__}: {error}"}

@@ -6,6 +6,7 @@ before these the name under which Ray has them: so rules change together with th
 """
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,8 @@ from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.state import Fields
 from ray_messaging.interception.store import Kept
 from ray_messaging.transports.redis import RedisTransport
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 10_000  # fields in one command
 _CALLS = 1_000  # changes of which a repeated call is recognised
@@ -74,13 +77,18 @@ class RuleStore:
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
             args += [len(changes.gone), *changes.gone]
         if await self._link.script("rules", keys, args) == 0:
-            raise Fenced(
-                f"another interceptor judges for this experiment (our epoch is {epoch}): this one lets nothing pass",
-                name="interceptor",
-                epoch=epoch,
-            )
+            raise _fenced(epoch)
         if names is not None:
             await self._enforced(names)
+
+    async def enthrone(self) -> int:
+        """Take a new epoch: a predecessor that lives on lets nothing pass from here on, and writes nothing."""
+        return int(await self._link.script("enthrone", [self._keys.meta], []))
+
+    async def stand(self, epoch: int, number: int) -> None:
+        """Have standing verdicts count under a number, unless a higher one does; raises Fenced as `save`."""
+        if await self._link.script("stand", [self._keys.meta], [epoch, number]) == 0:
+            raise _fenced(epoch)
 
     async def _enforced(self, names: list[str]) -> None:
         before, self._kept = self._kept, names[0]
@@ -135,6 +143,23 @@ class RuleStore:
         """Let Ray forget the rules of this experiment: it ends, or begins where one before it died."""
         for name in await asyncio.to_thread(_internal_kv_list, self._runs, namespace=NAMESPACE):
             await asyncio.to_thread(_internal_kv_del, name, namespace=NAMESPACE)
+
+
+def description(rule: Rule) -> dict[str, Any]:
+    """Return what a rule says of itself; one that fails at that is still told."""
+    try:
+        return rule.describe()
+    except Exception as error:
+        logger.exception("rule %r cannot be described", rule.name)
+        return {"name": rule.name, "kind": type(rule).__name__, "error": f"{type(error).__name__}: {error}"}
+
+
+def _fenced(epoch: int) -> Fenced:
+    return Fenced(
+        f"another interceptor judges for this experiment (our epoch is {epoch}): this one lets nothing pass",
+        name="interceptor",
+        epoch=epoch,
+    )
 
 
 def pickled(rule: Rule) -> PickledRule:

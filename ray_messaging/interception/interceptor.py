@@ -15,11 +15,13 @@ from ray_messaging.interception.alone import Alone
 from ray_messaging.interception.answers import key_of, record
 from ray_messaging.interception.farewell import Farewell
 from ray_messaging.interception.forwarding import forwarded
+from ray_messaging.interception.grants import decode_standing
 from ray_messaging.interception.judging import FAILURES, Course
 from ray_messaging.interception.keeper import Keeper
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
+from ray_messaging.interception.standing import Standing, Write
 from ray_messaging.interception.state import Table
 from ray_messaging.interception.store import Saver, StateStore
 from ray_messaging.interception.users import UserCalls
@@ -38,7 +40,8 @@ _KEEP_S = 120.0
 class Interceptor:
     """Judge batches by ordered rules; a plain object, so that its hot code is not wrapped by Ray.
 
-    With a `store`, what the rules count is on the server before a batch that changed it is answered.
+    With a `store`, what the rules count is on the server before a batch that changed it is answered. With `stand`, by
+    which the server learns under which number they count, rules that look at ids alone are granted to messagers.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Interceptor:
         epoch: int = FOREIGN,
         store: StateStore | None = None,
         keep_s: float = _KEEP_S,
+        stand: Write | None = None,
     ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
@@ -56,6 +60,7 @@ class Interceptor:
         self.blocked = 0
         self.violations: Table[int] = Table()
         self.rules = RuleSet(rules, self)
+        self.standing = Standing(self.rules, epoch, stand)
         self._tables: dict[str, Table[Any]] = {}
         self._saver = None if store is None else Saver(store, self._tables, epoch)
         self._follow_rules()
@@ -101,6 +106,7 @@ class Interceptor:
             if rule.state is not None and tables.get(rule.name):
                 self._restore(rule)
         self._keeper.answers.load(answers, self.epoch)
+        self.standing.begin()
 
     def _restore(self, rule: Rule) -> None:
         try:
@@ -118,6 +124,7 @@ class Interceptor:
         """
         before = self.rules.now
         result = change()
+        self.standing.look()
         self._follow_rules()
         if self.rules.now is not before:
             for rule in self.rules:
@@ -127,6 +134,7 @@ class Interceptor:
             if also is not None:
                 await also()
         await self._keeper.save()
+        await self.standing.settle()
         return result
 
     def new_round(self) -> list[str]:
@@ -193,6 +201,13 @@ class Interceptor:
         pending = self._pending.get(key_of(batch))
         return self._judge(batch) if pending is None else asyncio.shield(pending)
 
+    def stand(self, request: bytes) -> bytes | Awaitable[bytes]:
+        """Answer a request for standing verdicts (see `grants`), and count what has passed by them."""
+        self._check()
+        asked = decode_standing(request)
+        self.judged += asked.passed
+        return self.standing.answer(asked.held)
+
     def _check(self) -> None:
         """Raise where a newer interceptor has taken over."""
         if self.fenced is not None:
@@ -240,7 +255,7 @@ class Interceptor:
 
     def _encode(self, judgement: Judgement, count: int) -> bytes:
         try:
-            return judgement.encode(self.epoch, wants_payload=self.rules.wants_payload)
+            return judgement.encode(self.epoch, wants_payload=self.rules.wants_payload, standing=self.standing.offer)
         except Exception as error:
             # A rule can answer what passes every check and still cannot be sent; nobody must wait for it for ever.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", count)
@@ -265,6 +280,7 @@ class Interceptor:
         """Judge no more, and write no more; both are waited for, though not for ever."""
         await self._deferrals.close()
         await self._keeper.close()
+        await self.standing.close()
 
     async def close(self) -> None:
         """Stop, then let all rules go."""

@@ -15,6 +15,7 @@ import numpy as np
 from ray_messaging.errors import ConfigError, InterceptorUnavailable, TransitError
 from ray_messaging.frames import Batch, encode
 from ray_messaging.interception.deferral import PATIENCE_S
+from ray_messaging.interception.granted import Granted
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.lane_client import LaneClient
@@ -35,16 +36,17 @@ _GONE = {"ActorDiedError"}
 _APPLICATION_ERROR = "RayTaskError"
 
 
-def judge_for(interceptor: object, timeout_s: float, exp_id: str | None = None) -> Judge:
+def judge_for(interceptor: object, timeout_s: float, exp_id: str | None = None, *, standing: bool = False) -> Judge:
     """Choose the way to ask an interceptor: ours in this process, ours on Ray, or any actor that answers `forward`.
 
-    Args: exp_id is whose messages are judged: ours on Ray refuses to judge for another experiment.
+    Args: exp_id is whose messages are judged: ours on Ray refuses to judge for another experiment. standing: rules may
+        be granted, as the server checks under which number they count.
     Raises: ConfigError.
     """
     if isinstance(interceptor, Interceptor):
         return LocalJudge(interceptor)
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
-        return RemoteJudge(interceptor, timeout_s, exp_id)
+        return RemoteJudge(interceptor, timeout_s, exp_id, standing=standing)
     if hasattr(interceptor, "forward"):
         return ForeignJudge(interceptor, timeout_s)
     raise ConfigError(
@@ -135,17 +137,49 @@ def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
 
 
 class RemoteJudge(_Asking):
-    """Ask our interceptor actor: over its lane, or by Ray call where the lane cannot be opened."""
+    """Ask our interceptor actor: over its lane, or by Ray call where the lane cannot be opened.
 
-    def __init__(self, handle: Any, timeout_s: float, exp_id: str | None = None) -> None:  # noqa: ANN401 - a Ray actor handle
+    Where it grants its rules over the lane, and they let a batch pass, it is not asked (see `Granted`).
+    """
+
+    def __init__(
+        self,
+        handle: Any,  # noqa: ANN401 - a Ray actor handle
+        timeout_s: float,
+        exp_id: str | None = None,
+        *,
+        standing: bool = False,
+    ) -> None:
         super().__init__()
         self._handle = handle
+        self._standing = standing
+        self._granted: Granted | None = None
+        self._exp_id = exp_id or ""
         self._ours = {} if exp_id is None else {"exp_id": exp_id}
         self._timeout_s = timeout_s
         self._lane: LaneClient | None = None
         self._by_ray_until = 0.0
         self._opening = asyncio.Lock()
         self.way = "lane"
+
+    @property
+    def standing(self) -> int:
+        """Return how many messages have passed by rules that were granted."""
+        return 0 if self._granted is None else self._granted.passed
+
+    async def judge(self, batch: Batch) -> Verdicts:
+        """Judge a batch; a batch asked again is answered as before."""
+        if not self._standing:
+            return await super().judge(batch)
+        if self._granted is None:
+            self._granted = Granted(self._exp_id)
+        verdicts = self._granted.judge(batch)
+        if verdicts is None:
+            asked_at = asyncio.get_running_loop().time()
+            verdicts = await super().judge(batch)
+            if self._lane is not None:
+                self._granted.heard(self._lane, verdicts.standing, asked_at, batch)
+        return verdicts
 
     async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
         lane = self._lane
@@ -197,7 +231,9 @@ class RemoteJudge(_Asking):
             self._lane = None
 
     async def close(self) -> None:
-        """Drop the lane."""
+        """Drop the lane, and what was granted over it."""
+        if self._granted is not None:
+            await self._granted.close()
         if self._lane is not None:
             self._drop(self._lane)
 

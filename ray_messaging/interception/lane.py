@@ -1,8 +1,9 @@
 """The verdict lane: a socket that the interceptor serves, one request per batch.
 
 A connection opens with the token that the messager got by a Ray call. Each request is its number (u32), its kind (u8:
-JUDGE, or WAIT for deferred rows) and a frame (see `frames`); each answer the number and a `Verdicts`. Answers come as
-they are known: one that waits for a slow rule holds no other up.
+JUDGE, or WAIT for deferred rows) and a frame (see `frames`); each answer the number and a `Verdicts`. One of kind STAND
+has a `Standing`, and its answer a `Grant` (see `grants`). Answers come as they are known: one that waits for a slow
+rule holds no other up.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import hmac
 import logging
 import resource
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from struct import Struct
 from typing import NamedTuple, Protocol, cast
 
@@ -30,7 +31,7 @@ _UNREAD_BYTES = 2**20  # of answers; above it no more requests are read
 # Requests of one connection that wait for their answers. One more about deferred rows is told at once to go on waiting.
 WAITING = 10_000
 _TOKEN_LIMIT = 128
-JUDGE, WAIT = 0, 1
+JUDGE, WAIT, STAND = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 
@@ -56,8 +57,9 @@ class Answer(Protocol):
 class LaneServer:
     """Serve the lane on one address."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, stand: Callable[[bytes], bytes | Awaitable[bytes]] | None = None) -> None:
         self.answer = answer
+        self.stand = stand
         self.token = secrets.token_urlsafe(24)
         self.connections: set[_Caller] = set()
         self.strangers: dict[_Caller, None] = {}  # those that have shown no token yet, in order
@@ -228,7 +230,10 @@ class _Caller(Framing):
             return
         request = frame[REQUEST.size :]
         try:
-            answer = _unknown(request) if crowded else self._server.answer(request, patient=patient)
+            if kind == STAND and self._server.stand is not None:
+                answer = self._server.stand(request)
+            else:
+                answer = _unknown(request) if crowded else self._server.answer(request, patient=patient)
         except (FrameError, Fenced) as error:
             self.refuse(str(error))
             return

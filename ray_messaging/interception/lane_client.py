@@ -5,7 +5,7 @@ from typing import Any
 
 from ray_messaging.frames import FRAME_LIMIT
 from ray_messaging.interception.framing import Framing
-from ray_messaging.interception.lane import JUDGE, NUMBER, OPENING_S, REQUEST, WAIT, LaneAddress
+from ray_messaging.interception.lane import JUDGE, NUMBER, OPENING_S, REQUEST, STAND, WAIT, LaneAddress
 
 
 class LaneClient(Framing):
@@ -33,16 +33,28 @@ class LaneClient(Framing):
                 raise
         return client
 
+    @property
+    def alive(self) -> bool:
+        """Tell whether the connection is there, as far as is known."""
+        return self.transport is not None and not self.transport.is_closing()
+
     async def ask(self, request: bytes, *, patient: bool = False) -> bytes:
         """Send a request and return its answer; raise OSError where the connection is lost."""
-        if self.transport is None or self.transport.is_closing():
+        return await self._exchange(WAIT if patient else JUDGE, request)
+
+    async def stand(self, request: bytes) -> bytes:
+        """Send a request for standing verdicts and return its answer; raise OSError where the connection is lost."""
+        return await self._exchange(STAND, request)
+
+    async def _exchange(self, kind: int, request: bytes) -> bytes:
+        if not self.alive:
             raise ConnectionResetError("the verdict lane is closed")
         number = self._numbers
         self._numbers = (number + 1) % 2**32
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            self.send(REQUEST.pack(number, WAIT if patient else JUDGE) + request)
+            self.send(REQUEST.pack(number, kind) + request)
             return await future
         finally:
             del self._waiting[number]

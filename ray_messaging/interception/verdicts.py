@@ -39,7 +39,8 @@ class Verdicts(msgspec.Struct, array_like=True, frozen=True):
 
     `epoch` is the interceptor's. With `judged` false nothing was decided: the rules want the payloads, too.
     `wants_payload` says what to send the next time. `deferred` are rows (uint32) of which nothing is known yet: a slow
-    rule is at work, so wait for them.
+    rule is at work, so wait for them. `standing`: under this number the rules can be had (see `grants`), or count where
+    they are; 0: they cannot be had.
     """
 
     epoch: int
@@ -49,6 +50,7 @@ class Verdicts(msgspec.Struct, array_like=True, frozen=True):
     rewritten: tuple[Rewritten, ...] = ()
     labelled: tuple[Labelled, ...] = ()
     deferred: bytes = b""
+    standing: int = 0
 
     def judgement(self, count: int) -> "Judgement":
         """Return what becomes of each of `count` rows; raise FrameError where one lies outside the batch."""
@@ -105,10 +107,10 @@ class Judgement:
             {at[row] for row in self.deferred if row in at},
         )
 
-    def encode(self, epoch: int, *, wants_payload: bool) -> bytes:
+    def encode(self, epoch: int, *, wants_payload: bool, standing: int = 0) -> bytes:
         """Encode the answer."""
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
-            return encode_verdicts(Verdicts(epoch, wants_payload=wants_payload))
+            return encode_verdicts(Verdicts(epoch, wants_payload=wants_payload, standing=standing))
         groups, changes = _rows_of(self.blocked), _rows_of(self.rewritten)
         return encode_verdicts(
             Verdicts(
@@ -122,6 +124,7 @@ class Judgement:
                 rewritten=tuple(Rewritten(rule, _bytes(rows), line) for (rule, line), rows in changes.items()),
                 labelled=tuple(Labelled(name, _bytes(rows)) for name, rows in self.labels.items() if rows),
                 deferred=_bytes(self.deferred),
+                standing=standing,
             )
         )
 
@@ -193,4 +196,6 @@ def decode_verdicts(data: bytes) -> Verdicts:
         raise FrameError(f"the interceptor's answer cannot be read: {error}") from error
     if not NOBODY <= verdicts.epoch < _EPOCHS:
         raise FrameError(f"the interceptor's answer cannot be read: it speaks of epoch {verdicts.epoch}")
+    if not 0 <= verdicts.standing < _EPOCHS:
+        raise FrameError(f"the interceptor's answer cannot be read: it speaks of number {verdicts.standing}")
     return verdicts

@@ -4,7 +4,7 @@ Each call but `read` may be repeated with the same arguments and has its effect 
 while the connection is cut, up to its timeout, then raises ConnectionFailed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -129,7 +129,7 @@ class SendRequest:
     sender: str
     epoch: int
     directory_version: int
-    interceptor_epoch: int  # -1: a user's own interceptor gave the verdicts; -2: nobody did
+    interceptor_epoch: int  # or the number of standing verdicts; -1: a user's own interceptor gave them; -2: nobody did
     shipments: Sequence[Shipment]
     conclusion: Conclusion | None = None
 
@@ -208,13 +208,15 @@ class Transport(Protocol):
     """Keep the mailboxes of one experiment.
 
     `patterns` are those that its server knows. With `logs_apart` no mailbox of it can be read by the event log, which
-    is told of each row by a note once its fate is known. It `transacts` if a call of `send` can have a conclusion.
+    is told of each row by a note once its fate is known. It `transacts` if a call of `send` can have a conclusion,
+    and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
     """
 
     exp_id: str
     patterns: Patterns
     logs_apart: bool
     transacts: bool
+    checks_verdicts: bool
 
     @property
     def largest_frame(self) -> int | None:
@@ -276,7 +278,7 @@ class Transport(Protocol):
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
         """Keep a frame that cannot be read among the dead letters."""
 
-    async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
+    async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
 
     async def unsubscribe(self) -> None:

@@ -1,7 +1,7 @@
 """Let only those talk whom a graph joins."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,19 @@ from ray_messaging.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, Ids
-from ray_messaging.interception.rules.graphs import Edges, Network, among, read_network
+from ray_messaging.interception.rules.graphs import Edge, Edges, Network, among, read_network
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
+
+
+class Joined(NamedTuple):
+    """Hold what an AllowGraph decides by: edges, (member, number of a network) pairs, and to whom anyone may write."""
+
+    edges: Iterable[Edge]
+    memberships: Iterable[tuple[AgentId, int]]
+    open: Iterable[AgentId]
+    user: bool
+    channels: bool
 
 
 class AllowGraph(Rule):
@@ -38,31 +48,45 @@ class AllowGraph(Rule):
         name: str = "allow_graph",
     ) -> None:
         self.name = name
-        self.user = user
-        self.channels = channels
         self._public = _check_public(networks, public, name)
         if graph is None and networks is None:
             raise RuleError("there is no graph: pass pairs, a networkx graph, or networks={name: graph}", rule=name)
         read = [] if graph is None else [read_network(graph, name, "graph", ids=False)]
         named = {key: read_network(value, name, key, ids=True) for key, value in (networks or {}).items()}
         self._names = tuple(named)
-        self._build([*read, *named.values()], [named[key] for key in self._public])
+        self._join(
+            _joined([*read, *named.values()], [named[key] for key in self._public], user=user, channels=channels)
+        )
 
-    def _build(self, networks: list[Network], public: list[Network]) -> None:
-        self._edges = Edges({edge for network in networks for edge in network.edges})
-        # Of a network in which all write to all, the memberships are kept in place of the n * n edges.
-        memberships = {
-            (member, number)
-            for number, network in enumerate(networks)
-            if network.complete
-            for member in network.members
-        }
+    @classmethod
+    def of(cls, name: str, joined: Joined) -> "AllowGraph":
+        """Make one that decides as another does, of which `joined` tells."""
+        made = cls.__new__(cls)
+        made.name, made._names, made._public = name, (), ()
+        made._join(joined)
+        return made
+
+    @property
+    def joined(self) -> Joined:
+        """Return all that it decides by."""
+        memberships = ((member, number) for member, found in self._networks_of.items() for number in found)
+        return Joined(self._edges, memberships, self._open, self.user, self.channels)
+
+    @property
+    def size(self) -> int:
+        """Return how many edges and members that is."""
+        return len(self._edges) + len(self._memberships) + len(self._open)
+
+    def _join(self, joined: Joined) -> None:
+        self.user, self.channels = joined.user, joined.channels
+        self._edges = Edges(set(joined.edges))
+        memberships = set(joined.memberships)
         self._memberships = Edges(memberships)
         self._networks_of: dict[AgentId, list[int]] = {}
         for member, number in memberships:
             self._networks_of.setdefault(member, []).append(number)
         self._layers = _layers(self._networks_of)
-        self._open = frozenset(member for network in public for member in network.members)
+        self._open = frozenset(joined.open)
         self._open_ints = np.array(sorted(member for member in self._open if isinstance(member, int)), np.int64)
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
@@ -105,6 +129,15 @@ class AllowGraph(Rule):
             "user": self.user,
             "channels": self.channels,
         }
+
+
+def _joined(networks: list[Network], public: list[Network], *, user: bool, channels: bool) -> Joined:
+    # Of a network in which all write to all, the memberships are kept in place of the n * n edges.
+    memberships = (
+        (member, number) for number, network in enumerate(networks) if network.complete for member in network.members
+    )
+    members = (member for network in public for member in network.members)
+    return Joined((edge for network in networks for edge in network.edges), memberships, members, user, channels)
 
 
 def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], name: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Graphs that users pass, and edges looked up by the column."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +64,9 @@ class Edges:
 
     def __len__(self) -> int:
         return len(self._edges)
+
+    def __iter__(self) -> Iterator[Edge]:
+        return iter(self._edges)
 
     def has(self, from_id: AgentId, to_id: AgentId) -> bool:
         """Tell whether an edge is there; any ids."""

@@ -163,7 +163,8 @@ def _status(request: SendRequest, exp: Experiment, sender: Sender) -> SendStatus
         return SendStatus.STALE_DIRECTORY
     if request.interceptor_epoch == -2:
         return SendStatus.UNJUDGED if exp.interceptor else SendStatus.OK
-    return SendStatus.OK if request.interceptor_epoch in {-1, exp.interceptor} else SendStatus.STALE_VERDICTS
+    counts = {-1, exp.interceptor, exp.standing}
+    return SendStatus.OK if request.interceptor_epoch in counts else SendStatus.STALE_VERDICTS
 
 
 def _pairs(reply: SendReply, request: SendRequest) -> list[tuple[FrameFate, Shipment]]:

@@ -1,7 +1,7 @@
 """A stand-in for a Redis server in this process's memory: its experiments, and its Pub/Sub."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,6 +115,7 @@ class Experiment:
 
     directory: int = 0
     interceptor: int = 0
+    standing: int = 0  # the number under which standing verdicts count
     mailboxes: dict[str, Mailbox] = field(default_factory=dict)
     senders: dict[str, Sender] = field(default_factory=dict)
     dead: DeadBox = field(default_factory=DeadBox)
@@ -122,6 +123,18 @@ class Experiment:
     born: int = 0
     log: Log = field(default_factory=Log)
     written: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enthrone(self) -> int:
+        """Raise the interceptor's epoch: what its predecessor passes, or has granted, counts no more."""
+        self.interceptor, self.standing = self.interceptor + 1, 0
+        return self.interceptor
+
+    def stand(self, epoch: int, number: int) -> bool:
+        """Have standing verdicts count under a number, unless a higher one does; False: our epoch is over."""
+        if epoch != self.interceptor:
+            return False
+        self.standing = max(self.standing, number)
+        return True
 
     def wake(self) -> None:
         """Wake those who wait for entries."""
@@ -159,7 +172,7 @@ class MemoryServer:
 
     def subscribe(
         self,
-        channels: Sequence[str],
+        channels: Collection[str],
         globs: Sequence[str],
         sink: Callable[[Ingress], None],
         *,

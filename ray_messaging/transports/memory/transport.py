@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists
@@ -27,6 +27,7 @@ class MemoryTransport(MemoryPost):
     patterns: Patterns = GLOBS
     logs_apart = False
     transacts = True
+    checks_verdicts = True
     largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:
@@ -172,7 +173,7 @@ class MemoryTransport(MemoryPost):
         letter = DeadFrame("", mailbox, f"{entry}-0", row, reason, frame, time.time(), born, exclusive)
         self._exp.dead.lay(letter, self._dead_bytes)
 
-    async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
+    async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Hand what foreign clients publish to `sink`; never what our own senders publish."""
         self._sink = sink
         self.server.subscribe(channels, globs, sink, exp_id=self.exp_id)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.directory import Record
@@ -46,6 +46,7 @@ class MqttTransport:
     """Keep the mailboxes of one experiment on an MQTT 5 broker; `log` keeps its event log, where there is one."""
 
     transacts = False
+    checks_verdicts = False
 
     def __init__(
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None
@@ -284,7 +285,7 @@ class MqttTransport:
         """Publish a frame that cannot be read as a dead letter."""
         await self._control.bury(mailbox, entry, frame, reason)
 
-    async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:  # noqa: ARG002 - a Transport's
+    async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:  # noqa: ARG002 - a Transport's
         """Have what foreign clients publish come into our mailbox, where it waits as all else does."""
         await self._listener.subscribe()
 

@@ -1,16 +1,17 @@
 -- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
 -- transaction, which is written whole or not at all. Atomic: one experiment, one primary.
 --
--- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, log = 1 while an
---                  event log is registered
+-- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, standing = number
+--                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see listen.lua
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
 --                  transactions = how many were committed
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
 --                  left, and what commit.lua names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
 --                  max_bytes, leased, born, last = id of the last entry; while a log is registered: logged, unlogged,
 --                  unlogged_bytes), lease
--- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, -1 of a user's own, or -2: nobody was asked, which counts
---         only where there is no interceptor  [4] channel of the brackets round what we publish
+-- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, or number of standing verdicts, or -1 of a user's own, or
+--         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
+--         we publish
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
 --         log stream (f = frame, n = note, t = takers as JSON), state::log a hash (unlogged, unlogged_bytes,
 --         max_messages, max_bytes, last)
@@ -71,10 +72,10 @@ if number > 0 then fresh = not over and #shipments > 0 end
 
 local reply, takers, meta = {0}, {}, {}
 if fresh then
-  meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'log')
+  meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'log', 'standing', 'wide')
   if (meta[1] or '0') ~= ARGV[2] then reply[1] = 1
   elseif ARGV[3] == '-2' then if meta[2] then reply[1] = 4 end
-  elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] then reply[1] = 2 end
+  elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] and meta[4] ~= ARGV[3] then reply[1] = 2 end
 end
 
 -- Refused while memory is full, as all writes are, and before anything has happened: PUBLISH alone would go out.
@@ -207,9 +208,14 @@ end
 
 if #outgoing > 0 then
   redis.pcall('PUBLISH', ARGV[4], '(')
+  -- Messagers of very many agents take all agents' channels, and drop what is not for them: they are no takers.
+  local wide = meta[5] and #bare > 0 and redis.pcall('PUBLISH', ARGV[4] .. ':wide', '')
+  local agents = 'exps:' .. ARGV[5]:sub(5, -3) .. ':agents:'
   for _, out in ipairs(outgoing) do
     local taken = redis.pcall('PUBLISH', ARGV[out[1]], ARGV[out[1] + 1])
-    if out[2] then takers[#takers + 1] = type(taken) == 'number' and taken or 0 end
+    taken = type(taken) == 'number' and taken or 0
+    if type(wide) == 'number' and ARGV[out[1]]:sub(1, #agents) == agents then taken = math.max(0, taken - wide) end
+    if out[2] then takers[#takers + 1] = taken end
   end
   redis.pcall('PUBLISH', ARGV[4], ')')
 end

@@ -1,0 +1,108 @@
+"""An interceptor behind a lane of its own, in this process, that may grant its rules to messagers."""
+
+import asyncio
+import inspect
+
+from ray_messaging.channels import Keys
+from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.lane import LaneServer
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.redis.link import RedisLink
+
+
+class Method:
+    """Be `handle.method`: its `remote` gives an awaitable."""
+
+    def __init__(self, call):
+        self.call = call
+
+    async def remote(self, *args, **options):
+        found = self.call(*args, **options)
+        return await found if inspect.isawaitable(found) else found
+
+
+class Throne:
+    """Know on the server whose verdicts count; `gate` holds what is written there up, `failure` refuses it."""
+
+    def __init__(self, server, exp_id):
+        self.server = server
+        self.exp_id = exp_id
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure = None
+        self.written = []
+        self.link = None if isinstance(server, MemoryServer) else RedisLink(server, 10.0)
+
+    async def enthrone(self):
+        if self.link is None:
+            return self.server.experiments[self.exp_id].enthrone()
+        return int(await self.link.script("enthrone", [Keys(self.exp_id).meta], []))
+
+    async def stand(self, epoch, number):
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.written.append(number)
+        if self.link is None:
+            return self.server.experiments[self.exp_id].stand(epoch, number)
+        return bool(await self.link.script("stand", [Keys(self.exp_id).meta], [epoch, number]))
+
+    async def close(self):
+        if self.link is not None:
+            await self.link.close()
+
+
+class Actor:
+    """Be a handle of our interceptor actor; `asked` counts batches that it was asked about."""
+
+    def __init__(self, throne, exp_id):
+        self.throne = throne
+        self.exp_id = exp_id
+        self.asked = 0
+        self.silent = False
+        self.questions = asyncio.Queue()
+        self.lane = Method(self._lane)
+        self.forward_batch = Method(self._forward_batch)
+        self.interceptor = self.server = None
+        self.servers = []
+
+    async def begin(self, *rules, **options):
+        """Let a new interceptor take over, with a lane of its own."""
+        epoch = await self.throne.enthrone()
+        self.interceptor = Interceptor(self.exp_id, rules, epoch=epoch, stand=self._stand_under(epoch), **options)
+        interceptor = self.interceptor
+        self.server = LaneServer(
+            lambda request, patient: self._answer(interceptor, request, patient=patient),
+            lambda request: self._never() if self.silent else interceptor.stand(request),
+        )
+        self.servers.append(self.server)
+        self.address = await self.server.start("127.0.0.1")
+        return self
+
+    def _stand_under(self, epoch):
+        async def stand(number):
+            await self.throne.stand(epoch, number)
+
+        return stand
+
+    def _answer(self, interceptor, request, *, patient):
+        self.asked += 1
+        self.questions.put_nowait(request)
+        return self._never() if self.silent else interceptor.answer(request, patient=patient)
+
+    async def _never(self):
+        await asyncio.get_running_loop().create_future()
+
+    async def _lane(self, **_):
+        if self.address is None:
+            raise RuntimeError("the actor restarts")
+        return self.address
+
+    async def _forward_batch(self, request, patient, **_):
+        return await self._never()
+
+    async def close(self):
+        for server in self.servers:
+            await server.close()
+        if self.interceptor is not None:
+            await self.interceptor.close()
