@@ -1,6 +1,8 @@
 """A fetched batch: a sequence of messages over frames, taken apart when it is looked at."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -28,10 +30,10 @@ class Messages(Sequence[Message]):
     def __init__(self, exp_id: str, slices: Sequence[Slice]) -> None:
         self.exp_id = exp_id
         self.slices = list(slices)
-        self._ends = np.cumsum([part.high - part.low for part in self.slices]) if slices else np.zeros(0, np.int64)
+        self._ends = [*accumulate([part.high - part.low for part in self.slices])]
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, index: int) -> Message: ...
@@ -43,9 +45,9 @@ class Messages(Sequence[Message]):
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
             raise IndexError(f"message {index} of {len(self)}")
-        at = int(np.searchsorted(self._ends, row, side="right"))
+        at = bisect_right(self._ends, row)
         part = self.slices[at]
-        return Message(self.exp_id, part.batch, row - int(self._ends[at]) + part.high, part.pattern)
+        return Message(self.exp_id, part.batch, row - self._ends[at] + part.high, part.pattern)
 
     def __iter__(self) -> Iterator[Message]:
         for batch, low, high, pattern in self.slices:

@@ -25,6 +25,8 @@ class Commits:
 
     def acknowledge(self) -> None:
         """Note that all that was handed out is handled."""
+        if self._handed is NOTHING:
+            return
         self._done, self._handed = self._done.plus(self._handed), NOTHING
 
     def add(self, handled: Handled) -> None:

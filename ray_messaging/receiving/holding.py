@@ -27,6 +27,11 @@ class Holding:
         self._doubtful: Callable[[], Awaitable[None]] | None = None
         self._asking = asyncio.Lock()
 
+    @property
+    def is_free(self) -> bool:
+        """Tell whether whoever fetches need not wait for a transaction, nor is refused for one."""
+        return self._commits is None and self._doubtful is None
+
     async def free(self) -> None:
         """Wait until it is known what became of the last transaction; raise TransactionError while one is open."""
         self._check()

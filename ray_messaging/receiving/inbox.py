@@ -20,6 +20,8 @@ class Handled(NamedTuple):
 
     def plus(self, later: "Handled") -> "Handled":
         """Return both, `later` being behind."""
+        if self is NOTHING:
+            return later
         return Handled(later.cursor or self.cursor, self.messages + later.messages, self.nbytes + later.nbytes)
 
 
@@ -70,9 +72,13 @@ class Inbox:
         """Wait until something is there, or the reader has something to say."""
         await self._arrived.wait()
 
+    def has_room(self, rows: int) -> bool:
+        """Tell whether so many messages fit; an empty inbox takes any."""
+        return not self.size or self.size + rows <= self.limit
+
     async def room(self, rows: int) -> None:
         """Wait until so many messages fit."""
-        while self.size and self.size + rows > self.limit:
+        while not self.has_room(rows):
             self._emptied.clear()
             await self._emptied.wait()
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ray_messaging.channels import NAME_LENGTH
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
-from ray_messaging.frames import FOREIGN_SENDER, Batch, decode
+from ray_messaging.frames import FOREIGN_SENDER, decode
 from ray_messaging.loops import Loop
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
@@ -20,6 +20,11 @@ T = TypeVar("T")
 
 _BLOCK_S = 5.0
 _FRAMES = 32  # per read
+# And about so many bytes: the server serves nobody else while it copies them.
+_READ_BYTES = 2 * 2**20
+_FRAME_BYTES = 64 * 2**10  # of a frame, before the first has come
+# Large frames, or many of them, must not keep the loop from others for longer than this, in seconds.
+_TURN_S = 0.001
 
 
 class Reader:
@@ -63,17 +68,29 @@ class Reader:
             self.stop(MessagingError(f"the reader failed ({type(error).__name__}: {error}): please report this"))
 
     async def _read(self) -> None:
-        last = self._cursor.entry if self._cursor.row == 0 else before(self._cursor.entry)
+        inbox, last = self._inbox, self._cursor.entry if self._cursor.row == 0 else before(self._cursor.entry)
+        frame_bytes = _FRAME_BYTES
         while True:
-            self._waits = True
-            await self._inbox.room(self._frame_rows)
+            if not inbox.has_room(self._frame_rows):
+                self._waits = True
+                await inbox.room(self._frame_rows)
             self._waits, self._turned_at = False, time.monotonic()
-            room = (self._inbox.limit - self._inbox.size) // self._frame_rows
-            count = max(1, min(_FRAMES, room))
+            room = (inbox.limit - inbox.size) // self._frame_rows
+            count = max(1, min(_FRAMES, room, _READ_BYTES // frame_bytes))
             frames = await self._insist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
+            turned_at = time.monotonic()
             for entry, frame in frames:
-                await self._take(entry, frame)
+                try:
+                    piece = self._piece(entry, frame)
+                except FrameError as error:
+                    piece = await self._bury(entry, frame, error)
+                inbox.put(piece)
                 last = entry
+                if (now := time.monotonic()) - turned_at > _TURN_S:
+                    turned_at = now
+                    await asyncio.sleep(0)
+            if frames:
+                frame_bytes = max(1, *(len(frame) for _, frame in frames))
             # Whoever waits for these goes first: asking for more takes a system call.
             await asyncio.sleep(0)
 
@@ -87,23 +104,24 @@ class Reader:
             except (ConnectionFailed, MailboxFull) as error:
                 logger.warning("mailbox %s cannot be read, trying on: %s", self._mailbox, error)
 
-    async def _take(self, entry: str, frame: bytes) -> None:
-        batch: Batch | None = None
-        try:
-            batch = decode(frame)
-            if batch.lines is None:
-                raise FrameError("this is no valid frame: it has no payloads")  # noqa: TRY301 - one way out
-        except FrameError as error:
-            self.unreadable += 1
-            logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
-            await self._insist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
-            self._inbox.put(Piece(entry, None, 0, 0, 0))
-            return
+    def _piece(self, entry: str, frame: bytes) -> Piece:
+        """Decode a frame; raise FrameError."""
+        batch = decode(frame)
+        if batch.lines is None:
+            raise FrameError("this is no valid frame: it has no payloads")
+        rows = len(batch)
         if batch.sender.startswith(FOREIGN_SENDER):
-            self.foreign += len(batch)
-        low = min(self._cursor.row if entry == self._cursor.entry else 0, len(batch))
+            self.foreign += rows
+        low = min(self._cursor.row, rows) if entry == self._cursor.entry else 0
         # A frame without messages only moves the cursor.
-        self._inbox.put(Piece(entry, batch if low < len(batch) else None, low, len(batch), len(frame)))
+        return Piece(entry, batch if low < rows else None, low, rows, len(frame))
+
+    async def _bury(self, entry: str, frame: bytes, error: FrameError) -> Piece:
+        """Bring a frame that cannot be read to the dead letters."""
+        self.unreadable += 1
+        logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
+        await self._insist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
+        return Piece(entry, None, 0, 0, 0)
 
 
 def before(entry: str) -> str:

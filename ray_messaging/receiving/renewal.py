@@ -73,26 +73,27 @@ class Renewal:
         due = time.monotonic() + self._lease_s / 3
         while (left := due - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _LOOK_S))
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> bool:
+        """Tell whether this process stood still since the lease was renewed last: then `confirm` it."""
         now = time.monotonic()
-        self._stood_still |= now - self._looked_at > _STILL_S
+        if now - self._looked_at > _STILL_S:
+            self._stood_still = True
         self._looked_at = now
+        return self._stood_still
 
     async def confirm(self) -> None:
-        """Ask whether the mailbox is still ours, where this process stood still; else cost nothing.
+        """Ask whether the mailbox is still ours, where this process stood still.
 
         What was read ahead may have been handed out, and committed, by a successor meanwhile.
         Raises: Fenced, NotListening, ConnectionFailed.
         """
-        self._look()
-        if self._stood_still:
-            try:
-                await self._renew()
-            except (Fenced, NotListening) as error:
-                await self._stop(error)
-                raise
+        try:
+            await self._renew()
+        except (Fenced, NotListening) as error:
+            await self._stop(error)
+            raise
 
     async def _renew(self) -> None:
         epoch = self._epoch()

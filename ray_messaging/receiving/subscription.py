@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ray_messaging.channels import AgentId
@@ -11,7 +11,6 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import (
     Closed,
-    ConfigError,
     ConnectionFailed,
     Fenced,
     MessagingError,
@@ -22,6 +21,7 @@ from ray_messaging.errors import (
 from ray_messaging.loops import Loop
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
+from ray_messaging.receiving.asking import check_limit, left_of
 from ray_messaging.receiving.commits import Commits
 from ray_messaging.receiving.foreign import Foreign
 from ray_messaging.receiving.holding import Holding
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 # A server that is away when a messager closes is not waited for any longer, in seconds.
 _LEAVE_S = 5.0
+_UNLIMITED = nullcontext()
 
 
 class Subscription:
@@ -107,55 +108,57 @@ class Subscription:
 
     async def fetch(self, limit: int | None, timeout: float | None) -> Messages:
         """Commit what was handed out, and hand out what is there; wait for the first."""
-        _check_limit(limit)
+        check_limit(limit)
         if self._reader is None and timeout == 0:
             await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe: nothing has come, so far
             return Messages(self._directory.exp_id, [])
         async with self._fetching:
             _, commits = self._ready()
-            await self._holding.free()
-            left = _left_of(timeout)
+            if not self._holding.is_free:
+                await self._holding.free()
+            left = left_of(timeout)
             while True:
                 commits.acknowledge()
-                await commits.write()
+                if commits.open:
+                    await commits.write()
                 slices, handled = await self.take(limit, left())
                 commits.hand(handled)
-                if slices or handled == NOTHING:
+                if slices or handled is NOTHING:
                     return Messages(self._directory.exp_id, slices)
 
     async def take(
-        self, limit: int | None, timeout: float | None, check: Callable[[], object] = lambda: None
+        self, limit: int | None, timeout: float | None, check: Callable[[], object] | None = None
     ) -> tuple[list[Slice], Handled]:
         """Take messages out of the inbox, and what committing them means; wait for the first.
 
         Nor does it wait longer once a frame without any has come: it fills the mailbox until it is committed. `check`
         raises where nothing may be taken any more.
         """
-        slices, handled = await self._take_more(limit, NOTHING, check)
+        slices, handled = await self._look_in(limit, check)
         try:
             if not slices and timeout == 0:
                 await asyncio.sleep(0)  # whoever polls must let the reader run
-                slices, handled = await self._take_more(limit, handled, check)
-            elif not slices:
-                async with asyncio.timeout(timeout):
-                    while not slices and handled == NOTHING:
+                slices, more = await self._look_in(limit, check)
+                handled = handled.plus(more)
+            elif not slices and handled is NOTHING:
+                async with _UNLIMITED if timeout is None else asyncio.timeout(timeout):
+                    while not slices and handled is NOTHING:
                         await self.inbox.arrival()
-                        slices, handled = await self._take_more(limit, handled, check)
+                        slices, handled = await self._look_in(limit, check)
         except TimeoutError:
             pass
         except ConnectionFailed:
-            if handled == NOTHING:  # else the cursor must pass what was taken
+            if handled is NOTHING:  # else the cursor must pass what was taken
                 raise
         return slices, handled
 
-    async def _take_more(
-        self, limit: int | None, before: Handled, check: Callable[[], object]
-    ) -> tuple[list[Slice], Handled]:
+    async def _look_in(self, limit: int | None, check: Callable[[], object] | None) -> tuple[list[Slice], Handled]:
         self._ready()
-        await self._renewal.confirm()
-        check()
-        slices, handled = self.inbox.take(limit)
-        return slices, before.plus(handled)
+        if self._renewal.look():
+            await self._renewal.confirm()
+        if check is not None:
+            check()
+        return self.inbox.take(limit)
 
     async def drop(self, end: Cursor, wanted: Callable[[], bool]) -> Handled:
         """Take out what lies before a cursor, and hand it to nobody; wait for it as long as it is wanted."""
@@ -214,9 +217,9 @@ class Subscription:
 
         `check` raises once it does so no more: what comes then is another one's.
         """
-        _check_limit(limit)
+        check_limit(limit)
         self._ready()
-        left = _left_of(timeout)
+        left = left_of(timeout)
         slices, handled = await self.take(limit, left(), check)
         while not slices and handled != NOTHING:
             slices, handled = await self.take(limit, left(), check)
@@ -286,14 +289,3 @@ class Subscription:
             "ingress": self._foreign.count + (0 if self._reader is None else self._reader.foreign),
             "ingress_dropped": self._foreign.dropped,
         }
-
-
-def _left_of(timeout: float | None) -> Callable[[], float | None]:
-    """Return a function that tells what is left of a timeout that begins now, in seconds."""
-    due = None if timeout is None else time.monotonic() + timeout
-    return lambda: None if due is None else max(0.0, due - time.monotonic())
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")

@@ -159,3 +159,35 @@ async def test_a_large_reply_that_comes_in_slowly_is_no_stall():
     slow.reply = [b"$100\r\n", *[b"x" * 10] * 10, b"\r\n"]
     assert await Wire(slow).call([b"XREAD"], math.inf, 0.001) == b"x" * 100
     assert slow.reply == []
+
+
+async def test_a_link_that_dies_after_it_has_answered_is_noticed():
+    wire = Wire(Slow(step=10_000))
+    for _ in range(3):
+        first = wire.call([b"PING"], 60.0, 0.01)
+        wire.data_received(b"+PONG\r\n")
+        assert await first == b"PONG"
+    calls = [wire.call([b"PING"], 60.0, 0.01) for _ in range(2)]
+    wire.data_received(b"+PONG\r\n")
+    assert await calls[0] == b"PONG"
+    with pytest.raises(RedisTimeoutError, match="no reply in time"):
+        await calls[1]
+    assert not wire.is_open
+
+
+async def test_a_call_has_a_time_of_its_own_even_where_others_have_longer():
+    wire = Wire(Slow(step=10_000))
+    long = wire.call([b"PING"], 60.0)
+    with pytest.raises(RedisTimeoutError, match="no reply in time"):
+        await wire.call([b"PING"], 0.001)
+    with pytest.raises(RedisTimeoutError, match="no reply in time"):
+        await long
+
+
+async def test_the_reply_to_a_call_that_was_cancelled_is_nobody_elses():
+    wire = Wire(Slow(step=10_000))
+    gone, later = wire.call([b"GONE"], 60.0, 0.01), wire.call([b"PING"], 60.0)
+    gone.cancel()
+    wire.data_received(b"+GONE\r\n+PONG\r\n")
+    assert await later == b"PONG"
+    assert wire.is_open

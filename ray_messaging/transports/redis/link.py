@@ -161,16 +161,21 @@ class RedisLink:
         if client is not None:
             await client.aclose()
 
-    async def _once(self, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
+    def _once(self, args: Sequence[Any]) -> Awaitable[Any]:
         """Send one command over the connection that all share, which is opened where there is none."""
         wire = self._wire
-        if wire is None or not wire.is_open:
-            async with self._opening:
-                if self._wire is None or not self._wire.is_open:
-                    self._wire = await Wire.open(self.dedicated())
-                wire = self._wire
-        stall_s = max(_SHORTEST_STALL_S, self.patience_s / 3)
-        return await wire.call(args, min(self.config.timeout, self.patience_s), stall_s)
+        return self._opened(args) if wire is None or not wire.is_open else self._over(wire, args)
+
+    async def _opened(self, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
+        async with self._opening:
+            if self._wire is None or not self._wire.is_open:
+                self._wire = await Wire.open(self.dedicated())
+            wire = self._wire
+        return await self._over(wire, args)
+
+    def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
+        patience_s = self.patience_s
+        return wire.call(args, min(self.config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3))
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""

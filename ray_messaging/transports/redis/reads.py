@@ -1,7 +1,7 @@
 """Blocking reads of streams, over a connection of their own."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from ray_messaging.transports.redis.link import RedisLink
@@ -34,12 +34,18 @@ class BlockingReads:
                 self.close()
         return reply or []
 
-    async def _once(self, command: list[Any], timeout_s: float) -> Any:  # noqa: ANN401 - a reply
+    def _once(self, command: list[Any], timeout_s: float) -> Awaitable[Any]:
         wire = self._wire
-        if wire is None or not wire.is_open:
-            wire = self._wire = await Wire.open(self._link.dedicated())
         # A reply may be large, and the link slow: it may take as long as it takes, while it comes.
-        return await wire.call(command, math.inf, timeout_s)
+        return (
+            self._opened(command, timeout_s)
+            if wire is None or not wire.is_open
+            else wire.call(command, math.inf, timeout_s)
+        )
+
+    async def _opened(self, command: list[Any], timeout_s: float) -> Any:  # noqa: ANN401 - a reply
+        self._wire = await Wire.open(self._link.dedicated())
+        return await self._once(command, timeout_s)
 
     def close(self) -> None:
         """Let the connection go; the next read opens another one."""

@@ -1,12 +1,12 @@
 """Mailboxes as Redis streams."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
-from ray_messaging.channels import Keys
+from ray_messaging.channels import Keys, all_agents
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull, ServerRefused
@@ -29,7 +29,7 @@ from ray_messaging.transports.base import (
     lost,
 )
 from ray_messaging.transports.dead_letters import DEAD_BYTES, kept_of
-from ray_messaging.transports.redis.ingress import RedisIngress
+from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
 from ray_messaging.transports.redis.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.reads import BlockingReads, after
@@ -41,6 +41,7 @@ class RedisTransport(RedisLog):
     patterns: Patterns = GLOBS
     logs_apart = False
     transacts = True
+    checks_verdicts = True
     largest_frame: int | None = None
 
     def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float, dead_bytes: int = DEAD_BYTES) -> None:
@@ -103,7 +104,7 @@ class RedisTransport(RedisLog):
             int(limits.leased),
             owner,
         ]
-        rest = [int(record.exclusive), self._caller]
+        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE)]
         reply: Any = await self.link.script("retake", keys, [*args, 1, *rest]) if epoch is None else [4]
         if reply[0] == 4:
             reply = await self.link.script("listen", keys, [*args, 0, *rest])
@@ -229,10 +230,10 @@ class RedisTransport(RedisLog):
         keys = [self.keys.dead, self.keys.state(mailbox)]
         await self.link.script("reject", keys, [self.keys.prefix, mailbox, entry, reason, frame, self._dead_bytes])
 
-    async def subscribe(self, channels: Sequence[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
+    async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
         if self._ingress is None:
-            self._ingress = RedisIngress(self.link, self.keys.own, sink)
+            self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink)
         await self._ingress.subscribe(channels, globs)
 
     async def unsubscribe(self) -> None:

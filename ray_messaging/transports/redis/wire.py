@@ -55,17 +55,26 @@ def reply_error(text: str) -> Exception:
 
 class _Call(NamedTuple):
     future: "asyncio.Future[Any]"
+    began: float  # loop time
     due: float  # loop time
+    stall_s: float
     end: int  # of its command, in bytes written
 
 
 class Wire(asyncio.Protocol):
-    """Send commands and match the replies to them, in order; several may be under way."""
+    """Send commands and match the replies to them, in order; several may be under way.
+
+    One timer watches over all of them, and only while some wait: it costs a stream of short calls next to nothing.
+    """
 
     def __init__(self, connection: AbstractConnection) -> None:
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Call] = deque()
         self._lost: Exception | None = None
-        self._written = self._received = 0  # bytes
+        self._written = self._left = 0  # bytes of commands: given to the socket, and seen to have left
+        self._left_at = self._heard_at = -math.inf  # loop time
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at = math.inf  # loop time
         self._reader = hiredis.Reader(replyError=reply_error)
         # Kept, as redis-py closes the socket of a connection that nobody holds.
         self._connection = connection
@@ -96,43 +105,57 @@ class Wire(asyncio.Protocol):
         A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is. So
         does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         future: asyncio.Future[Any] = loop.create_future()
-        if not self.is_open:
+        if self._lost is not None or self._transport.is_closing():
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
-        self._waiting.append(future)
         packed = hiredis.pack_command(tuple(args))
-        self._transport.write(packed)
         self._written += len(packed)
-        self._watch(_Call(future, loop.time() + timeout_s, self._written), stall_s)
+        now = loop.time()
+        call = _Call(future, now, now + timeout_s, stall_s, self._written)
+        self._waiting.append(call)
+        self._transport.write(packed)
+        if self._timer is None:
+            self._left, self._left_at = self._sent(call), now
+        self._watch(min(call.due, now + stall_s))
         return future
 
-    def _watch(self, call: "_Call", stall_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        left = call.due - loop.time()
-        timer = loop.call_later(min(left, stall_s), self._look, call, self._moved(call), stall_s)
-        call.future.add_done_callback(lambda _: timer.cancel())
+    def _watch(self, at: float) -> None:
+        """Look after what waits at a time, unless that is done earlier."""
+        if self._timer is not None:
+            if self._look_at <= at:
+                return
+            self._timer.cancel()
+        self._timer, self._look_at = self._loop.call_at(at, self._look), at
 
-    def _moved(self, call: "_Call") -> tuple[int, int]:
-        """Return how far a call has come: bytes received since, and bytes of it, and before it, that have left."""
-        return self._received, min(self._written - self._transport.get_write_buffer_size(), call.end)
+    def _sent(self, call: _Call) -> int:
+        """Return how many bytes of a call, and of what was written before it, have left."""
+        return min(self._written - self._transport.get_write_buffer_size(), call.end)
 
-    def _look(self, call: "_Call", moved: tuple[int, int], stall_s: float) -> None:
-        if call.future.done():
+    def _look(self) -> None:
+        self._timer = None
+        waiting = [call for call in self._waiting if not call.future.done()]  # not those whose callers were cancelled
+        if not waiting:
             return
-        if asyncio.get_running_loop().time() >= call.due or self._moved(call) == moved:
+        first, now = waiting[0], self._loop.time()
+        left = self._sent(first)
+        if left != self._left:
+            self._left, self._left_at = left, now
+        due = min(call.due for call in waiting)
+        stalled_at = max(first.began, self._heard_at, self._left_at) + first.stall_s
+        if now >= min(due, stalled_at):
             self.close(RedisTimeoutError("no reply in time"))
         else:
-            self._watch(call, stall_s)
+            self._watch(min(due, stalled_at))
 
     def data_received(self, data: bytes) -> None:
         """Hand each reply to whoever waits for it."""
-        self._received += len(data)
+        self._heard_at = self._loop.time()
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
-                future = self._waiting.popleft()
+                future = self._waiting.popleft().future
                 if future.done():  # its caller was cancelled
                     continue
                 if isinstance(reply, Exception):
@@ -151,9 +174,11 @@ class Wire(asyncio.Protocol):
         if self._lost is None:
             self._lost = why or RedisConnectionError("closed")
             self._transport.abort()
+            if self._timer is not None:
+                self._timer.cancel()
             # Or redis-py takes its connection for one that was forgotten.
             self._connection._reader = self._connection._writer = None
         while self._waiting:
-            future = self._waiting.popleft()
+            future = self._waiting.popleft().future
             if not future.done():
                 future.set_exception(self._lost)

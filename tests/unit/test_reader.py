@@ -1,0 +1,100 @@
+"""The reader asks for as much as may be copied in one go, and leaves the loop to others while it decodes."""
+
+import asyncio
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from ray_messaging.errors import Closed
+from ray_messaging.frames import Batch, decode, encode
+from ray_messaging.ids import Ids
+from ray_messaging.lines import Lines
+from ray_messaging.receiving import reader as module
+from ray_messaging.receiving.inbox import Inbox
+from ray_messaging.receiving.reader import Reader
+from ray_messaging.transports.base import START
+
+
+def frame(nbytes, first=0):
+    lines = Lines.of([b'"' + b"x" * nbytes + b'"'])
+    ids = Ids(np.array([1]))
+    batch = Batch(sender="s", epoch=1, first=first, from_ids=ids, to_ids=ids, topics=("t",), lines=lines)
+    return encode(batch)
+
+
+class Scripted:
+    """Stand for a transport: answer each read by what was prepared, then by nothing more."""
+
+    def __init__(self, *replies):
+        self.replies = [*replies]
+        self.counts = []
+        self.over = asyncio.Event()
+
+    async def read(self, mailbox, after, count, block_s):
+        self.counts.append(count)
+        if self.replies:
+            return self.replies.pop(0)
+        self.over.set()
+        return await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def read_all():
+    readers = []
+
+    async def run(transport, inbox):
+        readers.append(Reader(transport, "box", inbox, START, 1))
+        await transport.over.wait()
+
+    yield run
+    for made in readers:
+        made.stop(Closed("the test is over"))
+        await made.close()
+
+
+async def test_after_large_frames_it_asks_for_few_at_a_time(read_all):
+    large = [(f"1-{n}", frame(1_000_000, n)) for n in range(3)]
+    transport = Scripted([("0-1", frame(10))], large, [("2-1", frame(10))])
+    inbox = Inbox(1000)
+    await read_all(transport, inbox)
+    small = transport.counts[1]  # after a small one
+    assert small > 3
+    assert transport.counts[2:] == [2, small]  # after large ones, and after a small one again
+    assert inbox.size == 5
+
+
+async def test_a_frame_larger_than_a_reply_is_read_alone(read_all):
+    transport = Scripted([("1-1", frame(3_000_000))])
+    await read_all(transport, Inbox(1000))
+    assert transport.counts[1] == 1
+
+
+async def test_others_go_on_while_many_frames_are_decoded(read_all, monkeypatch):
+    monkeypatch.setattr(module, "_TURN_S", -1.0)  # each frame takes too long
+    inbox, seen = Inbox(1000), []
+
+    async def look():
+        while True:
+            seen.append(inbox.size)
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(look())
+    transport = Scripted([(f"1-{n}", frame(10, n)) for n in range(8)])
+    await read_all(transport, inbox)
+    other.cancel()
+    assert {1, 2, 3, 4, 5, 6, 7} <= set(seen)
+
+
+def test_a_batch_keeps_no_copy_of_its_frames_payloads():
+    data = frame(4_000_000)
+    tracemalloc.start()
+    try:
+        batch = decode(data)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 100_000
+    assert batch.lines.nbytes == 4_000_003
+    assert batch.lines.blob == batch.lines.list[0] + b"\n"
+    assert encode(batch) == data
