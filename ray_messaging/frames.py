@@ -5,6 +5,7 @@ the columns that the header's flags name, one JSON text per line. Little endian 
 at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before it allocates anything of their size.
 """
 
+from dataclasses import dataclass
 from struct import Struct as Packer
 from typing import Any
 from zlib import crc32
@@ -22,6 +23,7 @@ MAGIC, VERSION, FRAME_LIMIT = b"RM", 1, 256 * 2**20
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
+_I8, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<f8", "<u4", "<u2", "u1"))
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -171,6 +173,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
 
 
 _encode_header = msgspec.msgpack.Encoder().encode
+_read_header = msgspec.msgpack.Decoder(Header).decode
 
 
 def _header(batch: Batch, flags: int, lines: Lines | None) -> Header:
@@ -191,68 +194,64 @@ def _header(batch: Batch, flags: int, lines: Lines | None) -> Header:
     )
 
 
-_read_header = msgspec.msgpack.Decoder(Header).decode
-
-
 def _check(ok: object, what: str) -> None:
     if not ok:
         raise FrameError(f"this is no valid frame: {what}; drop it, and look at who writes into this mailbox")
 
 
+@dataclass(slots=True)
 class _Reader:
-    """Cut columns off a frame's body, never past its end."""
+    """Cut columns off a frame from a place on, never past its end."""
 
-    def __init__(self, body: memoryview, rows: int, flags: int) -> None:
-        self.body = body
-        self.rows = rows
-        self.flags = flags
-        self.at = 0
+    frame: bytes
+    at: int
+    rows: int
+    flags: int
 
     def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
-        end = self.at + (self.rows if rows is None else rows) * np.dtype(dtype).itemsize
-        _check(end <= len(self.body), "it ends within a column")
-        column = np.frombuffer(self.body[self.at : end], dtype)
-        self.at = end
-        return column
+        count, at = self.rows if rows is None else rows, self.at
+        self.at = at + count * dtype.itemsize
+        _check(self.at <= len(self.frame), "it ends within a column")
+        return np.frombuffer(self.frame, dtype, count, at)
 
     def optional(self, flag: int, dtype: Any) -> Any:  # noqa: ANN401 - numpy's dtype and array
         return self.column(dtype) if self.flags & flag else None
 
 
 def decode(frame: bytes) -> Batch:
-    """Decode a frame; the columns are views of its bytes. Raises FrameError."""
-    _check(_PREFIX.size <= len(frame) <= FRAME_LIMIT, f"{len(frame)} bytes is no size of a frame")
+    """Decode a frame; columns and payloads are views of its bytes. Raises FrameError."""
+    size = len(frame)
+    _check(_PREFIX.size <= size <= FRAME_LIMIT, f"{size} bytes is no size of a frame")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
     _check(magic == MAGIC, "it does not begin with RM")
     _check(version == VERSION, f"it has version {version}, this library reads {VERSION}")
-    view = memoryview(frame)[_PREFIX.size :]
-    _check(crc32(view) == checksum, "its checksum does not match")
-    _check(header_length <= len(view), "its header is longer than itself")
+    view = memoryview(frame)
+    _check(crc32(view[_PREFIX.size :]) == checksum, "its checksum does not match")
+    at = _PREFIX.size + header_length
+    _check(at <= size, "its header is longer than itself")
     try:
-        header = _read_header(view[:header_length])
+        header = _read_header(view[_PREFIX.size : at])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"this is no valid frame: its header cannot be read ({error})") from error
-    _check(0 <= header.rows <= len(view), "its count of rows is impossible")
+    _check(0 <= header.rows <= size, "its count of rows is impossible")
     _check(header.topics and all(header.topics), "it names no topic")
     _check(0 <= header.first < 2**62 and 0 <= header.epoch < 2**62, "its numbers are impossible")
     _check(0 <= header.flags < 2 * _LENGTHS, "it has columns that this library does not know")
     _check(header.step is None or -(2**63) <= header.step < 2**63, f"its step {header.step} does not fit 64 bits")
-    batch = _decode_columns(header, _Reader(view[header_length:], header.rows, header.flags))
+    batch = _decode_columns(header, _Reader(frame, at, header.rows, header.flags))
     batch.frame = frame
     return batch
 
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
-    from_values, to_values = reader.column("<i8"), reader.column("<i8")
-    numbers = reader.optional(_NUMBERS, "<u4")
-    from_ids = _ids(from_values, reader.optional(_FROM_KINDS, "u1"), header.from_strings)
-    to_ids = _ids(to_values, reader.optional(_TO_KINDS, "u1"), header.to_strings)
-    topic = reader.optional(_TOPIC, "<u2")
+    from_values, to_values = reader.column(_I8), reader.column(_I8)
+    numbers = reader.optional(_NUMBERS, _U4)
+    from_ids = _ids(from_values, reader.optional(_FROM_KINDS, _U1), header.from_strings)
+    to_ids = _ids(to_values, reader.optional(_TO_KINDS, _U1), header.to_strings)
+    topic = reader.optional(_TOPIC, _U2)
     _check(topic is None or not len(topic) or int(topic.max()) < len(header.topics), "it uses a topic it does not name")
-    steps = reader.optional(_STEPS, "<i8")
-    times = reader.optional(_TIMES, "<f8")
-    index = reader.optional(_INDEX, "<u4")
-    lines = _lines(header, reader, index)
+    steps, times = reader.optional(_STEPS, _I8), reader.optional(_TIMES, _F8)
+    lines = _lines(header, reader, reader.optional(_INDEX, _U4))
     return Batch(
         sender=header.sender,
         epoch=header.epoch,
@@ -265,7 +264,7 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         step=header.step if steps is None else steps,
         sent_at=header.sent_at if times is None else times,
         lines=lines,
-        labels={name: _rows(rows, header.rows) for name, rows in header.labels},
+        labels={name: _rows(rows, header.rows) for name, rows in header.labels} if header.labels else None,
         noted=_rows(header.noted, header.rows) if header.noted else None,
     )
 
@@ -279,14 +278,14 @@ def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
 
 def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) -> Lines | None:
     if header.lines < 0:
-        _check(index is None and reader.at == len(reader.body), "it holds payloads it does not announce")
+        _check(index is None and reader.at == len(reader.frame), "it holds payloads it does not announce")
         return None
     if header.flags & _LENGTHS:
-        lengths = reader.column("<u4", header.lines)
-        _check(int(lengths.sum(dtype=np.int64)) == len(reader.body) - reader.at, "its payloads have another length")
-        lines = Lines.cut(bytes(reader.body[reader.at :]), lengths.tolist(), index)
+        lengths = reader.column(_U4, header.lines)
+        _check(int(lengths.sum(dtype=np.int64)) == len(reader.frame) - reader.at, "its payloads have another length")
+        lines = Lines.cut(bytes(reader.frame[reader.at :]), lengths.tolist(), index)
     else:
-        lines = Lines(bytes(reader.body[reader.at :]), header.lines, index)
+        lines = Lines(reader.frame, header.lines, index, reader.at)
     _check(lines.whole(header.rows), "its payloads do not match its rows")
     return lines
 

@@ -35,6 +35,8 @@ class LocalLog:
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Keep a settled batch."""
+        if batch.lines is not None:
+            batch.lines.pack()
         self._batches.append((batch, outcome))
         self._size += len(batch)
         self._nbytes += _nbytes(batch)

@@ -96,11 +96,16 @@ class Messager(names.ChannelNames):
         Raises: InvalidAddress, InvalidPayload, PayloadTooLarge at once; MailboxFull, InterceptorUnavailable,
         OutcomeUnknown when it could not be brought there.
         """
-        outbox = self.engine.sending
-        message = self.engine.checked(channel, payload, from_id, to_id)
-        if outbox.room.crowded:
-            await outbox.room.wait()
-        return await outbox.append(*message)
+        engine = self.engine
+        outbox = engine.outbox
+        if outbox is None or engine.closed:
+            outbox = engine.sending  # raises
+        from_id, to_id, topic, line = engine.checked(channel, payload, from_id, to_id)
+        room = outbox.room
+        # `room.crowded`, written out: a property takes longer than all that is asked here.
+        if room.waited_for or room.rows >= room.max_rows or room.nbytes >= room.max_bytes:
+            await room.wait()
+        return await outbox.append(from_id, to_id, topic, line)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import ray
 
+from ray_messaging.agent_sets import column_of
 from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.dead_letters import DeadLettered
@@ -27,6 +28,7 @@ from ray_messaging.cluster.lifecycle import (
 )
 from ray_messaging.cluster.logged import Logged
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
+from ray_messaging.cluster.tuning import relax_collector
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
 from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, UnknownName
 from ray_messaging.health import Health
@@ -157,7 +159,7 @@ class Messaging(Logged, DeadLettered):
         """
         check_name("group name", name)
         check_agents(agents)
-        hosted = list(dict.fromkeys(map(check_id, agents)))
+        hosted = column_of(agents)
         topics = tuple(map(check_subtopic, subtopics))
         options: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
         try:
@@ -236,6 +238,8 @@ class Messaging(Logged, DeadLettered):
     ) -> Messager:
         """Open a group inside your own actor: a messager that hosts agents, without an extra hop. Close it yourself.
 
+        The garbage collector of your process looks less often from then on, unless you have set its thresholds.
+
         Raises: AlreadyExists where the name is held by a living actor, or an agent is taken.
         """
         check_agents(agents)
@@ -249,6 +253,7 @@ class Messaging(Logged, DeadLettered):
         except BaseException:
             await messager.close()
             raise
+        relax_collector()
         return messager
 
 

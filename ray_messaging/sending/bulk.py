@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ray_messaging.channels import Address, AgentId, check_id, check_recipient
+from ray_messaging.channels import AgentId, check_id, check_recipient
 from ray_messaging.errors import InvalidColumns, InvalidPayload
 from ray_messaging.frames import Batch, encode
 from ray_messaging.ids import Ids
@@ -26,7 +26,7 @@ class ColumnChunk(NamedTuple):
 
 def entries_of(
     messages: Sequence[Outgoing],
-    address: Callable[[str], Address],
+    address: Callable[[str], tuple[AgentId | None, str]],
     limit_bytes: int,
 ) -> list[Entry]:
     """Check and encode messages; raise what the first bad one is guilty of."""

@@ -17,7 +17,10 @@ from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import LOG, Noted, Published
 
 _ROW_BYTES = 40  # what the columns take of a message, beside names
-_CRATE_BYTES = 16 * 2**20  # of what goes to no mailbox, as of a frame by default
+# One script call holds the server up for everybody, and ever longer the more it brings (2 MiB: some ms; 32 MiB: half a
+# second): a frame has no more than this, but for one payload that is larger.
+CALL_BYTES = 2 * 2**20
+_CRATE_BYTES = CALL_BYTES  # of what goes to no mailbox
 BARE = ""  # the lane of what no mailbox owns
 
 
@@ -146,13 +149,14 @@ class Cutter:
         count = len(posting.batch) if rows is None else len(rows)
         if lines is None:
             return [rows]
-        most_rows, most_bytes = (count, _CRATE_BYTES) if record is None else (record.frame_rows, record.frame_bytes)
+        most_rows = count if record is None else record.frame_rows
+        most_bytes = _CRATE_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
         row_bytes = _ROW_BYTES + posting.batch.from_ids.width + posting.batch.to_ids.width
         shared = mailbox != BARE or lines.index is None  # each row is published by itself
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
         rows = np.arange(count) if rows is None else rows
-        sizes = np.fromiter(map(len, lines.list), np.int64, lines.count)
+        sizes = lines.sizes
         volumes = np.cumsum(sizes[rows if lines.index is None else lines.index[rows]] + row_bytes)
         parts: list[Rows | None] = []
         low = 0

@@ -3,9 +3,8 @@
 from collections import deque
 from collections.abc import Mapping
 
-from ray_messaging.sending.cutter import BARE, Crate
+from ray_messaging.sending.cutter import BARE, CALL_BYTES, Crate
 
-CALL_BYTES = 32 * 2**20  # one script call holds the server up for as long as it takes to copy this much
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 
 
@@ -91,6 +90,8 @@ class Lanes(dict[str, Lane]):
                     ready.append((crate, seq))
                     if crate.mailbox == BARE:
                         break  # one set of takers is kept for a call that is repeated
+                    if lane.pause:
+                        break  # it was refused: until its head is taken, the rest would only be refused again
         return ready
 
     def unload(self, *, told: bool = False) -> list[Crate]:

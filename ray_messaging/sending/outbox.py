@@ -1,11 +1,11 @@
 """The outbox: while one batch is under way, the next one gathers."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
+from time import monotonic, time
 
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
@@ -17,10 +17,23 @@ from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import refusals
 from ray_messaging.sending.bulk import ColumnChunk, entry_chunks
 from ray_messaging.sending.concluding import Concluder
-from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, Bundle, Columns, Draft, Entry, Many, Parcel, Relayed
+from ray_messaging.sending.parcel import (
+    BATCH_ROWS,
+    LARGE_LINE,
+    ROW_CELLS,
+    Bundle,
+    Columns,
+    Draft,
+    Entry,
+    Many,
+    Parcel,
+    Relayed,
+)
 from ray_messaging.sending.posting import Posting
 from ray_messaging.sending.pump import Pump
 from ray_messaging.sending.room import Room
+
+_FULL = BATCH_ROWS * ROW_CELLS  # cells
 
 Accept = Callable[[], "asyncio.Future[Receipts]"]
 
@@ -31,13 +44,14 @@ class Outbox:
     def __init__(
         self, shipper: Concluder, judge: Judge, settings: MessagingConfig, settled: Callable[[Posting], None]
     ) -> None:
-        self.step: int | None = None
+        self._step: int | None = None
         self.room = Room(settings.outbox_messages, settings.outbox_bytes)
         self._patience_s = settings.send_timeout_s + settings.interceptor_timeout_s  # of whoever closes
         self._settled = settled
         self._parcels: deque[Parcel] = deque()
         self._open: Draft | None = None
         self._loop = asyncio.get_running_loop()
+        self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         self._bulks = 0
         self._idle: list[asyncio.Future[None]] = []
         self._broken: MessagingError | None = None
@@ -53,6 +67,17 @@ class Outbox:
         self._pump.judge = judge
 
     @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on what is accepted."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        if step != self._step:
+            self._step = step
+            self._open = None  # a draft has one step
+
+    @property
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule, or behind one that does."""
         return len(self._pump.deferred)
@@ -66,7 +91,7 @@ class Outbox:
         """Tell how sending is doing; what waits for a slow rule is no work that is left undone."""
         error = "" if self._broken is None else str(self._broken)
         busy = self.room.rows > self.deferred
-        return Loop("outbox", self._pump.alive, busy, time.monotonic() - self._pump.turned_at, error)
+        return Loop("outbox", self._pump.alive, busy, monotonic() - self._pump.turned_at, error)
 
     def _check(self) -> None:
         """Raise why nothing can be sent any more, if so."""
@@ -79,19 +104,21 @@ class Outbox:
         self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
     ) -> "asyncio.Future[Receipt]":
         """Accept one message; the future gives its receipt. Whoever finds no room waits for it before."""
-        if self._broken is not None:
-            self._check()
-        future: asyncio.Future[Receipt] = self._loop.create_future()
-        draft = self._open
         size = len(line) + 1
-        # A full draft, one of another step, and one under way are no longer open.
-        if draft is None or len(draft.rows) >= BATCH_ROWS or draft.step != self.step or size > LARGE_LINE:
+        draft = self._open
+        # A full draft, one of another step, and one under way are no longer open, nor is any when sending has stopped.
+        if draft is None or size > LARGE_LINE:
+            self._check()
             draft = self._draft(size)
-        draft.rows.append((from_id, to_id, topic, line, time.time(), future))
+            self._pump.wake()  # it sleeps only while no draft is open
+        future = self._new_future()
+        cells = draft.cells
+        cells += (from_id, to_id, topic, line, time(), future)
+        if len(cells) >= _FULL:
+            self._open = None
         room = self.room
         room.rows += 1
         room.nbytes += size
-        self._pump.wake()
         return future
 
     async def gather(self, entries: Sequence[Entry]) -> Receipts:
@@ -109,7 +136,7 @@ class Outbox:
         return await self._each((partial(self._relay, batch) for batch in batches), sum(map(len, batches)))
 
     def _gather(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
-        now, large = time.time(), max(len(entry.line) + 1 for entry in entries)
+        now, large = time(), max(len(entry.line) + 1 for entry in entries)
         draft = self._draft(sum(len(entry.line) + 1 for entry in entries) if large > LARGE_LINE else 0)
         low = len(draft)
         for entry in entries:
@@ -118,13 +145,15 @@ class Outbox:
         future: asyncio.Future[Receipts] = self._loop.create_future()
         draft.manies.append(Many(low, len(draft), future))
         self.room.rows += len(draft) - low
+        if len(draft) >= BATCH_ROWS:
+            self._open = None
         self._pump.wake()
         return future
 
     def _put_chunk(self, chunk: ColumnChunk, topic: str) -> "asyncio.Future[Receipts]":
         future: asyncio.Future[Receipts] = self._loop.create_future()
         senders, receivers, lines = chunk
-        parcel = Columns(self.step, senders, receivers, topic, lines, time.time(), future)
+        parcel = Columns(self.step, senders, receivers, topic, lines, time(), future)
         return self._put(parcel, lines.nbytes, future)
 
     def _relay(self, batch: Batch) -> "asyncio.Future[Receipts]":
@@ -165,7 +194,7 @@ class Outbox:
     def _draft(self, large: int) -> Draft:
         """Return the parcel that messages are gathered in; `large` counts bytes of payloads that are not small."""
         draft = self._open
-        if draft is None or len(draft) >= BATCH_ROWS or draft.step != self.step or not draft.holds(large):
+        if draft is None or not draft.holds(large):
             draft = self._open = Draft(self.step)
             self._parcels.append(draft)
         draft.large += large

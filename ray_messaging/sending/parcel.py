@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,14 +43,15 @@ class Parcel:
     """Be rows that will go as one batch.
 
     `singles` holds a future per row for messages sent one by one (None for rows of a bulk send; empty where there is
-    none), `manies` those who wait for bulk sends.
+    none), `manies` those who wait for bulk sends; `alone`: each row has a future of its own.
     """
 
-    __slots__ = ("manies", "singles", "step")
+    __slots__ = ("alone", "manies", "singles", "step")
 
     def __init__(self, step: int | None) -> None:
         self.step = step
         self.singles: Sequence[asyncio.Future[Receipt] | None] = ()
+        self.alone = False
         self.manies: list[Many] = []
 
     def __len__(self) -> int:
@@ -61,23 +62,28 @@ class Parcel:
         raise NotImplementedError
 
 
-# from_id, to_id, topic, payload, time, and the future of who waits for this one message alone
-Row = tuple[AgentId | None, AgentId | None, str, bytes, float, "asyncio.Future[Receipt] | None"]
+# From_id, to_id, topic, payload, time, and the future of who waits for this one message alone (or None).
+ROW_CELLS = 6
 
 
 class Draft(Parcel):
-    """Be a parcel that messages are appended to, one by one; columns are made of them when it is sealed."""
+    """Be a parcel that messages are appended to, one by one; columns are made of them when it is sealed.
 
-    __slots__ = ("_shared", "large", "rows")
+    The cells of all rows stand in one list, one row behind the other: slices of it are its columns, and no row needs an
+    object of its own.
+    """
+
+    __slots__ = ("_shared", "cells", "large")
 
     def __init__(self, step: int | None) -> None:
         super().__init__(step)
-        self.rows: list[Row] = []
+        self.cells: list[Any] = []
+        self.alone = True
         self.large = 0
         self._shared = False
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.cells) // ROW_CELLS
 
     def holds(self, large: int) -> bool:
         """Tell whether so many bytes of payloads that are not small fit in, too."""
@@ -86,28 +92,29 @@ class Draft(Parcel):
     def extend(self, entry: Entry, now: float) -> None:
         """Add one payload for some recipients; a bulk send waits for them."""
         from_id, to_ids, topic, line = entry
+        self.alone = False
         self._shared |= len(to_ids) > 1
-        self.rows += [(from_id, to_id, topic, line, now, None) for to_id in to_ids]
+        for to_id in to_ids:
+            self.cells += (from_id, to_id, topic, line, now, None)
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
         """Build the batch."""
-        from_ids, to_ids, topics, lines, times, self.singles = zip(*self.rows, strict=True)
-        table = dict.fromkeys(topics)
-        topic = None
-        if len(table) > 1:
-            places = {name: place for place, name in enumerate(table)}
-            topic = np.array([places[name] for name in topics], np.uint16)
+        from_ids, to_ids, topics, lines, times, self.singles = (self.cells[at::ROW_CELLS] for at in range(ROW_CELLS))
+        table, topic = (topics[0],), None
+        if topics.count(topics[0]) < len(topics):
+            places = {name: place for place, name in enumerate(dict.fromkeys(topics))}
+            table, topic = tuple(places), np.array([places[name] for name in topics], np.uint16)
         return Batch(
             sender=sender,
             epoch=epoch,
             first=first,
             from_ids=Ids.of(from_ids),
             to_ids=Ids.of(to_ids),
-            topics=tuple(table),
+            topics=table,
             topic=topic,
             step=self.step,
             sent_at=times[0] if len(times) == 1 else np.frombuffer(array("d", times), np.float64),
-            lines=once(lines) if self._shared else Lines.of(list(lines)),
+            lines=once(lines) if self._shared else Lines.of(lines),
         )
 
 

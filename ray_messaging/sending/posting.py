@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judgement
-from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipt, Receipts
+from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipt, Receipts, tell
 from ray_messaging.sending.parcel import Parcel
 from ray_messaging.sending.weights import Weights
 
@@ -202,10 +202,13 @@ class Posting:
             self._finished(self)
 
     def _tell_all(self) -> None:
-        outcome = self.outcome
-        for row, future in enumerate(self._parcel.singles):
-            if future is not None and not future.done():
-                future.set_result(Receipt(outcome, row))
+        outcome, singles = self.outcome, self._parcel.singles
+        if self._parcel.alone:
+            tell(singles, outcome)  # type: ignore[arg-type]  # none of them is None
+        else:
+            for row, future in enumerate(singles):
+                if future is not None and not future.done():
+                    future.set_result(Receipt(outcome, row))
         for low, high, many in self._parcel.manies:
             if not many.done():
                 many.set_result(Receipts([(outcome, low, high)]))

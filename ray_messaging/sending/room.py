@@ -9,30 +9,26 @@ from ray_messaging.errors import MessagingError
 class Room:
     """Count what was accepted and has no receipt yet, in messages and bytes of payload."""
 
-    __slots__ = ("_admitted", "_max_bytes", "_max_rows", "_turns", "nbytes", "rows")
+    __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
 
     def __init__(self, max_rows: int, max_bytes: int) -> None:
         self.rows = 0
         self.nbytes = 0
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        self.waited_for = False  # somebody's turn comes before a newcomer's
         self._turns: deque[asyncio.Future[None]] = deque()
         self._admitted: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
         """Tell whether a limit is reached."""
-        return self.rows >= self._max_rows or self.nbytes >= self._max_bytes
+        return self.rows >= self.max_rows or self.nbytes >= self.max_bytes
 
     @property
     def crowded(self) -> bool:
         """Tell whether a newcomer must wait: there is no room, or somebody else's turn comes first."""
-        return (
-            self.rows >= self._max_rows
-            or self.nbytes >= self._max_bytes
-            or self._admitted is not None
-            or bool(self._turns)
-        )
+        return self.full or self.waited_for
 
     async def wait(self) -> None:
         """Wait for one's turn; who comes back from here must accept at once, before anything else is awaited."""
@@ -44,6 +40,7 @@ class Room:
         finally:
             if self._admitted is turn:
                 self._admitted = None
+                self.waited_for = bool(self._turns)
                 asyncio.get_running_loop().call_soon(self._admit)
 
     def give_back(self, rows: int, nbytes: int) -> None:
@@ -58,6 +55,7 @@ class Room:
             turn = self._turns.popleft()
             if not turn.done():
                 turn.set_exception(error.with_traceback(None))
+        self.waited_for = self._admitted is not None
 
     def _admit(self) -> None:
         while self._turns and self._admitted is None and not self.full:
@@ -65,3 +63,4 @@ class Room:
             if not turn.done():  # else its caller was cancelled
                 self._admitted = turn
                 turn.set_result(None)
+        self.waited_for = self._admitted is not None or bool(self._turns)

@@ -14,7 +14,7 @@ class Weights:
     def __init__(self, lines: Lines) -> None:
         self.rest = lines.nbytes
         self._index = lines.index
-        self._sizes = np.fromiter(map(len, lines.list), np.int64, lines.count) + 1  # each has its newline
+        self._sizes = lines.sizes + 1  # each has its newline
         # By line: rows that are not done.
         self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
 
