@@ -4,6 +4,7 @@ python -m benchmarks.event_log [--agents 2000] [--seconds 5] [--repeats 3] [--me
 """
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -15,16 +16,43 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.end_to_end import rate
-from benchmarks.ours import LaneProbe, Ours
+from benchmarks.drive import lone, rate
+from benchmarks.figures import percentiles
+from benchmarks.peers.ours import Ours
+from ray_messaging import Messaging
+from ray_messaging.frames import Batch
+from ray_messaging.ids import Ids
+from ray_messaging.interception.judges import judge_for
 
 PINGS = 1000
+PROBE_GAP_S = 0.001
 PACED_ROWS, PACED_GAP_S = 500, 0.01  # 100,000 messages/s in all
 MIB = 2**20
+
+
+@ray.remote(num_cpus=0)
+class LaneProbe:
+    """Ask the interceptor about small batches, and time its answers."""
+
+    async def measure(self, messaging: Messaging, seconds: float) -> list[float]:
+        """Return how long each answer took, in ms."""
+        judge, found = judge_for(messaging.interceptor, 30.0, messaging.exp_id), []
+        ids = Ids(np.arange(100))
+        end, number = time.perf_counter() + seconds, 0
+        while time.perf_counter() < end:
+            batch = Batch(sender="probe", epoch=1, first=number, from_ids=ids, to_ids=ids, topics=("agent-chat",))
+            began = time.perf_counter()
+            await judge.judge(batch)
+            found.append(1000 * (time.perf_counter() - began))
+            number += len(batch)
+            await asyncio.sleep(PROBE_GAP_S)
+        await judge.close()
+        return found
 
 
 def process_of(actor: Any) -> Path:
@@ -37,16 +65,6 @@ def resident_mib(process: Path) -> float:
     """Return the memory that a process holds, in MiB."""
     line = next(line for line in (process / "status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
-
-
-def lone(peer: Ours, before: list[int]) -> dict[str, float]:
-    """Send lone messages; return what they took from send to inbox, in ms."""
-    west, east = peer.halves
-    ray.get(east.latencies.remote())
-    before[1] += ray.get(west.ping.remote(PINGS))
-    ray.get(east.drained.remote(before[1]))
-    found = sorted(ray.get(east.latencies.remote()))
-    return {f"p{p}": 1000 * found[len(found) * p // 100] for p in (50, 99)}
 
 
 def lane(peer: Ours, seconds: float, before: list[int]) -> dict[str, float]:
@@ -70,20 +88,21 @@ def caught_up(peer: Ours) -> float:
 
 def cost(agents: int, seconds: float, log_dir: Path | None, before: list[int]) -> dict[str, Any]:
     """Measure rates and lone messages once."""
-    peer = Ours(agents, log_dir)
+    peer = Ours(agents, log_dir=log_dir)
     try:
         ray.get([half.ready.remote() for half in peer.halves])
         before[:] = [0, 0]
         rate(peer.halves, "bulk", 1.0, before)
         if log_dir is not None:
             caught_up(peer)
-        found: dict[str, Any] = {"bulk": rate(peer.halves, "bulk", seconds, before)}
+        found: dict[str, Any] = {"bulk": rate(peer.halves, "bulk", seconds, before).per_s}
         if log_dir is not None:
             found["behind_s"] = caught_up(peer)
-        found["awaited"] = rate(peer.halves, "awaited", seconds, before)
+        found["awaited"] = rate(peer.halves, "awaited", seconds, before).per_s
         if log_dir is not None:
             caught_up(peer)
-        found["lone_ms"] = lone(peer, before)
+        p50, p99 = percentiles(lone(peer.halves, PINGS, before), 50, 99)
+        found["lone_ms"] = {"p50": p50, "p99": p99}
         found["lane_ms"] = lane(peer, seconds, before)
         return found
     finally:
@@ -92,7 +111,7 @@ def cost(agents: int, seconds: float, log_dir: Path | None, before: list[int]) -
 
 def memory(agents: int, seconds: float, log_dir: Path) -> dict[str, Any]:
     """Send for some time with the log on; return how much the processes grew, in MiB, and the size of the folder."""
-    peer, before = Ours(agents, log_dir), [0, 0]
+    peer, before = Ours(agents, log_dir=log_dir), [0, 0]
     try:
         ray.get([half.ready.remote() for half in peer.halves])
         rate(peer.halves, "bulk", 3.0, before)

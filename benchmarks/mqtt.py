@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.end_to_end import measure_all, options, screen, table
 from benchmarks.mosquitto import IN_FLIGHT, Mosquitto
 from benchmarks.mqtt_peer import SeedPeer
-from benchmarks.ours import MessagerHalf
+from benchmarks.peers.ours import MessagerHalf
+from benchmarks.side_by_side import measure_all, options, screen, table
 from benchmarks.work import SUBTOPICS, Half, payload
 from ray_messaging import Messager, Messaging, Outgoing, mqtt, rules
 from ray_messaging.cluster.tuning import tune_collector

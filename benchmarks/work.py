@@ -2,15 +2,22 @@
 
 Payloads are JSON objects of about 100 bytes. A half is a Ray actor; every peer implements the same few methods, and the
 runner drives them alike: `bulk` and `awaited` send for some seconds and return how many were sent, `drained` waits
-until so many have arrived, `ping` sends lone messages, whose `latencies` the other half returns.
+until so many have arrived, `settled` until no more will come, `ping` sends lone messages, whose `latencies` the other
+half returns. Standard library only: peers' environments hold nothing of ours.
 """
 
 import asyncio
+import gc
+import itertools
 import time
 from typing import Any
 
 SUBTOPICS = ("agent-chat", "user-chat", "user-survey")
 PING_GAP_S = 0.002
+FEW = 4  # lone messages that may have come together
+TURN = 256  # messages after which a loop that never waits lets the other tasks run
+STAMP = b'"at":'  # what a lone message has in its JSON, and no other one
+QUIET_S, LOOK_S = 2.0, 0.05  # what has not come after so long is lost; looked for so often
 
 
 def payload(number: int) -> dict[str, Any]:
@@ -43,9 +50,25 @@ class Arrivals:
             await self._changed.wait()
         return time.time()
 
+    async def settled(self, count: int) -> tuple[int, float]:
+        """Wait for so many, or until nothing came for 2 s; return how many came in all, and when the last did."""
+        seen, at = self.count, time.time()
+        while True:
+            try:
+                at = await asyncio.wait_for(self.reached(count), LOOK_S)
+            except TimeoutError:
+                if self.count != seen:
+                    seen, at = self.count, time.time()
+                elif time.time() - at > QUIET_S:
+                    return seen, at
+            else:
+                return self.count, at
+
 
 class Half:
     """Send for some agents to the others; subclasses say how one message and a bulk are sent."""
+
+    at_once: int | None = None  # agents that talk at the same time, by turns; None: all of them
 
     def __init__(self, agents: range, others: range) -> None:
         self.agents, self.others = agents, others
@@ -56,21 +79,36 @@ class Half:
         raise NotImplementedError
 
     async def ready(self) -> None:
-        """Answer once everything is there."""
+        """Answer once everything is there; the collector looks less often then, for peers as in our own actors."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 1000)
 
     async def awaited(self, seconds: float) -> int:
         """Have every agent await one message after the other; return how many were taken."""
         end = time.perf_counter() + seconds
+        talkers = min(self.at_once or len(self.agents), len(self.agents))
 
-        async def talk(agent: int, place: int) -> int:
+        async def talk(place: int) -> int:
             sent = 0
-            content = payload(agent)
+            content = payload(place)
             while time.perf_counter() < end:
-                sent += await self.send(agent, self.others[place], content)
-                place = (place + 1) % len(self.others)
+                agent = self.agents[place % len(self.agents)]
+                sent += await self.send(agent, self.others[(place + sent) % len(self.others)], content)
+                place += talkers
             return sent
 
-        return sum(await asyncio.gather(*(talk(agent, place) for place, agent in enumerate(self.agents))))
+        return sum(await asyncio.gather(*map(talk, range(talkers))))
+
+    async def one_by_one(self, seconds: float) -> int:
+        """Send for one agent after the other: the `awaited` of peers whose sends never wait."""
+        agents, others = itertools.cycle(self.agents), itertools.cycle(self.others)
+        content, sent, end = payload(0), 0, time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for agent, other in itertools.islice(zip(agents, others, strict=False), TURN):
+                sent += await self.send(agent, other, content)
+            await asyncio.sleep(0)
+        return sent
 
     async def ping(self, count: int) -> int:
         """Send lone messages, one every 2 ms."""
@@ -82,6 +120,10 @@ class Half:
     async def drained(self, count: int) -> float:
         """Wait until so many have arrived in all; return the time (unix s)."""
         return await self.arrivals.reached(count)
+
+    async def settled(self, count: int) -> tuple[int, float]:
+        """Wait until so many have arrived, or no more come; return how many did, and when the last one (unix s)."""
+        return await self.arrivals.settled(count)
 
     async def latencies(self) -> list[float]:
         """Return the latencies of lone messages since the last call, in seconds."""

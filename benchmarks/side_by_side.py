@@ -1,14 +1,8 @@
-"""Delivered messages per second and lone-message latency, beside what people use today, in one run.
-
-python -m benchmarks.end_to_end [--agents 200 2000 10000] [--seconds 3] [--repeats 3] [--json FILE]
-"""
+"""Delivered messages per second and lone-message latency of a few peers in one process, as a table."""
 
 import argparse
-import json
-import logging
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,21 +11,10 @@ import ray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.ours import Ours
-from benchmarks.peers import PlainPeer, QueuePeer
+from benchmarks.drive import lone, rate
+from benchmarks.figures import percentiles
 
 PINGS = 1000
-PEERS = (Ours, QueuePeer, PlainPeer)
-
-
-def rate(halves: list[Any], kind: str, seconds: float, before: list[int]) -> float:
-    """Have both halves send for some time; return messages per second, counted where they arrive."""
-    start = time.time()
-    sent = ray.get([getattr(half, kind).remote(seconds) for half in halves])
-    for place, count in enumerate(reversed(sent)):
-        before[place] += count
-    ends = ray.get([half.drained.remote(count) for half, count in zip(halves, before, strict=True)])
-    return sum(sent) / (max(ends) - start)
 
 
 def measure(peer_class: Any, agents: int, seconds: float, repeats: int, *where: Any) -> dict[str, Any]:
@@ -45,14 +28,10 @@ def measure(peer_class: Any, agents: int, seconds: float, repeats: int, *where: 
             if not hasattr(peer.halves[0], kind):
                 continue
             rate(peer.halves, kind, min(1.0, seconds), before)  # warm
-            rates = [rate(peer.halves, kind, seconds, before) for _ in range(repeats)]
+            rates = [rate(peer.halves, kind, seconds, before).per_s for _ in range(repeats)]
             found[kind] = {"median": statistics.median(rates), "low": min(rates), "high": max(rates)}
-        west, east = peer.halves
-        ray.get(east.latencies.remote())
-        before[1] += ray.get(west.ping.remote(PINGS))
-        ray.get(east.drained.remote(before[1]))
-        latencies = sorted(ray.get(east.latencies.remote()))
-        found["latency_ms"] = {f"p{p}": 1000 * latencies[len(latencies) * p // 100] for p in (50, 99)}
+        p50, p99 = percentiles(lone(peer.halves, PINGS, before), 50, 99)
+        found["latency_ms"] = {"p50": p50, "p99": p99}
         return found
     finally:
         peer.close()
@@ -99,18 +78,3 @@ def options(about: str | None, agents: list[int]) -> argparse.ArgumentParser:
 def screen() -> Console:
     """Make the console: a file or a pipe has no width of its own."""
     return Console(width=None if sys.stdout.isatty() else 130)
-
-
-def main() -> None:
-    """Run all peers at all sizes."""
-    args, console = options(__doc__, [200, 2000, 10_000]).parse_args(), screen()
-    ray.init(include_dashboard=False, logging_level=logging.ERROR)
-    rows = measure_all(PEERS, args, console)
-    console.print(table(rows, Ours.name))
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=2))
-    ray.shutdown()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,57 @@
+"""What the interceptor and its rules cost: none, rules on ids, and rules that read payloads."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.axes.raw import WINDOW, RawPair
+from benchmarks.axes.samples import FRAME_ROWS, batch_of
+from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.figures import LIMIT, OURS, Figure, Plan
+from ray_messaging import Messaging, MessagingConfig, rules
+from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.frames import encode
+
+ABOUT = "bulk, awaited and lone messages without an interceptor, with rules on ids, and with a rule on payloads"
+AGENTS = 2_000
+RULES: dict[str, dict[str, Any]] = {
+    "ids": {"rules": [BLACK_LIST]},
+    "ids, each batch asked": {"rules": [BLACK_LIST], "settings": MessagingConfig(standing_verdicts=False)},
+    "payload": {"rules": [BLACK_LIST, rules.MaxLength(10_000)]},
+    "payload, by pattern": {"rules": [BLACK_LIST, rules.Pattern(["forbidden", "secret word"])]},
+}
+QUICK = ("ids", "payload")
+FRAMES = f"{LIMIT}redis-py frames"
+
+
+def measure(plan: Plan) -> Iterator[Figure]:
+    """Measure each set of rules in an experiment of its own."""
+    with cluster():
+        yield from _without(plan)
+        for name in QUICK if plan.quick else RULES:
+            exp_id = f"interceptor-{list(RULES).index(name)}"
+            with Messaging.start(exp_id, **RULES[name]) as messaging, Society(messaging, AGENTS) as society:
+                yield from _figures(plan, society, name)
+
+
+def _without(plan: Plan) -> Iterator[Figure]:
+    """Measure messagers on a server of their own, without an interceptor, and redis-py's frames of the same size."""
+    with EmbeddedServer("127.0.0.1") as server:
+        config = server.start()
+        with Society(config, AGENTS) as society:
+            yield from _figures(plan, society, "off")
+        raw, nbytes = RawPair(config), len(encode(batch_of(FRAME_ROWS)))
+        raw.rate(plan.seconds / 2, nbytes, WINDOW)
+        rates = [FRAME_ROWS * raw.rate(plan.seconds, nbytes, WINDOW) for _ in range(plan.repeats)]
+        raw.close()
+    note = f"frames of {FRAME_ROWS:,} messages, {nbytes:,} bytes, made beforehand and never opened"
+    yield Figure("interceptor", "bulk", FRAMES, "messages/s", rates, {"rules": "off"}, note)
+
+
+def _figures(plan: Plan, society: Society, name: str) -> Iterator[Figure]:
+    at: dict[str, int | float | str] = {"rules": name}
+    for kind in ("bulk", "awaited"):
+        rates = society.rates(kind, plan.seconds / 2, plan.repeats)
+        yield Figure("interceptor", kind, OURS, "messages/s", rates, at, f"{AGENTS:,} agents")
+    p50, p99 = society.lone_percentiles(plan.repeats, 50, 99, pings=500)
+    yield Figure("interceptor", "lone p50", OURS, "ms", p50, at)
+    yield Figure("interceptor", "lone p99", OURS, "ms", p99, at)

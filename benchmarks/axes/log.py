@@ -1,0 +1,76 @@
+"""What the event log costs, and that it has everything, however far behind it was."""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.axes.processes import pid_of
+from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.figures import OURS, Figure, Plan
+from ray_messaging import Messaging
+
+ABOUT = "bulk, awaited and lone messages, the event log off and on; and messages lost when the log stands still"
+AGENTS = 2_000
+STANDS_STILL_S = 1.0
+
+
+def measure(plan: Plan) -> Iterator[Figure]:
+    """Measure without the log, then with it."""
+    with cluster(), tempfile.TemporaryDirectory(prefix="ray-messaging-bench-") as folder:
+        with Messaging.start("log-off", rules=[BLACK_LIST]) as messaging, Society(messaging, AGENTS) as society:
+            for kind in ("bulk", "awaited"):
+                rates = society.rates(kind, plan.seconds, plan.repeats)
+                yield Figure("log", kind, OURS, "messages/s", rates, {"log": "off"})
+            yield from _lone(plan, society, "off")
+        start: dict[str, Any] = {"rules": [BLACK_LIST], "log_dir": Path(folder) / "log"}
+        with Messaging.start("log-on", **start) as messaging, Society(messaging, AGENTS) as society:
+            for kind in ("bulk", "awaited"):
+                yield from _logged(plan, messaging, society, kind)
+            yield from _lone(plan, society, "on")
+            yield _lost(plan, messaging, society)
+
+
+def _logged(plan: Plan, messaging: Messaging, society: Society, kind: str) -> Iterator[Figure]:
+    """Measure until the last message has arrived, and until the log has it as well."""
+    society.rate(kind, plan.seconds / 2)
+    arrived, logged = [], []
+    for _ in range(plan.repeats):
+        _rows(messaging)
+        begun = time.time()
+        sent, end = society.begin(kind, plan.seconds)()
+        _rows(messaging)
+        arrived.append(sent / (end - begun))
+        logged.append(sent / (time.time() - begun))
+    yield Figure("log", kind, OURS, "messages/s", arrived, {"log": "on"}, "until the last has arrived")
+    yield Figure("log", f"{kind}, until logged", OURS, "messages/s", logged, {"log": "on"}, "until the log has it, too")
+
+
+def _rows(messaging: Messaging) -> int:
+    """Wait until the log has all that was sent; return how many rows it has."""
+    messaging.log.count()
+    return messaging.log.end + 1
+
+
+def _lone(plan: Plan, society: Society, log: str) -> Iterator[Figure]:
+    p50, p99 = society.lone_percentiles(plan.repeats, 50, 99, pings=500)
+    yield Figure("log", "lone p50", OURS, "ms", p50, {"log": log})
+    yield Figure("log", "lone p99", OURS, "ms", p99, {"log": log})
+
+
+def _lost(plan: Plan, messaging: Messaging, society: Society) -> Figure:
+    """Have the log's process stand still while all send; count what is not in the log in the end."""
+    before, pid = _rows(messaging), pid_of(messaging.log_actor)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        finish = society.begin("bulk", plan.seconds)
+        time.sleep(plan.seconds + STANDS_STILL_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    sent, _ = finish()
+    lost = sent - (_rows(messaging) - before)
+    messaging.log.balance()  # it raises where a send has no fate, or two
+    return Figure("log", "lost when the log lags", OURS, "messages", [float(lost)], {"log": "on"}, f"of {sent:,}")

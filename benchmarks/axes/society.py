@@ -1,0 +1,128 @@
+"""A society to measure: groups in a ring, each writing to the next, counted where messages arrive."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+
+from benchmarks.axes.member import MemberActor
+from benchmarks.figures import percentiles
+from ray_messaging import Messaging, MessagingConfig, RedisConfig, rules
+
+BLACK_LIST = rules.BlackList([(-1, -2), (-3, None)])  # the interceptor is on, and asked about ids
+PINGS = 1000
+
+
+@contextmanager
+def cluster() -> Iterator[None]:
+    """Run a Ray of our own."""
+    ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Society:
+    """Hold the groups of an experiment, or of a bare server; with two of them both directions are at work at once."""
+
+    def __init__(
+        self,
+        where: Messaging | RedisConfig,
+        agents: int,
+        groups: int = 2,
+        *,
+        first: int = 0,
+        nbytes: int = 100,
+        settings: MessagingConfig | None = None,
+    ) -> None:
+        self._where, self._settings, self._first = where, settings, first
+        self._each = agents // groups
+        self.members: list[Any] = []
+        self._expected: list[int] = []
+        self.grow(groups, nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            ray.kill(member)
+
+    def grow(self, groups: int, nbytes: int = 100) -> None:
+        """Have so many groups, each aiming at the next one."""
+        while len(self.members) < groups:
+            name = f"group-{self._first}-{len(self.members)}"
+            agents = self._agents(len(self.members))
+            self.members.append(MemberActor.remote(self._where, name, agents, self._settings))
+            self._expected.append(0)
+        self.aim(nbytes)
+
+    def aim(self, nbytes: int) -> None:
+        """Send payloads of so many bytes from now on."""
+        targets = [self._agents((number + 1) % len(self.members)) for number in range(len(self.members))]
+        ray.get([member.aim.remote(at, nbytes) for member, at in zip(self.members, targets, strict=True)])
+
+    def _agents(self, number: int) -> range:
+        start = self._first + number * self._each
+        return range(start, start + self._each)
+
+    def begin(self, kind: str, *args: Any) -> Callable[[], tuple[int, float]]:
+        """Have all send in some way; return what waits for all to have arrived, and says how many, and when."""
+        calls = [getattr(member, kind).remote(*args) for member in self.members]
+
+        def finish() -> tuple[int, float]:
+            sent = ray.get(calls)
+            for number, count in enumerate(sent):
+                self._expected[(number + 1) % len(sent)] += count
+            return sum(sent), max(self.drained())
+
+        return finish
+
+    @contextmanager
+    def busy(self, rate: float) -> Iterator[None]:
+        """Have all send at an even pace meanwhile, so many messages per second in all."""
+        finish = self.begin("steady", rate / len(self.members))
+        try:
+            yield
+        finally:
+            ray.get([member.rest.remote() for member in self.members])
+            finish()
+
+    def drained(self) -> list[float]:
+        """Wait until all that was sent has arrived; return when that was, at each group (unix s)."""
+        return ray.get(
+            [member.drained.remote(count) for member, count in zip(self.members, self._expected, strict=True)]
+        )
+
+    def rate(self, kind: str, *args: Any) -> float:
+        """Have all send in some way; return messages per second, until the last has arrived."""
+        start = time.time()
+        sent, end = self.begin(kind, *args)()
+        return sent / (end - start)
+
+    def rates(self, kind: str, seconds: float, repeats: int, *args: Any) -> list[float]:
+        """Return the rates of some repetitions, after one that warms up."""
+        self.rate(kind, seconds / 2, *args)
+        return [self.rate(kind, seconds, *args) for _ in range(repeats)]
+
+    def lone(self, pings: int = PINGS, sender: Any = None) -> list[float]:
+        """Send lone messages to the second group, from the first or another; return how long each took, in ms."""
+        west, east = sender or self.members[0], self.members[1]
+        ray.get(east.latencies.remote())
+        if sender is not None:
+            ray.get(sender.aim.remote(self._agents(1)))
+        self._expected[1] += ray.get(west.ping.remote(pings))
+        ray.get(east.drained.remote(self._expected[1]))
+        return [1000 * took for took in ray.get(east.latencies.remote())]
+
+    def lone_percentiles(self, repeats: int, *wanted: float, pings: int = PINGS) -> list[list[float]]:
+        """Return each percentile of lone messages, in ms, in every repetition."""
+        found = [percentiles(self.lone(pings), *wanted) for _ in range(repeats)]
+        return [list(values) for values in zip(*found, strict=True)]

@@ -1,0 +1,74 @@
+"""How many Ray tasks drive two groups through their handles."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+
+from benchmarks.axes.society import BLACK_LIST, cluster
+from benchmarks.figures import OURS, Figure, Plan
+from benchmarks.work import payload
+from ray_messaging import Messaging
+from ray_messaging.cluster.group import Group
+
+ABOUT = "1 to 8 Ray tasks that send columns and fetch by Group handles; two groups"
+WORKERS = (1, 2, 4, 8)
+QUICK = (1, 4)
+AGENTS = 1_000  # of each group
+CALL_ROWS = 16_384
+
+
+class End(NamedTuple):
+    """One of two groups: whom it hosts, and whom it writes to."""
+
+    group: Group
+    agents: range
+    others: range
+
+
+@ray.remote(num_cpus=0)
+def drive(ends: list[End], seconds: float) -> tuple[int, int]:
+    """Send from each group and fetch what came to it, by turns; return how many were delivered, how many fetched."""
+    rng = np.random.default_rng(7)
+    rows = [[rng.choice(np.array(half), CALL_ROWS) for half in (end.agents, end.others)] for end in ends]
+    payloads = [payload(number) for number in range(CALL_ROWS)]
+    sent = fetched = 0
+    over = time.perf_counter() + seconds
+    while time.perf_counter() < over:
+        for end, (senders, receivers) in zip(ends, rows, strict=True):
+            sent += int(end.group.send_columns(senders, receivers, payloads).sent.sum())
+            fetched += len(end.group.fetch())
+    for end in ends:
+        end.group.ack()
+    return sent, fetched
+
+
+def measure(plan: Plan) -> Iterator[Figure]:
+    """Measure each number of tasks."""
+    west, east = range(AGENTS), range(AGENTS, 2 * AGENTS)
+    with cluster(), Messaging.start("workers", rules=[BLACK_LIST]) as messaging:
+        ends = [
+            End(messaging.create_group("west", west), west, east),
+            End(messaging.create_group("east", east), east, west),
+        ]
+        for workers in QUICK if plan.quick else WORKERS:
+            _rate(ends, workers, plan.seconds / 4)  # the tasks' processes start
+            rates = [_rate(ends, workers, plan.seconds) for _ in range(plan.repeats)]
+            yield Figure("workers", "bulk", OURS, "messages/s", rates, {"workers": workers}, "fetched by the tasks")
+
+
+def _rate(ends: list[End], workers: int, seconds: float) -> float:
+    """Have so many tasks at work; fetch what they left; return messages per second."""
+    begun = time.perf_counter()
+    calls: list[Any] = [drive.remote(ends, seconds) for _ in range(workers)]
+    sent, fetched = (sum(column) for column in zip(*ray.get(calls), strict=True))
+    while fetched < sent:
+        fetched += sum(len(end.group.fetch(timeout=0.1)) for end in ends)
+    took = time.perf_counter() - begun
+    for end in ends:
+        end.group.ack()
+    if fetched != sent:
+        raise RuntimeError(f"{sent:,} messages were delivered, {fetched:,} fetched")
+    return fetched / took

@@ -1,0 +1,116 @@
+"""What a measurement is told and what it tells: one JSON line per figure.
+
+Standard library only: the peers import it in environments that hold nothing of ours.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OURS = "ray_messaging"
+LIMIT = "limit: "  # how the name of a limit begins
+NOT_HERE = 77  # exit code of a measurement that lacks something it can do without; its last line says what
+HIGHER_IS_BETTER = {"messages/s": True, "MB/s": True} | dict.fromkeys(
+    ("ms", "us", "s", "bytes", "bytes/agent", "bytes/message", "messages"), False
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure: an axis and a case on it, whose it is, and its repetitions; `at` is the point on the axis.
+
+    Figures of the same axis, case and point stand next to each other, as ratios to ours.
+    """
+
+    axis: str
+    case: str
+    who: str
+    unit: str
+    values: list[float]
+    at: dict[str, int | float | str] = field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what no table could show; raises ValueError."""
+        if self.unit not in HIGHER_IS_BETTER:
+            raise ValueError(f"{self.case}: unit {self.unit!r} is none of {', '.join(HIGHER_IS_BETTER)}")
+        if not self.values or not all(math.isfinite(value) for value in self.values):
+            raise ValueError(f"{self.axis} / {self.case} / {self.who}: values {self.values!r} are no finite numbers")
+
+    @property
+    def median(self) -> float:
+        """Return the median of the repetitions."""
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        """Return the lowest repetition."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """Return the highest repetition."""
+        return max(self.values)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Tell whether more of the unit is better."""
+        return HIGHER_IS_BETTER[self.unit]
+
+    @property
+    def is_limit(self) -> bool:
+        """Tell whether this is what the machine allows rather than what somebody offers."""
+        return self.who.startswith(LIMIT)
+
+    def to_json(self) -> str:
+        """Return the figure as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Figure":
+        """Read a line; raises ValueError where it is no figure."""
+        return cls(**_fields(line, "axis"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how often to measure; `quick` takes fewer points, too."""
+
+    quick: bool = False
+    seconds: float = 2.0
+    repeats: int = 3
+
+    @classmethod
+    def of(cls, quick: bool) -> "Plan":  # noqa: FBT001 - one word says it
+        """Make the usual plan."""
+        return cls(quick=True, seconds=0.7, repeats=1) if quick else cls()
+
+    def to_json(self) -> str:
+        """Return the plan as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Plan":
+        """Read a line; raises ValueError where it is no plan."""
+        return cls(**_fields(line, "quick"))
+
+
+def _fields(line: str, needed: str) -> dict[str, Any]:
+    found = json.loads(line)
+    if not isinstance(found, dict) or needed not in found:
+        raise ValueError(f"expected a JSON object with {needed!r}, not {line[:100]!r}")
+    return found
+
+
+def emit(figure: Figure) -> None:
+    """Print the figure for the runner, which reads our stdout line by line."""
+    print(figure.to_json(), flush=True)
+
+
+def percentiles(values: Sequence[float], *wanted: float) -> list[float]:
+    """Return percentiles (0 to 100) of a sample, by the nearest rank above."""
+    ordered = sorted(values)
+    return [ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] for percent in wanted]

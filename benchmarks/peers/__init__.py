@@ -1,0 +1,47 @@
+"""Who is measured beside us: what each peer is called, where it runs, and what it needs.
+
+Each peer's own file tells how it is used, and what it awaits, filters and keeps.
+"""
+
+from dataclasses import dataclass
+
+from benchmarks.figures import LIMIT, OURS
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Name a peer, `module:class` that starts it, its environment ("": the one that runs the command) and its server.
+
+    `kinds` are what it is measured at; who sends in bulk by the calls of "awaited" has no "bulk" of its own, and its
+    figure counts for both. `pings`: lone messages in a repetition.
+    """
+
+    name: str
+    start: str
+    environment: str = "brokers"
+    agents: tuple[int, ...] = (2000,)
+    kinds: tuple[str, ...] = ("bulk", "awaited", "lone")
+    server: str = ""
+    pings: int = 1000
+
+
+PEERS = (
+    Peer(OURS, "benchmarks.peers.ours:Ours", "", (200, 2000, 10_000)),
+    Peer("agentsociety 1.3.7", "benchmarks.peers.agentsociety_redis:AgentSociety", "agentsociety-1.3.7",
+         (2000, 10_000), server="redis"),
+    Peer("agentsociety 1.0.5 (MQTT)", "benchmarks.peers.agentsociety_mqtt:AgentSociety", "agentsociety-1.0.5",
+         (2000, 10_000), server="mosquitto", pings=200),
+    Peer("ray.util.queue", "benchmarks.peers.ray_queue:Queues"),
+    Peer("Ray actor calls", "benchmarks.peers.ray_calls:Calls"),
+    Peer("FastStream on Redis", "benchmarks.peers.faststream_redis:FastStream", server="redis"),
+    Peer("NATS core", "benchmarks.peers.nats_core:NatsCore", server="nats"),
+    Peer("NATS JetStream", "benchmarks.peers.nats_jetstream:JetStream", server="nats"),
+    Peer("pyzmq asyncio", "benchmarks.peers.zmq_asyncio:ZmqAsyncio"),
+    Peer("pyzmq threads", "benchmarks.peers.zmq_threads:ZmqThreads", kinds=("bulk", "lone")),
+    Peer(LIMIT + "redis-py frames", "benchmarks.peers.redis_frames:Frames", kinds=("bulk", "lone"), server="redis"),
+)  # fmt: skip
+
+
+def named(name: str) -> Peer:
+    """Return the peer of that name; raises KeyError."""
+    return {peer.name: peer for peer in PEERS}[name]

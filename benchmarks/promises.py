@@ -1,0 +1,135 @@
+"""What a run must show: ratios and bounds, computed from the run's own figures."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from benchmarks.figures import LIMIT, OURS, Figure
+
+SEED = "agentsociety 1.3.7"
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Which:
+    """Name one figure; of several at points that agree with `at`, the first."""
+
+    axis: str
+    case: str
+    who: str = OURS
+    at: dict[str, int | float | str] = field(default_factory=dict)
+
+    def found_in(self, figures: Iterable[Figure]) -> Figure | None:
+        """Return it, or None."""
+        wanted = (self.axis, self.case, self.who)
+        return next(
+            (
+                each
+                for each in figures
+                if (each.axis, each.case, each.who) == wanted and self.at.items() <= each.at.items()
+            ),
+            None,
+        )
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A bound of one figure, with what is added to it, or of its ratio to another one of the same run."""
+
+    text: str
+    figure: Which
+    bound: float
+    beside: Which | None = None
+    at_least: bool = True
+    added: Which | None = None
+
+    def checked(self, figures: list[Figure]) -> "Checked":
+        """Hold it against the run."""
+        parts = [which.found_in(figures) for which in (self.figure, self.added, self.beside) if which]
+        medians = [each.median for each in parts if each]
+        divisor = medians.pop() if self.beside and medians else 1.0
+        if None in parts or not divisor:
+            return Checked(self, None, None)
+        value = sum(medians) / divisor
+        return Checked(self, value, value >= self.bound if self.at_least else value <= self.bound)
+
+
+class Checked(NamedTuple):
+    """A promise with what the run has of it; both None where that was not measured."""
+
+    promise: Promise
+    value: float | None
+    kept: bool | None
+
+
+def _peers(case: str, agents: int, who: str = OURS) -> Which:
+    return Which("peers", case, who, {"agents": agents})
+
+
+def _beside_peer(
+    what: str, case: str, peer: str, bound: float, agents: int = 2000, *, at_least: bool = True
+) -> Promise:
+    text = f"{what}, {agents:,} agents, beside {peer}"
+    return Promise(text, _peers(case, agents), bound, _peers(case, agents, peer), at_least)
+
+
+def _log(until: str, case: str) -> Promise:
+    text = f"bulk with the log on, until {until}, beside the log off"
+    return Promise(text, Which("log", case, at={"log": "on"}), 0.5, Which("log", "bulk", at={"log": "off"}))
+
+
+def _million(case: str) -> Which:
+    return Which("agents", case, at={"agents": 1_000_000})
+
+
+FRAMES = LIMIT + "redis-py frames"
+XADD_HOP = LIMIT + "bare XADD to reader"
+IDLE = {"load": "idle"}
+
+MUST_SHOW = (
+    _beside_peer("bulk", "bulk", SEED, 1000),
+    _beside_peer("bulk", "bulk", SEED, 3000, 10_000),
+    _beside_peer("bulk", "bulk", "Ray actor calls", 1.5),
+    Promise(
+        "bulk without interceptor or dedup, beside raw redis-py frames of the same size",
+        Which("interceptor", "bulk", at={"rules": "off"}),
+        0.6,
+        Which("interceptor", "bulk", FRAMES, {"rules": "off"}),
+    ),
+    _log("the last has arrived", "bulk"),
+    _log("the log has it, too", "bulk, until logged"),
+    Promise("messages lost when the log lags", Which("log", "lost when the log lags"), 0, at_least=False),
+    _beside_peer("one awaited call each", "awaited", SEED, 500),
+    _beside_peer("one awaited call each", "awaited", "NATS core", 1),
+    _beside_peer("one awaited call each", "awaited", "pyzmq asyncio", 1),
+    _beside_peer("lone message p50", "lone p50", SEED, 0.15, at_least=False),
+    Promise(
+        "lone message p50, idle, beside a bare XADD to its reader",
+        Which("latency", "p50", at=IDLE),
+        2,
+        Which("latency", "p50", XADD_HOP, IDLE),
+        at_least=False,
+    ),
+    Promise("lone message p99, idle (ms)", Which("latency", "p99", at=IDLE), 1.5, at_least=False),
+    Promise("1,000,000 agents: set up (s)", _million("set up"), 60, at_least=False),
+    Promise("1,000,000 agents: a step of one message each (s)", _million("step"), 3, at_least=False),
+    Promise(
+        "1,000,000 agents: memory in all, Ray's own processes, too (bytes)",
+        _million("memory"),
+        4 * GB,
+        at_least=False,
+        added=Which("agents", "memory", "Ray's own processes", {"agents": 1_000_000}),
+    ),
+    Promise(
+        "bulk at 1,000,000 agents, beside 200",
+        _million("bulk"),
+        0.75,
+        Which("agents", "bulk", at={"agents": 200}),
+    ),
+)
+
+
+def checked(figures: Iterable[Figure]) -> list[Checked]:
+    """Hold all of them against a run."""
+    measured = list(figures)
+    return [promise.checked(measured) for promise in MUST_SHOW]
