@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import ray
@@ -37,11 +37,18 @@ def pid_of(actor):
     return wait_for(ask, "an answer of the actor")
 
 
+def states(pid):
+    """Return the kernel's letters for what the threads of a process do; Z is dead, T stopped. Empty: it is gone."""
+    found = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            found.add(path.read_text().rpartition(")")[2].split()[0])
+    return found
+
+
 def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    """Tell whether any thread is left: the first one is dead before the others, which hold connections open."""
+    return not states(pid) <= {"Z", "X"}
 
 
 def kill(actor):
@@ -187,7 +194,7 @@ def stopped(pid):
     """Have a process stand still."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+        wait_for(lambda: states(pid) == {"T"}, "the stop")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -18,6 +18,8 @@ from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
 
+pytest_plugins = ["side_by_side"]
+
 # Other processes may have the machine: nothing here depends on time.
 settings.register_profile("ray_messaging", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ray_messaging")

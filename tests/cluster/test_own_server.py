@@ -6,7 +6,7 @@ import uuid
 import pytest
 import ray
 import redis
-from cluster_support import drain, kill, numbered, numbers
+from cluster_support import PATIENCE_S, drain, kill, numbered, numbers
 
 from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, ServerRefused, UnknownName
@@ -114,14 +114,19 @@ def test_reset_ends_what_runs(left, exp_id):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"server": "127.0.0.2", "port": 1}, ConnectionFailed, "127.0.0.2"),
-        ({"server": "no-such-host.invalid"}, ConnectionFailed, "no-such-host.invalid"),
-        ({"server": "192.0.2.123"}, ConnectionFailed, "192.0.2.123"),
         ({"port": 1}, ConnectionFailed, ":1"),
         ({"password": "wrong"}, ServerRefused, "password"),
-        ({"password": None}, ServerRefused, "password"),
-        ({"username": "nobody"}, ServerRefused, "user"),
-        ({"db": 99}, ServerRefused, "99"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ({"server": "127.0.0.2", "port": 1}, ConnectionFailed, "127.0.0.2"),
+                ({"server": "no-such-host.invalid"}, ConnectionFailed, "no-such-host.invalid"),
+                ({"server": "192.0.2.123"}, ConnectionFailed, "192.0.2.123"),
+                ({"password": None}, ServerRefused, "password"),
+                ({"username": "nobody"}, ServerRefused, "user"),
+                ({"db": 99}, ServerRefused, "99"),
+            )
+        ),
     ],
     ids=str,
 )
@@ -130,8 +135,8 @@ def test_a_wrong_address_is_told_at_once(redis_config, exp_id, change, error, wo
     began = time.monotonic()
     with pytest.raises(error) as caught:
         Messaging.start(exp_id, redis=wrong)
-    # 5 s for the connection, and the start of an actor on a busy machine.
-    assert time.monotonic() - began < 5 + 5
+    # 5 s for the connection, and the start of an actor on a machine that others load, too.
+    assert time.monotonic() - began < 5 + PATIENCE_S
     assert type(caught.value) is error
     assert words in str(caught.value)
     assert redis_config.password not in str(caught.value)

@@ -47,6 +47,7 @@ def assert_balances(account):
     assert sum(map(sum, account["group_matrix"])) == account["delivered"]
 
 
+@pytest.mark.long
 def test_college_messages_all_arrive(run, data):
     path = data("collegemsg/CollegeMsg.txt.gz")
     _, account = run("replay", path, "--groups", 4)
@@ -67,6 +68,7 @@ def test_diplomacy_texts_arrive_in_order(run, data):
     assert len(account["received_by_agent"]) == 84
 
 
+@pytest.mark.long
 def test_rules_stop_what_they_should(run, trace):
     path, rows = trace
     found, account = run("replay", path, "--groups", 3, "--rules", "black-list:0-1,4-*", "--rules", "max-length:1000")

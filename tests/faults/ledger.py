@@ -42,6 +42,34 @@ def read_lines(path):
     return [_decode(line) for line in data.split(b"\n")[:-1]]
 
 
+class Growing:
+    """Count over the lines of a file that grows, each of them once: a test asks again and again."""
+
+    def __init__(self, path):
+        self._path, self._offset = Path(path), 0
+        self.delivered = self.fetched = 0
+        self.errors = []
+
+    def read(self):
+        """Take what came since; return itself."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            for line in map(_decode, whole.splitlines()):
+                self._count(line)
+        return self
+
+    def _count(self, line):
+        if line[0] == "fetched":
+            self.fetched += len(line[3])
+        elif line[0] == "settle":
+            self.delivered += line[3].count(_LETTER_OF["delivered"])
+            self.errors += [line[4]] if line[4] else []
+
+
 class Ledger(_Lines):
     """Keep a sender's ledger: `begin` before a send, `settle` when its receipts are there."""
 

@@ -7,12 +7,11 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import cluster_support
 import ray
-from cluster_support import PATIENCE_S, alive, pid_of, wait_for
+from cluster_support import PATIENCE_S, alive, pid_of, states, wait_for
 
 from ray_messaging import Group, Messaging, MessagingConfig
 from ray_messaging.cluster.calls import NAMESPACE
@@ -138,7 +137,7 @@ def wait_dead(pid):
 
 
 def wait_stopped(pid):
-    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+    wait_for(lambda: states(pid) == {"T"}, "the stop")
 
 
 @contextmanager

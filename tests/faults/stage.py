@@ -14,7 +14,7 @@ from servers import RedisProcess
 
 from faults import injector
 from faults.checker import check
-from faults.ledger import read_ledger, read_lines
+from faults.ledger import Growing
 from faults.nursery import nursery
 from ray_messaging import Messager
 from ray_messaging.config import MessagingConfig
@@ -115,6 +115,7 @@ class Stage:
         self.exp_id = f"fault-{secrets.token_hex(4)}"
         self.senders, self.receivers, self.loggers = [], [], []
         self.ledgers, self.inboxes = [], []
+        self._files = {}
         self.healed_at = None
         self.facts = {}
 
@@ -185,16 +186,18 @@ class Stage:
 
     def sent(self):
         """Count what has a fate that nobody can take back: delivered."""
-        return sum(send.fate == "delivered" for path in self.ledgers for send in read_ledger(path))
+        return sum(self._growing(path).delivered for path in self.ledgers)
 
     def received(self):
         """Count what was fetched."""
-        return sum(len(line[3]) for path in self.inboxes for line in read_lines(path) if line[0] == "fetched")
+        return sum(self._growing(path).fetched for path in self.inboxes)
 
     def errors(self, kind=""):
         """Count the calls that ended with an error of a kind (none: of any)."""
-        lines = [line for path in self.ledgers for line in read_lines(path) if line[0] == "settle"]
-        return sum(bool(line[4]) and line[4].startswith(kind) for line in lines)
+        return sum(why.startswith(kind) for path in self.ledgers for why in self._growing(path).errors)
+
+    def _growing(self, path):
+        return self._files.setdefault(path, Growing(path)).read()
 
     def more_received(self, count, wait_s=WAIT_S):
         """Wait until so many more messages were fetched."""

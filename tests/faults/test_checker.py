@@ -3,7 +3,7 @@
 import pytest
 
 from faults.checker import check
-from faults.ledger import Inbox, Ledger, fates_after, read_ledger
+from faults.ledger import Growing, Inbox, Ledger, fates_after, read_ledger
 from ray_messaging import MailboxFull, OutcomeUnknown
 
 pytestmark = pytest.mark.faults
@@ -146,6 +146,25 @@ def test_a_ledger_that_is_opened_again_goes_on(ledger, inboxes):
     again.settle(again.begin([(1, 2, 2)]), ["delivered"])
     again.close()
     assert [one.fate for one in read_ledger(ledger.path)] == ["delivered", "pending", "delivered"]
+
+
+def test_what_is_counted_while_files_grow(ledger, inboxes):
+    inbox = inboxes("a")
+    ledgered, fetched = Growing(ledger.path), Growing(inbox.path)
+    assert (ledgered.read().delivered, fetched.read().fetched, ledgered.errors) == (0, 0, [])
+    keys = send(ledger, "delivered", "blocked", None, "delivered")
+    ledger.settle(ledger.begin([ledger.number(1, 2)]), ["refused"], "MailboxFull()")
+    inbox.fetched(keys[:1])
+    inbox.committed()
+    with inbox.path.open("ab") as cut_off:
+        line = b'["fetched","a",1.0,[[1,2,3]]]\n'
+        cut_off.write(line[:9])
+        cut_off.flush()
+        assert fetched.read().fetched == 1
+        cut_off.write(line[9:])
+    assert (ledgered.read().delivered, fetched.read().fetched, ledgered.errors) == (2, 2, ["MailboxFull()"])
+    assert (ledgered.read().delivered, fetched.read().fetched, ledgered.errors) == (2, 2, ["MailboxFull()"])
+    assert Growing(ledger.path.parent / "none").read().fetched == 0
 
 
 def test_what_an_error_says_of_each_message():

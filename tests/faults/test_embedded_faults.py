@@ -40,6 +40,7 @@ def test_case(case, tmp_path):
     assert account.acknowledged
 
 
+@pytest.mark.long
 def test_a_second_server_on_the_data_of_an_experiment_is_refused():
     with Messaging.start(f"one-{uuid.uuid4().hex[:8]}") as messaging:
         data_dir = stats_of(messaging)["data_dir"]
@@ -49,6 +50,7 @@ def test_a_second_server_on_the_data_of_an_experiment_is_refused():
         assert messaging.create_group("all", [1, 2]).send(1, 2, {})
 
 
+@pytest.mark.long
 def test_an_experiment_can_end_while_its_server_is_dead():
     with Messaging.start(f"ends-{uuid.uuid4().hex[:8]}") as messaging:
         messaging.create_group("all", [1, 2]).send(1, 2, {})

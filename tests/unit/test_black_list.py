@@ -152,9 +152,9 @@ def test_an_id_costs_less_than_half_a_microsecond():
     )  # fmt: skip
     best = float("inf")
     for _ in range(50):
-        began = time.perf_counter()
+        began = time.thread_time()
         rule.check_batch(batch, "e")
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
     assert best / len(batch) < 0.5e-6
 
 

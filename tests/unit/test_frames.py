@@ -6,7 +6,7 @@ import zlib
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging import frames
@@ -158,7 +158,6 @@ def sealed(body, header_length):
     return pack("<2sBxII", b"RM", 1, crc32(body), header_length) + body
 
 
-@settings(max_examples=300)
 @given(batches(), st.data())
 def test_a_forged_frame_with_a_right_checksum(batch, data):
     frame = encode(batch)
@@ -186,7 +185,6 @@ def test_a_forged_frame_with_a_right_checksum(batch, data):
                for row in rows)  # fmt: skip
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_a_forged_header(data):
     number = st.one_of(st.integers(-3, 5), st.integers(-(2**63), 2**64 - 1))

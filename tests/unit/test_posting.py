@@ -24,7 +24,8 @@ class Made:
         loop = asyncio.new_event_loop()
         draft = Draft(None)
         self.singles = [loop.create_future() for _ in range(singles)]
-        draft.rows += [(1, row, "chat", b"{}", 1.0, future) for row, future in enumerate(self.singles)]
+        for row, future in enumerate(self.singles):
+            draft.cells += (1, row, "chat", b"{}", 1.0, future)
         self.many = loop.create_future()
         if bulk:
             draft.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)

@@ -229,9 +229,9 @@ def test_a_hundred_words_cost_about_a_microsecond_where_none_is_found():
     batch = batch_of([(1, 2)] * 1000, texts)
     rule, best = Pattern(words), float("inf")
     for _ in range(30):
-        began = time.perf_counter()
+        began = time.thread_time()
         assert rule.check_batch(batch, "e") == {}
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
     assert best / 1000 < 4e-6  # measured 1.1; the slack is for slower machines
 
 
