@@ -8,8 +8,11 @@ half returns. Standard library only: peers' environments hold nothing of ours.
 
 import asyncio
 import gc
+import inspect
 import itertools
 import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from types import MethodType
 from typing import Any
 
 SUBTOPICS = ("agent-chat", "user-chat", "user-survey")
@@ -17,6 +20,8 @@ PING_GAP_S = 0.002
 FEW = 4  # lone messages that may have come together
 TURN = 256  # messages after which a loop that never waits lets the other tasks run
 STAMP = b'"at":'  # what a lone message has in its JSON, and no other one
+# Send a message of from_id to to_id; true where it was taken.
+Send = Callable[[int, int, dict[str, Any]], Awaitable[object]]
 QUIET_S, LOOK_S = 2.0, 0.05  # what has not come after so long is lost; looked for so often
 
 
@@ -65,6 +70,36 @@ class Arrivals:
                 return self.count, at
 
 
+def turned(values: range, place: int) -> Iterator[int]:
+    """Go round some values for ever, from one place on."""
+    return itertools.chain(values[place:], itertools.cycle(values))
+
+
+async def talk(
+    send: Send,
+    pairs: Iterable[tuple[Iterator[int], Iterator[int]]],
+    seconds: float,
+    make: Callable[[int], dict[str, Any]] = payload,
+) -> int:
+    """Have talkers send at the same time, each one message after the other; return how many were taken.
+
+    Args: pairs are, for each talker, senders and receivers of its messages, without end; make builds its payload.
+    """
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+
+    async def one(number: int, agents: Iterator[int], others: Iterator[int]) -> int:
+        sent, content, is_over = 0, make(number), over.is_set
+        for agent, other in zip(agents, others, strict=False):
+            if await send(agent, other, content):
+                sent += 1
+            if is_over():
+                break
+        return sent
+
+    return sum(await asyncio.gather(*(one(number, *pair) for number, pair in enumerate(pairs))))
+
+
 class Half:
     """Send for some agents to the others; subclasses say how one message and a bulk are sent."""
 
@@ -84,36 +119,32 @@ class Half:
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
 
+    def plain_send(self) -> Send:
+        """Return `send` as it was written: Ray wraps an actor's methods, which takes as long as a fast peer's send."""
+        return MethodType(inspect.unwrap(type(self).send), self)
+
     async def awaited(self, seconds: float) -> int:
         """Have every agent await one message after the other; return how many were taken."""
-        end = time.perf_counter() + seconds
         talkers = min(self.at_once or len(self.agents), len(self.agents))
-
-        async def talk(place: int) -> int:
-            sent = 0
-            content = payload(place)
-            while time.perf_counter() < end:
-                agent = self.agents[place % len(self.agents)]
-                sent += await self.send(agent, self.others[(place + sent) % len(self.others)], content)
-                place += talkers
-            return sent
-
-        return sum(await asyncio.gather(*map(talk, range(talkers))))
+        agents = (itertools.cycle(self.agents[place::talkers]) for place in range(talkers))
+        others = (turned(self.others, place % len(self.others)) for place in range(talkers))
+        return await talk(self.plain_send(), zip(agents, others, strict=True), seconds)
 
     async def one_by_one(self, seconds: float) -> int:
         """Send for one agent after the other: the `awaited` of peers whose sends never wait."""
         agents, others = itertools.cycle(self.agents), itertools.cycle(self.others)
-        content, sent, end = payload(0), 0, time.perf_counter() + seconds
+        send, content, sent, end = self.plain_send(), payload(0), 0, time.perf_counter() + seconds
         while time.perf_counter() < end:
             for agent, other in itertools.islice(zip(agents, others, strict=False), TURN):
-                sent += await self.send(agent, other, content)
+                sent += await send(agent, other, content)
             await asyncio.sleep(0)
         return sent
 
     async def ping(self, count: int) -> int:
         """Send lone messages, one every 2 ms."""
+        send = self.plain_send()
         for _ in range(count):
-            await self.send(self.agents[0], self.others[0], payload(0) | {"at": time.perf_counter()})
+            await send(self.agents[0], self.others[0], payload(0) | {"at": time.perf_counter()})
             await asyncio.sleep(PING_GAP_S)
         return count
 

@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
 import ray
 
-from benchmarks.work import PING_GAP_S, SUBTOPICS, Half, payload
+from benchmarks.work import PING_GAP_S, SUBTOPICS, Half, Send, payload, talk, turned
 from ray_messaging import Messager, Messaging, MessagingConfig, Outgoing, RedisConfig
 
 CALL_ROWS = 32_768
@@ -82,18 +82,18 @@ class Member(Half):
 
     # -- sending --------------------------------------------------------------------------------------------------
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
-        """Send one message and await its receipt."""
-        channels = self.channels or self._open_channels()
-        return (await self.messager.send_message(channels[to_id - self.others.start], content, from_id)).sent
+    def plain_send(self) -> Send:
+        """Return the call that a user's agent makes; a receipt is true where it was sent."""
+        messager, channels, start = self.messager, self.channels or self._open_channels(), self.others.start
+        return lambda from_id, to_id, content: messager.send_message(channels[to_id - start], content, from_id)
 
     async def ping(self, count: int) -> int:
         """Send lone messages, one every 2 ms, as many as there is time for; return how many."""
-        end = time.perf_counter() + PINGS_S
+        send, end = self.plain_send(), time.perf_counter() + PINGS_S
         for number in range(count):
             if time.perf_counter() > end:
                 return number
-            await self.send(self.agents[0], self.others[0], payload(0) | {"at": time.perf_counter()})
+            await send(self.agents[0], self.others[0], payload(0) | {"at": time.perf_counter()})
             await asyncio.sleep(PING_GAP_S)
         return count
 
@@ -105,20 +105,9 @@ class Member(Half):
         """Have every agent await one message after the other, or as many as fit; return how many were taken."""
         talkers = self.agents[: max(1, min(TALKERS, PAST_TALKERS_BYTES // self.nbytes))]
         stride = max(1, len(self.others) // len(talkers))
-        if not self.channels:
-            self._open_channels()
-        end = time.perf_counter() + seconds
-
-        async def talk(agent: int, place: int) -> int:
-            sent, content = 0, content_of(agent, self.nbytes)
-            while True:
-                sent += await self.send(agent, self.others[place], content)
-                place = (place + 1) % len(self.others)
-                if time.perf_counter() >= end:
-                    return sent
-
-        places = (number * stride % len(self.others) for number in range(len(talkers)))
-        return sum(await asyncio.gather(*map(talk, talkers, places)))
+        others = (turned(self.others, number * stride % len(self.others)) for number in range(len(talkers)))
+        pairs = zip(map(repeat, talkers), others, strict=True)
+        return await talk(self.plain_send(), pairs, seconds, lambda agent: content_of(agent, self.nbytes))
 
     async def bulk(self, seconds: float) -> int:
         """Send columns; return how many were delivered."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.work import FEW, SUBTOPICS, Half, payload
+from benchmarks.work import FEW, SUBTOPICS, Half, Send, payload
 from ray_messaging import Messager, Messaging, rules
 from ray_messaging.cluster.tuning import tune_collector
 
@@ -43,6 +43,11 @@ class MessagerHalf(Half):
     async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
         """Send one message and await its receipt."""
         return (await self.messager.send_message(self.channels[to_id], content, from_id)).sent
+
+    def plain_send(self) -> Send:
+        """Return the call that a user's agent makes, and nothing round it; a receipt is true where it was sent."""
+        messager, channels = self.messager, self.channels
+        return lambda from_id, to_id, content: messager.send_message(channels[to_id], content, from_id)
 
     async def bulk(self, seconds: float) -> int:
         """Send columns; return how many were delivered."""
