@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +23,7 @@ def facts() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "system": platform.platform(),
-        "versions": {"python": platform.python_version()}
+        "versions": {"python": _python()}
         | {name: _version(name) for name in ("ray-messaging", "ray", "redis", "uvloop")}
         | {"valkey": _valkey(), "redis-server": _redis_server()},
         "commit": _commit(),
@@ -55,6 +56,11 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _python() -> str:
+    """Return the version, and whose it is: a distribution's optimized build is a quarter faster than a plain one."""
+    return f"{platform.python_version()} in {sys.base_prefix}"
 
 
 def _version(name: str) -> str:

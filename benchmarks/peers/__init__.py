@@ -38,7 +38,8 @@ PEERS = (
     Peer("NATS JetStream", "benchmarks.peers.nats_jetstream:JetStream", server="nats"),
     Peer("pyzmq asyncio", "benchmarks.peers.zmq_asyncio:ZmqAsyncio"),
     Peer("pyzmq threads", "benchmarks.peers.zmq_threads:ZmqThreads", kinds=("bulk", "lone")),
-    Peer(LIMIT + "redis-py frames", "benchmarks.peers.redis_frames:Frames", kinds=("bulk", "lone"), server="redis"),
+    Peer("redis-py frames", "benchmarks.peers.redis_frames:Frames", kinds=("bulk",), server="redis"),
+    Peer(LIMIT + "redis-py frames", "benchmarks.peers.redis_frames:ReadyMade", kinds=("bulk", "lone"), server="redis"),
 )  # fmt: skip
 
 

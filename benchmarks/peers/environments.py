@@ -60,10 +60,11 @@ def _build(folder: Path, names: Sequence[str], say: Callable[[str], None]) -> No
             say(f"{name}: is there")
             continue
         say(f"{name}: installing {sum(1 for line in pins.read_text().splitlines() if '==' in line)} packages ...")
+        stamp = _stamp(name)  # before, so that pins that change meanwhile do not pass as built
         shutil.rmtree(home, ignore_errors=True)
         venv.create(home, with_pip=True)
         _install(home, name, pins)
-        (home / STAMP).write_text(_stamp(name))
+        (home / STAMP).write_text(stamp)
         say(f"{name}: built")
 
 

@@ -9,7 +9,7 @@ from time import monotonic, time
 
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
+from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judge
 from ray_messaging.loops import Loop
@@ -17,6 +17,7 @@ from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import refusals
 from ray_messaging.sending.bulk import ColumnChunk, entry_chunks
 from ray_messaging.sending.concluding import Concluder
+from ray_messaging.sending.joined import joined
 from ray_messaging.sending.parcel import (
     BATCH_ROWS,
     LARGE_LINE,
@@ -217,7 +218,7 @@ class Outbox:
                     stopped.__cause__ = error.__cause__
                     break
                 futures.append(accept())
-            return await _joined(futures, stopped, rows)
+            return await joined(futures, stopped, rows)
         finally:
             self._bulks -= 1
             self._tell_idle()
@@ -293,24 +294,3 @@ class Outbox:
                 parcel.fail(error)
             if len(parcel):
                 self._pump.post(parcel).fail(None, error)
-
-
-async def _joined(futures: "Sequence[asyncio.Future[Receipts]]", stopped: MessagingError | None, rows: int) -> Receipts:
-    """Wait for all parts of a bulk send; one error speaks for it, with what is known of each of its rows.
-
-    It is the first OutcomeUnknown, where there is one: only that warns whoever would send again.
-    """
-    if len(futures) == 1 and stopped is None:
-        return await futures[0]
-    results = await asyncio.gather(*futures, return_exceptions=True)
-    errors = [result for result in results if isinstance(result, BaseException)] + ([stopped] if stopped else [])
-    if not errors:
-        return Receipts([part for result in results if isinstance(result, Receipts) for part in result.parts])
-    error = next((each for each in errors if isinstance(each, OutcomeUnknown)), errors[0])
-    if isinstance(error, MessagingError):
-        found: list[Receipt | None] = []
-        for result in results:
-            found += result if isinstance(result, Receipts) else getattr(result, "receipts", None) or []
-        error.receipts = found + [None] * (rows - len(found))
-        error.message_ids = [id_ for each in errors for id_ in getattr(each, "message_ids", ())]
-    raise error

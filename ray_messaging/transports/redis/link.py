@@ -74,7 +74,7 @@ _WITH_BURY = ("directory", "remove", "reject", "requeue", "drop")
 _MOVE = ("order", "cursor")
 _SHARED: dict[str, tuple[str, ...]] = {
     "commit": _MOVE,
-    "send": _MOVE,
+    "send": ("direct", *_MOVE),
     "settle": (*_MOVE, "send"),
     "logged": ("order",),
     "epoch": ("rise",),

@@ -1,5 +1,5 @@
 -- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
--- transaction, which is written whole or not at all. Atomic: one experiment, one primary.
+-- transaction, which is written whole or not at all. Atomic: one experiment, one primary. direct.lua comes before it.
 --
 -- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, standing = number
 --                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see listen.lua

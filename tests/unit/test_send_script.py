@@ -1,0 +1,95 @@
+"""What direct.lua writes at once, send.lua would have written, too."""
+
+import random
+
+import pytest
+import redis
+
+from ray_messaging.channels import Keys
+from ray_messaging.transports.redis.link import script_text
+
+STATE = {"max_messages": 20, "max_bytes": 300, "messages": 0, "bytes": 0, "born": 5}
+
+
+@pytest.fixture
+def client(redis_config):
+    with redis.Redis(host=redis_config.server, port=redis_config.port, password=redis_config.password) as client:
+        yield client
+
+
+class World:
+    """One mailbox, written by one version of the script."""
+
+    def __init__(self, client, exp_id, script):
+        self.client, self.keys, self.sha = client, Keys(exp_id), client.script_load(script)
+        self.state, self.lease = self.keys.state("box"), self.keys.lease("box")
+        client.hset(self.keys.meta, mapping={"directory": 3, "interceptor": 2, "standing": 77})
+        client.hset(self.keys.sender("me"), mapping={"epoch": 9, "s:box": 1})
+        client.hset(self.state, mapping=STATE)
+
+    def send(self, epoch, version, interceptor, seq, rows, frame):
+        keys = [self.keys.meta, self.keys.sender("me"), self.state, self.lease]
+        head = [epoch, version, interceptor, self.keys.own, self.keys.prefix, 0]
+        return self.client.evalsha(self.sha, len(keys), *keys, *head, "box", seq, rows, frame, -1, 0)
+
+    def seen(self):
+        state = self.client.hgetall(self.state)
+        stream = self.keys.stream("box:5")
+        frames = [fields for _, fields in self.client.xrange(stream)]
+        last = state.pop(b"last", None)  # two streams have ids of their own
+        assert last is None or last == self.client.xrevrange(stream, count=1)[0][0]
+        return state, self.client.hgetall(self.keys.sender("me")), frames
+
+
+def whole():
+    return script_text("send")
+
+
+def without_direct():
+    direct = script_text("direct")
+    assert whole().startswith(direct)
+    return whole().removeprefix(direct)
+
+
+def change(chance, world):
+    """Do to a mailbox what others may have done between two calls."""
+    kind = chance.choice(
+        ["nothing"] * 6 + ["read", "logged", "let", "expired", "gone", "no standing", "no interceptor"]
+    )
+    if kind == "read":
+        world.client.hset(world.state, mapping={"messages": 0, "bytes": 0, "unlogged": 0, "unlogged_bytes": 0})
+    elif kind == "logged":
+        world.client.hset(world.state, mapping={"logged": 1, "unlogged": 7, "unlogged_bytes": 20})
+    elif kind in {"let", "expired"}:
+        world.client.hset(world.state, "leased", 1)
+        (world.client.set if kind == "let" else world.client.delete)(world.lease, *(["me"] if kind == "let" else []))
+    elif kind == "gone":
+        world.client.delete(world.state)
+    elif kind == "no standing":
+        world.client.hdel(world.keys.meta, "standing")
+    elif kind == "no interceptor":
+        world.client.hdel(world.keys.meta, "interceptor")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_ways_write_the_same(client, exp_id, seed):
+    worlds = [World(client, f"{exp_id}-{n}", script) for n, script in enumerate((whole(), without_direct()))]
+    chance, seq = random.Random(seed), 1
+    for _ in range(30):
+        fate = chance.getrandbits(64)
+        for world in worlds:
+            change(random.Random(fate), world)
+        call = (
+            chance.choice([9] * 9 + [8, 10]),
+            chance.choice([3] * 9 + [2]),
+            chance.choice([2, 77, 2, 77, 2, 77, -1, -2, 1, 76]),
+            seq + chance.choice([1] * 8 + [0, 2]),
+            chance.choice([1, 3, 30]),
+            b"x" * chance.choice([1, 40, 400]),
+        )
+        replies = [world.send(*call) for world in worlds]
+        assert replies[0] == replies[1], call
+        seen = [world.seen() for world in worlds]
+        assert seen[0] == seen[1], call
+        seq = int(seen[0][1].get(b"s:box", 0))
+    client.delete(*(key for world in worlds for key in client.scan_iter(f"{world.keys.prefix}*")))
