@@ -32,13 +32,22 @@ class Outcome:
         # Copies: a view would keep the whole frame, payloads and all, for as long as somebody holds a receipt.
         self._numbers = None if batch.numbers is None else batch.numbers.copy()
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
-        self.codes = bytearray((UNKNOWN,)) * len(batch)
-        self.fates = np.frombuffer(self.codes, np.uint8)
+        self.fates = np.empty(len(batch), np.uint8)
+        self.fates.fill(UNKNOWN)
+        self.codes = memoryview(self.fates)
         self.blocks: dict[int, tuple[str, str]] = {}
         self.done_at = 0.0
 
     def __len__(self) -> int:
         return len(self.fates)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "codes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.codes = memoryview(self.fates)
 
     def message_id(self, row: int) -> str:
         """Return the id of one message."""
