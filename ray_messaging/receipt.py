@@ -34,7 +34,7 @@ class Outcome:
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.fates = np.empty(len(batch), np.uint8)
         self.fates.fill(UNKNOWN)
-        self.codes = memoryview(self.fates)
+        self.codes = self.fates.data
         self.blocks: dict[int, tuple[str, str]] = {}
         self.done_at = 0.0
 
@@ -47,7 +47,7 @@ class Outcome:
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self.codes = memoryview(self.fates)
+        self.codes = self.fates.data
 
     def message_id(self, row: int) -> str:
         """Return the id of one message."""
