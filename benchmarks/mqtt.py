@@ -21,7 +21,7 @@ from benchmarks.peers.ours import MessagerHalf
 from benchmarks.side_by_side import measure_all, options, screen, table
 from benchmarks.work import SUBTOPICS, Half, payload
 from ray_messaging import Messager, Messaging, Outgoing, mqtt, rules
-from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.cluster.tuning import tune_process
 
 CALL_MESSAGES = 8192
 GOAL = 20
@@ -45,7 +45,7 @@ class FaceHalf(Half):
         ids = (rng.choice(np.array(half), CALL_MESSAGES).tolist() for half in (agents, others))
         self.pairs = list(zip(*ids, strict=True))
         self.counting = asyncio.create_task(self._count())
-        tune_collector()
+        tune_process()
 
     async def _count(self) -> None:
         while True:

@@ -14,7 +14,7 @@ import ray
 
 from benchmarks.work import FEW, SUBTOPICS, Half, Send, payload
 from ray_messaging import Messager, Messaging, rules
-from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.cluster.tuning import tune_process
 
 CALL_ROWS = 32_768
 
@@ -30,7 +30,7 @@ class MessagerHalf(Half):
         self.senders, self.receivers = rng.choice(np.array(agents), CALL_ROWS), rng.choice(np.array(others), CALL_ROWS)
         self.payloads = [payload(number) for number in range(CALL_ROWS)]
         self.counting = asyncio.create_task(self._count())
-        tune_collector()
+        tune_process()
 
     async def _count(self) -> None:
         while True:

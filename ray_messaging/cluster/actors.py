@@ -16,7 +16,7 @@ from ray_messaging.cluster.interceptor_host import InterceptorHost
 from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, away, restarted
 from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
-from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.cluster.tuning import tune_process
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.health.reports import Report
@@ -47,7 +47,7 @@ class InterceptorActor:
         if self._failure is not None and restarted():
             # Messages wait until somebody has set this right (a full memory, too); whoever asks is told meanwhile.
             self._trying = asyncio.create_task(self._try_on(begin), name="ray_messaging interceptor restart")
-        tune_collector()
+        tune_process()
 
     async def _try_on(self, begin: Callable[[], Awaitable[bool]]) -> None:
         while self._failure is not None:

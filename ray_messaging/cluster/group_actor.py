@@ -11,7 +11,7 @@ from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.group_host import GroupHost
 from ray_messaging.cluster.restarts import PAUSE_S, restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.cluster.tuning import tune_process
 from ray_messaging.errors import MessagingError
 from ray_messaging.health.reports import Report
 from ray_messaging.ids import Ids
@@ -38,7 +38,7 @@ class GroupActor:
                 # The server is away, or its memory is full: that may pass.
                 await asyncio.sleep(PAUSE_S)
                 self._host = GroupHost(experiment, interceptor, name, owner)
-        tune_collector()
+        tune_process()
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
         """Start; keep the reason of a failure for `ready`. False: it is worth another try."""

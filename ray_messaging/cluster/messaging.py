@@ -28,7 +28,7 @@ from ray_messaging.cluster.lifecycle import (
 )
 from ray_messaging.cluster.logged import Logged
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
-from ray_messaging.cluster.tuning import relax_collector
+from ray_messaging.cluster.tuning import relax_process
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
 from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, UnknownName
 from ray_messaging.health import Health
@@ -253,7 +253,7 @@ class Messaging(Logged, DeadLettered):
         except BaseException:
             await messager.close()
             raise
-        relax_collector()
+        relax_process()
         return messager
 
 

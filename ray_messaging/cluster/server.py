@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self, get_args
 from ray_messaging.cluster import server_data
 from ray_messaging.cluster.machine import backlog, find_binary, free_port, memory_bytes
 from ray_messaging.cluster.server_link import GuardLink
+from ray_messaging.cluster.tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, ServerFailed
 
@@ -36,6 +37,7 @@ save ""
 appendonly yes
 appendfsync {durability}
 aof-load-truncated yes
+auto-aof-rewrite-min-size 256mb
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 min-string-size-avoid-copy-reply 1073741824
@@ -219,6 +221,7 @@ class EmbeddedServer:
         """Return what the guard has to do; it goes through a pipe: no process list shows the password."""
         return {
             "binary": find_binary(),
+            "environment": dict(KEPT_VARIABLES),
             "host": config.server,
             "port": config.port,
             "password": config.password,

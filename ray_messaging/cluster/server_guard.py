@@ -86,7 +86,9 @@ class Valkey:
             os.setpgid(0, 0)  # a child that rewrites the AOF can then be killed with it
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == guard:  # else it died before prctl
-                os.execv(self._order["binary"], ["valkey-server", data.CONFIG_NAME])  # noqa: S606 - no shell is wanted
+                environment = self._order["environment"] | os.environ
+                command = ["valkey-server", data.CONFIG_NAME]
+                os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
         except OSError as error:
             os.write(2, f"cannot run {self._order['binary']}: {error}\n".encode())
         finally:

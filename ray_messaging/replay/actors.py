@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ray_messaging.channels import AgentId
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.cluster.tuning import tune_collector
+from ray_messaging.cluster.tuning import tune_process
 from ray_messaging.messager import Messager
 from ray_messaging.replay.checker import Tally
 from ray_messaging.replay.plan import Reference, Share
@@ -26,7 +26,7 @@ class ReplayActor:
             self._share.name, [*self._share.agents, *guests], subtopics=("agent-chat",)
         )
         self._worker = Worker(self._messager, reference, self._share)
-        tune_collector()
+        tune_process()
 
     async def send(self) -> Sent:
         """Send the group's share."""

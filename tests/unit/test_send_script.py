@@ -53,9 +53,7 @@ def without_direct():
 
 def change(chance, world):
     """Do to a mailbox what others may have done between two calls."""
-    kind = chance.choice(
-        ["none"] * 6 + ["read", "logged", "let", "expired", "gone", "no standing", "no interceptor"]
-    )
+    kind = chance.choice(["none"] * 6 + ["read", "logged", "let", "expired", "gone", "no standing", "no interceptor"])
     if kind == "read":
         world.client.hset(world.state, mapping={"messages": 0, "bytes": 0, "unlogged": 0, "unlogged_bytes": 0})
     elif kind == "logged":
