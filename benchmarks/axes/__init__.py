@@ -13,6 +13,7 @@ AXES = {
     "fan_out": "how many recipients one payload has",
     "workers": "how many Ray tasks drive the groups through their handles",
     "latency": "a lone message from send to inbox, idle and at half load, stage by stage",
+    "processor": "where the processors' time goes: what each process takes of a message",
     "tail": "what others see of a slow receiver, huge payloads and a slow rule",
     "startup": "how long it takes until there is something to use",
     "memory": "bytes per agent and per message that waits",
