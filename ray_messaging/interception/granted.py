@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import suppress
 
 from ray_messaging.errors import FrameError
@@ -23,7 +22,7 @@ _PATIENCE_S = 10.0
 _LAST_WORD_S = 0.1
 _MANY = 1_000  # entries that are not made into rules in the loop
 _NOT_NOW_S = 1.0  # who got nothing of use does not ask again for so long
-_REMEMBERED = 64  # batches that passed, which may be asked about after all
+_REMEMBERED = 256  # batches that passed, which may be judged once more: they count once
 
 
 class Granted:
@@ -44,7 +43,7 @@ class Granted:
         self._until = 0.0  # loop time
         self._untold = 0  # messages that passed, as far as the interceptor does not know
         self._seen = 0  # of `passed`, when the timer was set
-        self._recent: deque[int] = deque(maxlen=_REMEMBERED)
+        self._recent: dict[int, bool] = {}  # batches that passed -> whether it is we who count them
         self._asked_at = 0.0
         self._not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -68,19 +67,24 @@ class Granted:
             logger.exception("a granted rule failed on a batch, so the interceptor is asked")
             self._drop()
             return None
-        self.passed += len(batch)
-        self._untold += len(batch)
-        self._recent.append(batch.first)
+        if batch.first not in self._recent:
+            self._recent[batch.first] = True
+            self._count(len(batch))
+            if len(self._recent) > _REMEMBERED:
+                del self._recent[next(iter(self._recent))]
         if self._timer is None:
             self._wait()
         return verdicts
 
+    def _count(self, messages: int) -> None:
+        self.passed += messages
+        self._untold += messages
+
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
         """Take note of an answer to a batch, asked for at a loop time: rules can be had of that number (0: none)."""
-        if batch.first in self._recent:  # it had passed, and the server did not take it: it is counted there
-            self._recent.remove(batch.first)
-            self.passed -= len(batch)
-            self._untold -= len(batch)
+        if self._recent.get(batch.first):  # it had passed, and the server did not take it: it is counted there
+            self._recent[batch.first] = False
+            self._count(-len(batch))
         self._lane = lane
         if self._untold and self._timer is None:
             self._wait()

@@ -136,6 +136,8 @@ class Standing:
 
     async def _grant(self) -> bytes:
         """Grant the rules as they are, unless they change while the server is told."""
+        if self._owing:  # they have changed since this was asked: a later grant must not hide what an earlier one owes
+            return _NOTHING
         version = self._given = self._version
         try:
             await self._tell(version)

@@ -37,6 +37,16 @@ async def test_a_send_over_a_link_that_died_without_a_word_goes_out_over_another
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 
+async def test_a_link_that_dies_after_a_call_is_noticed_as_soon_as_one_that_dies_before(valkey_config, proxy, opener):
+    receiver = await opener(valkey_config, host=[1])
+    sender = await opener(proxy.config, send_timeout_s=2.0)  # of which a link without a word may take a half
+    channel = sender.get_agent_chat_channel(1)
+    await sender.send_message(channel, {"n": 0})
+    proxy.swallow()
+    assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
+
+
 @pytest.mark.long
 async def test_a_subscription_on_a_link_that_died_without_a_word_comes_back(proxy, opener, store, monkeypatch, caplog):
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.1)

@@ -8,6 +8,7 @@ from standing_support import Actor, Throne
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.interception import granted, standing
+from ray_messaging.interception.grants import Standing, decode_grant, encode_standing
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
 from ray_messaging.transports.memory import MemoryServer
@@ -153,6 +154,25 @@ async def test_a_change_waits_for_a_server_that_is_away(actor, throne, messagers
     assert await send(sender, (7, 1)) == "b"
 
 
+@pytest.mark.parametrize("first", ["change", "end"])
+async def test_a_grant_under_way_does_not_hide_a_change(actor, throne, messagers, monkeypatch, first):
+    monkeypatch.setattr(standing, "_PAUSE_S", 0.001)
+    sender, _ = await messagers(actor), await messagers(host=[1])
+    await passed(sender)
+    throne.failure = ConnectionFailed("away", host="h", port=1)
+    asked = actor.interceptor.stand(encode_standing(Standing(0)))  # another messager's, which is answered in a moment
+    change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
+    if first == "end":
+        await asyncio.sleep(0)
+    granting = asyncio.create_task(asked)
+    await asyncio.wait({change}, timeout=0.05)
+    assert not change.done()
+    throne.failure = None
+    await change
+    assert await send(sender, (7, 1)) == "b"
+    assert decode_grant(await granting).number == 0
+
+
 async def test_changes_that_nobody_holds_a_grant_of_cost_the_server_nothing(actor, throne, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     for pair in ((7, 1), (8, 1)):
@@ -293,6 +313,25 @@ async def test_what_has_passed_is_counted(actor, messagers):
     await sender.close()
     assert actor.interceptor.judged == count
     await receiver.fetch_messages()
+
+
+async def test_what_waits_and_passes_twice_counts_once(actor, messagers):
+    sender, receiver = await messagers(actor), await messagers(host=[1], mailbox_messages=10)
+    count, waiting = await passed(sender) + 30, []
+    begun = sender.engine.outbox.batches
+
+    async def posted(number):
+        return sender.engine.outbox.batches >= begun + number
+
+    for number in range(1, 31):  # a batch each, of which most wait for room
+        waiting.append(asyncio.create_task(send(sender, (1, 1))))
+        await until(lambda number=number: posted(number))
+    await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
+    async with asyncio.timeout(WAIT_S):
+        while not all(fate.done() for fate in waiting):
+            await receiver.fetch_messages()
+    await sender.engine.outbox.judge._granted.close()
+    assert actor.interceptor.judged == count
 
 
 async def test_a_transaction_passes_by_granted_rules_and_escapes_no_change(actor, messagers):

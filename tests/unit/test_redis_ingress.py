@@ -1,0 +1,30 @@
+"""A subscription that ends before the server has confirmed it."""
+
+import asyncio
+
+import pytest
+
+from ray_messaging import RedisConfig
+from ray_messaging.channels import Keys, all_agents
+from ray_messaging.errors import Closed
+from ray_messaging.transports.redis.ingress import RedisIngress
+from ray_messaging.transports.redis.link import RedisLink
+
+
+async def test_whoever_waits_for_a_subscription_is_told_that_it_was_closed():
+    connected = asyncio.Event()
+
+    async def never_answer(_reader, writer):
+        connected.set()
+        writer.close()
+
+    async with await asyncio.start_server(never_answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        link = RedisLink(RedisConfig(server="127.0.0.1", port=port), 1.0)
+        ingress = RedisIngress(link, Keys("x"), all_agents("x"), lambda _: None)
+        waiting = asyncio.create_task(ingress.subscribe(["news"], []))
+        await connected.wait()
+        await ingress.close()
+        with pytest.raises(Closed):
+            await waiting
+        await link.close()
