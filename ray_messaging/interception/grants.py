@@ -13,7 +13,7 @@ from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.state import Table
 
 EPOCH_BITS = 32
-MOST_ENTRIES = 200_000  # pairs, edges and members of all rules together: every messager holds a copy
+MOST_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 # Attributes of instances beyond which a rule may be another one than its class: somebody has changed it by hand.
 _OWN = {
     BlackList: {"name", "state", "_index", "context", "on_error"},
