@@ -12,10 +12,12 @@ from ray_messaging.transports.redis.link import RedisLink
 
 
 async def test_whoever_waits_for_a_subscription_is_told_that_it_was_closed():
-    connected = asyncio.Event()
+    asked = asyncio.Event()
 
-    async def never_answer(_reader, writer):
-        connected.set()
+    async def never_answer(reader, writer):
+        await reader.read(1)
+        asked.set()
+        await reader.read()  # until the client has gone
         writer.close()
 
     async with await asyncio.start_server(never_answer, "127.0.0.1", 0) as server:
@@ -23,7 +25,7 @@ async def test_whoever_waits_for_a_subscription_is_told_that_it_was_closed():
         link = RedisLink(RedisConfig(server="127.0.0.1", port=port), 1.0)
         ingress = RedisIngress(link, Keys("x"), all_agents("x"), lambda _: None)
         waiting = asyncio.create_task(ingress.subscribe(["news"], []))
-        await connected.wait()
+        await asked.wait()
         await ingress.close()
         with pytest.raises(Closed):
             await waiting

@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.agent_sets import ChannelSet
 from ray_messaging.channels import Keys
-from ray_messaging.errors import MessagingError, ServerRefused
+from ray_messaging.errors import Closed, MessagingError, ServerRefused
 from ray_messaging.loops import Loop
 from ray_messaging.transports.base import Ingress
 from ray_messaging.transports.redis.feed import Feed
@@ -87,9 +87,12 @@ class RedisIngress:
     async def close(self) -> None:
         """Stop; what is published from now on does not arrive."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            ended = False
+            while not ended:  # asyncio.wait_for of Python 3.11, by which redis-py connects, may drop a cancellation
+                self._task.cancel()
+                ended = bool((await asyncio.wait([self._task], timeout=_PAUSE_S))[0])
             self._task = None
+        self._fail(Closed("this messager stopped listening before the server had confirmed what it subscribes to"))
 
     def _plan(self, connection: Feed, few: Collection[str], many: Sequence[ChannelSet], globs: Sequence[bytes]) -> None:
         by_name = [few, *many] if self._exact else [few]

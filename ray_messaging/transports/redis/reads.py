@@ -44,8 +44,8 @@ class BlockingReads:
         )
 
     async def _opened(self, command: list[Any], timeout_s: float) -> Any:  # noqa: ANN401 - a reply
-        self._wire = await Wire.open(self._link.dedicated())
-        return await self._once(command, timeout_s)
+        wire = self._wire = await Wire.open(self._link.dedicated())
+        return await wire.call(command, math.inf, timeout_s)
 
     def close(self) -> None:
         """Let the connection go; the next read opens another one."""

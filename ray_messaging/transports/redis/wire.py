@@ -116,7 +116,8 @@ class Wire(asyncio.Protocol):
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
         self._transport.write(packed)
-        if self._timer is None:
+        # The timer may be an earlier call's: what it knows of bytes that left says nothing of this one's.
+        if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
         self._watch(min(call.due, now + stall_s))
         return future
