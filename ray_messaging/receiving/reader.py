@@ -10,7 +10,7 @@ from typing import TypeVar
 from ray_messaging.channels import NAME_LENGTH
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
 from ray_messaging.frames import FOREIGN_SENDER, decode
-from ray_messaging.loops import Loop
+from ray_messaging.loops import Loop, end
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
 
@@ -49,8 +49,7 @@ class Reader:
 
     async def close(self) -> None:
         """Stop reading."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     def stop(self, error: MessagingError) -> None:
         """Stop for good; whoever fetches gets the error."""

@@ -18,7 +18,7 @@ from ray_messaging.errors import (
     TransactionError,
     TransitError,
 )
-from ray_messaging.loops import Loop
+from ray_messaging.loops import Loop, end
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.asking import check_limit, left_of
@@ -236,8 +236,7 @@ class Subscription:
 
     async def close(self, *, commit: bool) -> None:
         """Stop listening; a mailbox without a given name leaves the directory."""
-        self._renewing.cancel()
-        await asyncio.gather(self._renewing, return_exceptions=True)
+        await end(self._renewing)
         if self._reader is None or self._commits is None or self._epoch is None:
             return
         await self._transport.unsubscribe()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.verdicts import Judge
+from ray_messaging.loops import end
 from ray_messaging.sending import refusals
 from ray_messaging.sending.concluding import Concluder
 from ray_messaging.sending.deferred import Deferred
@@ -82,8 +83,7 @@ class Pump:
     async def stop(self, why: MessagingError) -> None:
         """Stop at once; what has no receipt yet gets the error, and what may still come is fenced."""
         await self.deferred.close()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
         self._abandon(why)
         with suppress(MessagingError, TimeoutError):
             async with asyncio.timeout(_LAST_FENCE_S):

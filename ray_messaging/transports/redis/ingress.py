@@ -13,7 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ray_messaging.agent_sets import ChannelSet
 from ray_messaging.channels import Keys
 from ray_messaging.errors import Closed, MessagingError, ServerRefused
-from ray_messaging.loops import Loop
+from ray_messaging.loops import Loop, end
 from ray_messaging.transports.base import Ingress
 from ray_messaging.transports.redis.feed import Feed
 from ray_messaging.transports.redis.link import RedisLink
@@ -87,10 +87,7 @@ class RedisIngress:
     async def close(self) -> None:
         """Stop; what is published from now on does not arrive."""
         if self._task is not None:
-            ended = False
-            while not ended:  # asyncio.wait_for of Python 3.11, by which redis-py connects, may drop a cancellation
-                self._task.cancel()
-                ended = bool((await asyncio.wait([self._task], timeout=_PAUSE_S))[0])
+            await end(self._task)
             self._task = None
         self._fail(Closed("this messager stopped listening before the server had confirmed what it subscribes to"))
 
