@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import ray
 
+from benchmarks.peers.ours import CALL_ROWS, send_columns
 from benchmarks.work import PING_GAP_S, SUBTOPICS, Half, Send, payload, talk, turned
 from ray_messaging import Messager, Messaging, MessagingConfig, Outgoing, RedisConfig
 
-CALL_ROWS = 32_768
 CALL_BYTES = 16 * 2**20
 LONE = 32  # of so few messages in one fetch each may be a lone one: those that came late come together
 TALKERS = 10_000  # so many of a group await at the same time: half a million tasks would measure asyncio
@@ -111,11 +111,7 @@ class Member(Half):
 
     async def bulk(self, seconds: float) -> int:
         """Send columns; return how many were delivered."""
-        delivered, end = 0, time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            receipts = await self.messager.send_columns(self.senders, self.receivers, self.payloads)
-            delivered += int(receipts.sent.sum())
-        return delivered
+        return await send_columns(self.messager, (self.senders, self.receivers, self.payloads), seconds)
 
     async def steady(self, rate: float) -> int:
         """Send so many messages a second at an even pace until told to rest; return how many were delivered."""

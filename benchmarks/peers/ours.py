@@ -19,6 +19,15 @@ from ray_messaging.cluster.tuning import tune_process
 CALL_ROWS = 32_768
 
 
+async def send_columns(messager: Messager, columns: tuple[Any, Any, Any], seconds: float) -> int:
+    """Send the same columns again and again for some time; return how many messages were delivered."""
+    delivered, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        receipts = await messager.send_columns(*columns)
+        delivered += int(receipts.sent.sum())
+    return delivered
+
+
 class MessagerHalf(Half):
     """Send by a messager: columns in bulk, or one awaited call per message."""
 
@@ -51,11 +60,7 @@ class MessagerHalf(Half):
 
     async def bulk(self, seconds: float) -> int:
         """Send columns; return how many were delivered."""
-        delivered, end = 0, time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            receipts = await self.messager.send_columns(self.senders, self.receivers, self.payloads)
-            delivered += int(receipts.sent.sum())
-        return delivered
+        return await send_columns(self.messager, (self.senders, self.receivers, self.payloads), seconds)
 
     async def paced(self, seconds: float, rows: int, gap_s: float) -> int:
         """Send so many rows every so often; return how many were delivered."""

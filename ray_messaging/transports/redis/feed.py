@@ -8,7 +8,7 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ray_messaging.config import CONNECT_TIMEOUT_S
+from ray_messaging.transports.redis.takeover import connect, take_over
 from ray_messaging.transports.redis.wire import reply_error
 
 
@@ -25,20 +25,12 @@ class Feed(asyncio.Protocol):
         self.heard_at = asyncio.get_running_loop().time()
         # Kept, as redis-py closes the socket of a connection that nobody holds.
         self._connection = connection
-        # redis-py has no public way to hand its socket over.
-        writer: Any = connection._writer
-        self._transport: asyncio.Transport = writer.transport
-        self._transport.set_protocol(self)
+        self._transport = take_over(connection, self)
 
     @classmethod
     async def open(cls, connection: AbstractConnection, take: Callable[[Any], None]) -> "Feed":
         """Connect within 5 s and take the socket over; raises what redis-py raises."""
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connection.connect()
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
+        await connect(connection)
         return cls(connection, take)
 
     @property

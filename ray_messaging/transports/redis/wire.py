@@ -27,7 +27,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
-from ray_messaging.config import CONNECT_TIMEOUT_S
+from ray_messaging.transports.redis.takeover import connect, take_over
 
 
 class ServerBusyError(ResponseError):
@@ -78,20 +78,12 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=reply_error)
         # Kept, as redis-py closes the socket of a connection that nobody holds.
         self._connection = connection
-        # redis-py has no public way to hand its socket over.
-        writer: Any = connection._writer
-        self._transport: asyncio.Transport = writer.transport
-        self._transport.set_protocol(self)
+        self._transport = take_over(connection, self)
 
     @classmethod
     async def open(cls, connection: AbstractConnection) -> "Wire":
         """Connect within 5 s and take the socket over; raises what redis-py raises."""
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await connection.connect()
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
+        await connect(connection)
         return cls(connection)
 
     @property

@@ -1,0 +1,27 @@
+"""Take over the socket of a connection that redis-py has made: it connects, authenticates and speaks TLS."""
+
+import asyncio
+from typing import Any
+
+from redis.asyncio.connection import AbstractConnection
+
+from ray_messaging.config import CONNECT_TIMEOUT_S
+
+
+async def connect(connection: AbstractConnection) -> None:
+    """Connect within 5 s; raises what redis-py raises."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await connection.connect()
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+
+
+def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
+    """Hand a connection's socket to a protocol, which must keep the connection: redis-py closes one nobody holds."""
+    # redis-py has no public way to hand its socket over.
+    writer: Any = connection._writer
+    transport: asyncio.Transport = writer.transport
+    transport.set_protocol(protocol)
+    return transport
