@@ -39,10 +39,12 @@ def pid_of(actor):
 
 def states(pid):
     """Return the kernel's letters for what the threads of a process do; Z is dead, T stopped. Empty: it is gone."""
-    found = set()
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+    found, threads = set(), []
+    with suppress(OSError):  # it may go while we look
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    for thread in threads:
         with suppress(OSError):
-            found.add(path.read_text().rpartition(")")[2].split()[0])
+            found.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
     return found
 
 
