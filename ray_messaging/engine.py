@@ -21,26 +21,12 @@ from ray_messaging.receiving.renewal import KEEP_S
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.concluding import Concluder
 from ray_messaging.sending.cutter import Cutter
+from ray_messaging.sending.in_parts import InParts
 from ray_messaging.sending.outbox import Outbox
 from ray_messaging.sending.posting import Posting
 from ray_messaging.transports.base import Transport
 
 _ADDRESSES_KEPT = 200_000
-
-
-class _Addresses(dict[str, tuple[AgentId | None, str]]):
-    """Keep what channels were parsed into; where there are too many, all are forgotten and parsed anew."""
-
-    def __init__(self, parse: Callable[[str], Address]) -> None:
-        super().__init__()
-        self._parse = parse
-
-    def __missing__(self, channel: str) -> tuple[AgentId | None, str]:
-        agent_id, topic = self._parse(channel)
-        if len(self) >= _ADDRESSES_KEPT:
-            self.clear()
-        self[channel] = agent_id, topic  # a plain tuple, which is the fastest to take apart
-        return agent_id, topic
 
 
 class Engine:
@@ -67,7 +53,7 @@ class Engine:
         self.transport = transport
         self.directory = Directory(self.exp_id, transport.patterns)
         self.parse = parse or partial(names.parse_channel, self.exp_id, patterns=transport.patterns)
-        self._addresses = _Addresses(self.parse)
+        self._addresses: dict[str, tuple[AgentId | None, str]] = {}
         self._payload_bytes = self.settings.payload_bytes  # pydantic's attributes are slow
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = False
@@ -102,7 +88,7 @@ class Engine:
         self.shipper = Concluder(self.transport, self.directory, cutter, self.name, keep_s)
         await self.shipper.reload()
         self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self.named)
-        self.outbox = Outbox(self.shipper, judge, self.settings, self._settled)
+        self.outbox = Outbox(self.shipper, judge, self.settings, self._settled, self._addresses, self.checked)
         self.outbox.step = self._step
 
     async def close(self, *, commit: bool = True) -> None:
@@ -170,6 +156,11 @@ class Engine:
             raise self._not_open(Closed)
         return self.outbox
 
+    @property
+    def in_parts(self) -> InParts:
+        """Return what sends much; raise Closed."""
+        return InParts(self.sending)
+
     def checked(
         self, channel: str, payload: object, from_id: AgentId | None, to_id: AgentId | None
     ) -> tuple[AgentId | None, AgentId | None, str, bytes]:
@@ -177,21 +168,26 @@ class Engine:
 
         Raises: InvalidAddress, InvalidPayload, PayloadTooLarge.
         """
-        try:
-            recipient, topic = self._addresses[channel]
-        except TypeError:  # unhashable
-            recipient, topic = self.parse(channel)
+        recipient, topic = self.address(channel)
         if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
             recipient = check_recipient(channel, recipient, to_id)
-        if from_id.__class__ is not int:
-            from_id = None if from_id is None else check_id(from_id)
-        elif not INT64_MIN <= from_id <= INT64_MAX:
-            check_id(from_id)
+        if from_id is not None:
+            from_id = check_id(from_id)
         return from_id, recipient, topic, encode_payload(payload, self._payload_bytes)
 
     def address(self, channel: str) -> tuple[AgentId | None, str]:
         """Return the agent (None: none) and the topic of a channel; raise InvalidAddress."""
-        return self._addresses[channel]
+        known = self._addresses
+        try:
+            return known[channel]
+        except KeyError:
+            agent_id, topic = self.parse(channel)
+        except TypeError:  # unhashable
+            return self.parse(channel)
+        if len(known) >= _ADDRESSES_KEPT:
+            known.clear()  # all are parsed anew
+        known[channel] = agent_id, topic  # a plain tuple, which is the fastest to take apart
+        return agent_id, topic
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -229,7 +225,7 @@ class Engine:
             "name": self.name,
             "interceptor": "none" if outbox is None else outbox.judge.way,
             "standing": 0 if outbox is None else getattr(outbox.judge, "standing", 0),
-            "outbox": 0 if outbox is None else outbox.room.rows,
+            "outbox": 0 if outbox is None else outbox.rows,
             "deferred": 0 if outbox is None else outbox.deferred,
             "batches": 0 if outbox is None else outbox.batches,
             "log_dropped": self.log.dropped,

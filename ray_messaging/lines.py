@@ -42,10 +42,10 @@ def _same(value: object) -> object:
 
 # One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
 _encoder = msgspec.json.Encoder(enc_hook=_as_json)
-_encode = _encoder.encode
+encode_dict = _encoder.encode  # as it is, for whoever looks after the rest of `encode_payload`
 # msgspec writes more than JSON knows (bytes, sets, nan as null), which would come back as something else.
 _strictly = json.JSONEncoder(allow_nan=False, default=_same).encode
-_LINE_END = ord("\n")
+LINE_END = ord("\n")
 _FEW, _MANY = 2**14, 2**26  # bytes of a blob for which numpy's way to count pays, and may take as much again
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
@@ -55,12 +55,12 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
     if not isinstance(payload, dict):
         payload = _dict_of(payload)
     try:
-        line = _encode(payload)
+        line = encode_dict(payload)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
         raise InvalidPayload(
             f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
         ) from error
-    if _LINE_END in line:  # a byte as a number: looking for bytes raises and drops an error inside
+    if LINE_END in line:  # a byte as a number: looking for bytes raises and drops an error inside
         raise InvalidPayload(_NEWLINE)
     if len(line) > limit_bytes:
         raise too_large(len(line), limit_bytes)
@@ -189,7 +189,7 @@ class Lines:
         if self._ends is None:
             assert self._blob is not None
             text = np.frombuffer(self._blob, np.uint8, offset=self._at)
-            self._ends = np.flatnonzero(text == _LINE_END) + (self._at + 1)
+            self._ends = np.flatnonzero(text == LINE_END) + (self._at + 1)
         return self._ends
 
     def pack(self) -> None:
@@ -242,7 +242,7 @@ def _count(blob: bytes, at: int) -> int:
     """Count the line ends behind a place: numpy is four times as fast, if it need not set out for little."""
     if not _FEW <= len(blob) - at <= _MANY:
         return blob.count(b"\n", at)
-    return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == _LINE_END))
+    return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == LINE_END))
 
 
 def _adjoin(rows: NDArray[np.intp]) -> bool:

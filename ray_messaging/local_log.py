@@ -8,7 +8,7 @@ import msgspec
 
 from ray_messaging.channels import build_channel
 from ray_messaging.frames import Batch
-from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome, Receipt
+from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
 
 
 class LocalLog:
@@ -62,7 +62,7 @@ class LocalLog:
     def _row(self, batch: Batch, outcome: Outcome, row: int) -> dict[str, Any]:
         lines, times = batch.lines, batch.sent_at
         to_id, fate = batch.to_ids[row], int(outcome.fates[row])
-        receipt = Receipt(outcome, row)
+        receipt = outcome.receipt(row)
         return {
             "channel": build_channel(self._exp_id, to_id, batch.topic_of(row)),
             "payload": None if lines is None else msgspec.json.decode(lines.row(row)),

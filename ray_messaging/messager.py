@@ -100,21 +100,16 @@ class Messager(names.ChannelNames):
         outbox = engine.outbox
         if outbox is None or engine.closed:
             outbox = engine.sending  # raises
-        from_id, to_id, topic, line = engine.checked(channel, payload, from_id, to_id)
-        room = outbox.room
-        # `room.crowded`, written out: a property takes longer than all that is asked here.
-        if room.waited_for or room.rows >= room.max_rows or room.nbytes >= room.max_bytes:
-            await room.wait()
-        return await outbox.append(from_id, to_id, topic, line)
+        return await outbox.accept(channel, payload, from_id, to_id)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.
 
         Everything is checked before anything is sent.
         """
-        outbox = self.engine.sending
+        in_parts = self.engine.in_parts
         entries = entries_of(messages, self.engine.address, self.settings.payload_bytes)
-        return await outbox.gather(entries)
+        return await in_parts.send_entries(entries)
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
@@ -124,13 +119,13 @@ class Messager(names.ChannelNames):
         Args: from_ids and to_ids are integer arrays or sequences of ids (n,), from_ids may be one id for all; payloads
         is a sequence of n dicts, or one dict for all.
         """
-        outbox = self.engine.sending
+        in_parts = self.engine.in_parts
         columns = columns_of(from_ids, to_ids, payloads, self.settings.payload_bytes)
-        return await outbox.put_columns(columns, names.check_subtopic(subtopic))
+        return await in_parts.send_columns(columns, names.check_subtopic(subtopic))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
         """Send batches that `sending.bulk` made in another process; one receipt for each row."""
-        return await self.engine.sending.relay([decode(frame) for frame in frames])
+        return await self.engine.in_parts.relay([decode(frame) for frame in frames])
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""

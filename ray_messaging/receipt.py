@@ -2,10 +2,12 @@
 
 import asyncio
 from asyncio import InvalidStateError
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,18 +61,26 @@ class Outcome:
         sent_at = self.sent_at
         return max(0.0, self.done_at - (sent_at if isinstance(sent_at, float) else float(sent_at[row])))
 
+    def receipt(self, row: int) -> "Receipt":
+        """Return the receipt of one message, whose fate is known."""
+        return (Receipt if self.codes[row] <= PUBLISHED else _Unsent)(self, row)
+
+    def receipts(self) -> "Iterator[Receipt]":
+        """Return the receipts of all messages, whose fates are known."""
+        if len(self) and self.fates.max() <= PUBLISHED:
+            return map(Receipt, repeat(self, len(self)), range(len(self)))
+        return map(self.receipt, range(len(self)))
+
 
 NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"
 
 
-class Receipt:
+# A struct is made by C alone, in a third of the time; it refers to nothing that refers to it.
+class Receipt(msgspec.Struct, eq=False, gc=False):
     """Say what became of one send: `fate` is delivered, published, undeliverable or blocked; true when it was sent."""
 
-    __slots__ = ("_outcome", "_row")
-
-    def __init__(self, outcome: Outcome, row: int) -> None:
-        self._outcome = outcome
-        self._row = row
+    _outcome: Outcome
+    _row: int
 
     @property
     def message_id(self) -> str:
@@ -104,30 +114,30 @@ class Receipt:
         """Tell whether somebody has it: delivered or published."""
         return self._outcome.codes[self._row] <= PUBLISHED
 
-    def __bool__(self) -> bool:
-        return self._outcome.codes[self._row] <= PUBLISHED
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return Receipt, (self._outcome, self._row)
+        return type(self), (self._outcome, self._row)
 
     def __repr__(self) -> str:
         why = f", rule={self.rule!r}, reason={self.reason!r}" if self.rule else ""
         return f"Receipt({self.message_id!r}, {self.fate!r}{why})"
 
 
-def tell(futures: "Iterable[asyncio.Future[Receipt]]", outcome: Outcome) -> None:
+class _Unsent(Receipt, eq=False, gc=False):
+    """Be the receipt of what nobody has: that it alone says so spares all others a call whenever they are looked at."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def tell(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome) -> None:
     """Give each of those who wait, a future per row, the receipt of that row."""
-    new = Receipt.__new__  # calling the class would take half as long again
-    row = 0
-    for future in futures:
-        receipt = new(Receipt)
-        receipt._outcome = outcome
-        receipt._row = row
-        row += 1
+    telling = map(type(futures[0]).set_result, futures, outcome.receipts())
+    while True:
         try:
-            future.set_result(receipt)
-        except InvalidStateError:  # cancelled: its caller does not ask any more
+            deque(telling, maxlen=0)  # to its end, by C alone
+        except InvalidStateError:  # cancelled: its caller does not ask any more; the others do
             continue
+        return
 
 
 class Receipts(Sequence[Receipt]):
@@ -154,10 +164,10 @@ class Receipts(Sequence[Receipt]):
             raise IndexError(f"receipt {index} of {len(self)}")
         part = int(np.searchsorted(self._ends, row, side="right"))
         outcome, _, high = self.parts[part]
-        return Receipt(outcome, row - int(self._ends[part]) + high)
+        return outcome.receipt(row - int(self._ends[part]) + high)
 
     def __iter__(self) -> Iterator[Receipt]:
-        return (Receipt(outcome, row) for outcome, low, high in self.parts for row in range(low, high))
+        return (outcome.receipt(row) for outcome, low, high in self.parts for row in range(low, high))
 
     @property
     def codes(self) -> NDArray[np.uint8]:

@@ -133,8 +133,6 @@ class Messager(metaclass=ActorClass):
             if to_uuid is not None and error.value is to_uuid:  # the engine speaks of a channel and its to_id
                 self._addresses.check_recipient(topic, engine.parse(topic).agent_id, to_uuid)
             raise
-        if outbox.room.crowded:
-            await outbox.room.wait()
         return await outbox.append(*message)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
@@ -150,7 +148,7 @@ class Messager(metaclass=ActorClass):
                     "Outgoing('exps/<exp_id>/agents/<agent id>/<subtopic>', payload), or give the messager an exp_id",
                     value=message,
                 )
-        return await engine.sending.gather(entries_of(messages, engine.address, self.settings.payload_bytes))
+        return await engine.in_parts.send_entries(entries_of(messages, engine.address, self.settings.payload_bytes))
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""

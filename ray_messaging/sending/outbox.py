@@ -1,62 +1,40 @@
 """The outbox: while one batch is under way, the next one gathers."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from copy import copy
-from functools import partial
-from time import monotonic, time
+from collections.abc import Callable, Mapping
+from time import monotonic
 
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
-from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judge
 from ray_messaging.loops import Loop
-from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import refusals
-from ray_messaging.sending.bulk import ColumnChunk, entry_chunks
 from ray_messaging.sending.concluding import Concluder
-from ray_messaging.sending.joined import joined
-from ray_messaging.sending.parcel import (
-    BATCH_ROWS,
-    LARGE_LINE,
-    ROW_CELLS,
-    Bundle,
-    Columns,
-    Draft,
-    Entry,
-    Many,
-    Parcel,
-    Relayed,
-)
+from ray_messaging.sending.gathering import Check, Gathering
+from ray_messaging.sending.parcel import Bundle
 from ray_messaging.sending.posting import Posting
 from ray_messaging.sending.pump import Pump
-from ray_messaging.sending.room import Room
-
-_FULL = BATCH_ROWS * ROW_CELLS  # cells
-
-Accept = Callable[[], "asyncio.Future[Receipts]"]
 
 
-class Outbox:
-    """Gather messages in parcels for the pump, in order, as long as there is room."""
+class Outbox(Gathering):
+    """Gather messages for a pump, and see all of them to their end."""
 
     def __init__(
-        self, shipper: Concluder, judge: Judge, settings: MessagingConfig, settled: Callable[[Posting], None]
+        self,
+        shipper: Concluder,
+        judge: Judge,
+        settings: MessagingConfig,
+        settled: Callable[[Posting], None],
+        addresses: Mapping[str, tuple[AgentId | None, str]],
+        check: Check,
     ) -> None:
-        self._step: int | None = None
-        self.room = Room(settings.outbox_messages, settings.outbox_bytes)
+        self._pump = Pump(shipper, judge, settings, self.take, self._finish, self._break, self._closed)
+        super().__init__(settings, addresses, check, self._pump.wake)
         self._patience_s = settings.send_timeout_s + settings.interceptor_timeout_s  # of whoever closes
         self._settled = settled
-        self._parcels: deque[Parcel] = deque()
-        self._open: Draft | None = None
-        self._loop = asyncio.get_running_loop()
-        self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         self._bulks = 0
         self._idle: list[asyncio.Future[None]] = []
-        self._broken: MessagingError | None = None
-        self._pump = Pump(shipper, judge, settings, self._next, self._finish, self._break, self._closed)
 
     @property
     def judge(self) -> Judge:
@@ -66,17 +44,6 @@ class Outbox:
     @judge.setter
     def judge(self, judge: Judge) -> None:
         self._pump.judge = judge
-
-    @property
-    def step(self) -> int | None:
-        """Return the simulation step that is stamped on what is accepted."""
-        return self._step
-
-    @step.setter
-    def step(self, step: int | None) -> None:
-        if step != self._step:
-            self._step = step
-            self._open = None  # a draft has one step
 
     @property
     def deferred(self) -> int:
@@ -90,92 +57,25 @@ class Outbox:
 
     def loop(self) -> Loop:
         """Tell how sending is doing; what waits for a slow rule is no work that is left undone."""
-        error = "" if self._broken is None else str(self._broken)
-        busy = self.room.rows > self.deferred
+        error = "" if self.broken is None else str(self.broken)
+        busy = self.rows > self.deferred
         return Loop("outbox", self._pump.alive, busy, monotonic() - self._pump.turned_at, error)
-
-    def _check(self) -> None:
-        """Raise why nothing can be sent any more, if so."""
-        if self._broken is not None:
-            raise self._broken.with_traceback(None)
-
-    # -- accepting ------------------------------------------------------------------------------------------------
-
-    def append(
-        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
-    ) -> "asyncio.Future[Receipt]":
-        """Accept one message; the future gives its receipt. Whoever finds no room waits for it before."""
-        size = len(line) + 1
-        draft = self._open
-        # A full draft, one of another step, and one under way are no longer open, nor is any when sending has stopped.
-        if draft is None or size > LARGE_LINE:
-            self._check()
-            draft = self._draft(size)
-            self._pump.wake()  # it sleeps only while no draft is open
-        future = self._new_future()
-        cells = draft.cells
-        cells += (from_id, to_id, topic, line, time(), future)
-        if len(cells) >= _FULL:
-            self._open = None
-        room = self.room
-        room.rows += 1
-        room.nbytes += size
-        return future
-
-    async def gather(self, entries: Sequence[Entry]) -> Receipts:
-        """Accept messages to many, each batch of them when there is room; return their receipts."""
-        rows = sum(len(entry.to_ids) for entry in entries)
-        return await self._each((partial(self._gather, chunk) for chunk in entry_chunks(entries)), rows)
-
-    async def put_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
-        """Accept columns, each chunk when there is room; return their receipts."""
-        rows = sum(len(chunk.from_ids) for chunk in chunks)
-        return await self._each((partial(self._put_chunk, chunk, topic) for chunk in chunks), rows)
-
-    async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Accept batches that another process has gathered, each when there is room; return their receipts."""
-        return await self._each((partial(self._relay, batch) for batch in batches), sum(map(len, batches)))
-
-    def _gather(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
-        now, large = time(), max(len(entry.line) + 1 for entry in entries)
-        draft = self._draft(sum(len(entry.line) + 1 for entry in entries) if large > LARGE_LINE else 0)
-        low = len(draft)
-        for entry in entries:
-            draft.extend(entry, now)
-            self.room.nbytes += len(entry.line) + 1
-        future: asyncio.Future[Receipts] = self._loop.create_future()
-        draft.manies.append(Many(low, len(draft), future))
-        self.room.rows += len(draft) - low
-        if len(draft) >= BATCH_ROWS:
-            self._open = None
-        self._pump.wake()
-        return future
-
-    def _put_chunk(self, chunk: ColumnChunk, topic: str) -> "asyncio.Future[Receipts]":
-        future: asyncio.Future[Receipts] = self._loop.create_future()
-        senders, receivers, lines = chunk
-        parcel = Columns(self.step, senders, receivers, topic, lines, time(), future)
-        return self._put(parcel, lines.nbytes, future)
-
-    def _relay(self, batch: Batch) -> "asyncio.Future[Receipts]":
-        future: asyncio.Future[Receipts] = self._loop.create_future()
-        return self._put(Relayed(batch, future), 0 if batch.lines is None else batch.lines.nbytes, future)
 
     async def transact(self, bundle: Bundle) -> None:
         """Accept a transaction when there is room; its future tells what becomes of it."""
-        self._check()
-        if len(bundle) and self.room.crowded:
-            await self.room.wait()
-            self._check()
-        self._open = None
+        self._raise_if_broken()
+        if len(bundle):
+            await self.enter()
         self._bulks += 1
-        bundle.future.add_done_callback(self._concluded)
-        self._parcels.append(bundle)
-        self.room.rows += len(bundle)
-        self.room.nbytes += bundle.nbytes
-        self._pump.wake()
+        bundle.future.add_done_callback(self.concluded)
+        self.put(bundle, bundle.nbytes, bundle.future)
 
-    def _concluded(self, _future: "asyncio.Future[Receipts]") -> None:
+    def begun(self) -> None:
+        """Note that a send of several parts has begun; `concluded` tells its end."""
+        self._bulks += 1
+
+    def concluded(self, _future: object = None) -> None:
+        """Note the end of a send of several parts, or of a transaction."""
         self._bulks -= 1
         self._tell_idle()
 
@@ -184,53 +84,11 @@ class Outbox:
         """Return how many transactions the server has, as far as we were told."""
         return self._pump.transactions
 
-    def _put(self, parcel: Parcel, nbytes: int, future: "asyncio.Future[Receipts]") -> "asyncio.Future[Receipts]":
-        self._open = None  # what comes one by one from now on goes behind it
-        self._parcels.append(parcel)
-        self.room.rows += len(parcel)
-        self.room.nbytes += nbytes
-        self._pump.wake()
-        return future
-
-    def _draft(self, large: int) -> Draft:
-        """Return the parcel that messages are gathered in; `large` counts bytes of payloads that are not small."""
-        draft = self._open
-        if draft is None or not draft.holds(large):
-            draft = self._open = Draft(self.step)
-            self._parcels.append(draft)
-        draft.large += large
-        return draft
-
-    async def _each(self, accepts: Iterable[Accept], rows: int) -> Receipts:
-        """Accept the parts of a bulk send, each when there is room; return the receipts of its rows."""
-        futures: list[asyncio.Future[Receipts]] = []
-        stopped: MessagingError | None = None
-        self._bulks += 1
-        try:
-            for accept in accepts:
-                try:
-                    if self.room.crowded:
-                        await self.room.wait()
-                    self._check()
-                except MessagingError as error:
-                    # Others get the same error: what is known of these rows goes on one of their own.
-                    stopped = copy(error)
-                    stopped.__cause__ = error.__cause__
-                    break
-                futures.append(accept())
-            return await joined(futures, stopped, rows)
-        finally:
-            self._bulks -= 1
-            self._tell_idle()
-            for future in futures:
-                # Who was cancelled does not ask any more what became of the rest.
-                future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
         """Wait until all that was accepted has its receipt."""
-        if self.room.rows or self._bulks:
+        if self.rows or self._bulks:
             done = self._loop.create_future()
             self._idle.append(done)
             await done
@@ -238,7 +96,7 @@ class Outbox:
     async def close(self) -> None:
         """Send what was accepted, then stop; who waits for a slow rule is not waited for without end."""
         try:
-            if self._broken is None:
+            if self.broken is None:
                 await self._finish_up()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))
@@ -260,15 +118,6 @@ class Outbox:
 
     # -- for the pump ---------------------------------------------------------------------------------------------
 
-    def _next(self) -> Parcel | None:
-        """Give the pump its next parcel; what comes from now on goes behind it."""
-        if not self._parcels:
-            return None
-        parcel = self._parcels.popleft()
-        if parcel is self._open:
-            self._open = None
-        return parcel
-
     def _closed(self, rows: int, nbytes: int) -> None:
         """Make room for what has its receipts: a batch of which some wait for long must not hold others up."""
         self.room.give_back(rows, nbytes)
@@ -278,7 +127,7 @@ class Outbox:
         self._tell_idle()
 
     def _tell_idle(self) -> None:
-        if self.room.rows == 0 and self._bulks == 0:
+        if self.rows == 0 and self._bulks == 0:
             for done in self._idle:
                 if not done.done():
                     done.set_result(None)
@@ -286,10 +135,10 @@ class Outbox:
 
     def _break(self, error: MessagingError) -> None:
         """Give everybody who waits the error."""
-        if self._broken is None:
-            self._broken = error
+        if self.broken is None:
+            self.broken = error
         self.room.fail(error)
-        while (parcel := self._next()) is not None:
+        while (parcel := self.take()) is not None:
             if isinstance(parcel, Bundle):
                 parcel.fail(error)
             if len(parcel):

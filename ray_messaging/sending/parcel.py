@@ -1,8 +1,8 @@
 """What gathers while a batch is under way: rows, and the futures of those who wait for their receipts."""
 
 import asyncio
-from array import array
 from collections.abc import Sequence
+from struct import pack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,26 +64,33 @@ class Parcel:
 
 # From_id, to_id, topic, payload, time, and the future of who waits for this one message alone (or None).
 ROW_CELLS = 6
+_LINE_CELL = 3
 
 
 class Draft(Parcel):
     """Be a parcel that messages are appended to, one by one; columns are made of them when it is sealed.
 
     The cells of all rows stand in one list, one row behind the other: slices of it are its columns, and no row needs an
-    object of its own.
+    object of its own. `end` is how many cells there may be before somebody asks for room, `counted` how many have been
+    accounted for.
     """
 
-    __slots__ = ("_shared", "cells", "large")
+    __slots__ = ("_shared", "cells", "counted", "end", "large")
 
     def __init__(self, step: int | None) -> None:
         super().__init__(step)
         self.cells: list[Any] = []
         self.alone = True
+        self.counted = self.end = 0
         self.large = 0
         self._shared = False
 
     def __len__(self) -> int:
         return len(self.cells) // ROW_CELLS
+
+    def lines(self, cell: int) -> list[bytes]:
+        """Return the payloads from a row on that begins at a cell."""
+        return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def holds(self, large: int) -> bool:
         """Tell whether so many bytes of payloads that are not small fit in, too."""
@@ -113,7 +120,7 @@ class Draft(Parcel):
             topics=table,
             topic=topic,
             step=self.step,
-            sent_at=times[0] if len(times) == 1 else np.frombuffer(array("d", times), np.float64),
+            sent_at=times[0] if len(times) == 1 else np.frombuffer(pack(f"={len(times)}d", *times), np.float64),
             lines=once(lines) if self._shared else Lines.of(lines),
         )
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judgement
-from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipt, Receipts, tell
+from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, tell
 from ray_messaging.sending.parcel import Parcel
 from ray_messaging.sending.weights import Weights
 
@@ -208,7 +208,7 @@ class Posting:
         else:
             for row, future in enumerate(singles):
                 if future is not None and not future.done():
-                    future.set_result(Receipt(outcome, row))
+                    future.set_result(outcome.receipt(row))
         for low, high, many in self._parcel.manies:
             if not many.done():
                 many.set_result(Receipts([(outcome, low, high)]))
@@ -222,7 +222,7 @@ class Posting:
             if row in self.errors:
                 future.set_exception(self._part(row, row + 1))
             else:
-                future.set_result(Receipt(self.outcome, row))
+                future.set_result(self.outcome.receipt(row))
         for low, high, many in self._parcel.manies:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
             if many.done() or any(row not in self.errors for row in unknown.tolist()):
@@ -244,7 +244,7 @@ class Posting:
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
         fates = self.outcome.fates
-        made.receipts = [Receipt(self.outcome, row) if fates[row] != UNKNOWN else None for row in range(low, high)]
+        made.receipts = [self.outcome.receipt(row) if fates[row] != UNKNOWN else None for row in range(low, high)]
         made.message_ids = [self.outcome.message_id(row) for row in rows]
         made.__cause__ = error.__cause__
         return made

@@ -13,7 +13,7 @@ from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.verdicts import FOREIGN, Verdicts
 from ray_messaging.local_log import LocalLog
 from ray_messaging.message import Outgoing
-from ray_messaging.sending import bulk, outbox, parcel
+from ray_messaging.sending import bulk, gathering, parcel
 from ray_messaging.sending.bulk import columns_of, entries_of, entry_chunks, frames_of_columns, frames_of_entries
 from ray_messaging.sending.room import Room
 from ray_messaging.transports.memory import MemoryServer
@@ -291,7 +291,7 @@ def test_a_local_log_without_room_keeps_nothing():
 @pytest.fixture
 def small_batches(monkeypatch):
     monkeypatch.setattr(bulk, "BATCH_ROWS", 5)
-    monkeypatch.setattr(outbox, "BATCH_ROWS", 5)
+    monkeypatch.setattr(gathering, "BATCH_ROWS", 5)
 
 
 def bulk_send(sender, way, rows):
