@@ -8,7 +8,6 @@ at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before
 from dataclasses import dataclass
 from struct import Struct as Packer
 from typing import Any
-from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -17,6 +16,11 @@ from numpy.typing import NDArray
 from ray_messaging.errors import FrameError
 from ray_messaging.ids import NONE, STR, Ids
 from ray_messaging.lines import Lines
+
+try:  # by the processor's own instructions, in a tenth of the time
+    from isal.isal_zlib import crc32
+except ImportError:  # there is none for this machine
+    from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # before a mailbox's name: the sender of what foreign clients published
 MAGIC, VERSION, FRAME_LIMIT = b"RM", 1, 256 * 2**20
