@@ -70,11 +70,6 @@ class Arrivals:
                 return self.count, at
 
 
-def turned(values: range, place: int) -> Iterator[int]:
-    """Go round some values for ever, from one place on."""
-    return itertools.chain(values[place:], itertools.cycle(values))
-
-
 async def talk(
     send: Send,
     pairs: Iterable[tuple[Iterator[int], Iterator[int]]],
@@ -83,7 +78,8 @@ async def talk(
 ) -> int:
     """Have talkers send at the same time, each one message after the other; return how many were taken.
 
-    Args: pairs are, for each talker, senders and receivers of its messages, without end; make builds its payload.
+    Args: pairs are, for each talker, senders and receivers of its messages, without end (several talkers may share the
+    receivers); make builds its payload.
     """
     over = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, over.set)
@@ -127,8 +123,9 @@ class Half:
         """Have every agent await one message after the other; return how many were taken."""
         talkers = min(self.at_once or len(self.agents), len(self.agents))
         agents = (itertools.cycle(self.agents[place::talkers]) for place in range(talkers))
-        others = (turned(self.others, place % len(self.others)) for place in range(talkers))
-        return await talk(self.plain_send(), zip(agents, others, strict=True), seconds)
+        # One of them after the other, whoever sends next: a row of receivers for each would take more than a fast send.
+        others = itertools.cycle(self.others)
+        return await talk(self.plain_send(), ((each, others) for each in agents), seconds)
 
     async def one_by_one(self, seconds: float) -> int:
         """Send for one agent after the other: the `awaited` of peers whose sends never wait."""

@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from itertools import pairwise, repeat
+from itertools import cycle, pairwise, repeat
 from typing import Any
 
 import numpy as np
 import ray
 
 from benchmarks.peers.ours import CALL_ROWS, send_columns
-from benchmarks.work import PING_GAP_S, SUBTOPICS, Half, Send, payload, talk, turned
+from benchmarks.work import PING_GAP_S, SUBTOPICS, Half, Send, payload, talk
 from ray_messaging import Messager, Messaging, MessagingConfig, Outgoing, RedisConfig
 
 CALL_BYTES = 16 * 2**20
@@ -104,9 +104,8 @@ class Member(Half):
     async def awaited(self, seconds: float) -> int:
         """Have every agent await one message after the other, or as many as fit; return how many were taken."""
         talkers = self.agents[: max(1, min(TALKERS, PAST_TALKERS_BYTES // self.nbytes))]
-        stride = max(1, len(self.others) // len(talkers))
-        others = (turned(self.others, number * stride % len(self.others)) for number in range(len(talkers)))
-        pairs = zip(map(repeat, talkers), others, strict=True)
+        others = cycle(self.others)
+        pairs = ((repeat(agent), others) for agent in talkers)
         return await talk(self.plain_send(), pairs, seconds, lambda agent: content_of(agent, self.nbytes))
 
     async def bulk(self, seconds: float) -> int:
