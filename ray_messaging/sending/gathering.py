@@ -160,11 +160,11 @@ class Gathering:
 
     def _count(self) -> None:
         """Bring the room up to date with what the open draft took in without asking."""
-        draft, room = self._open, self.room
-        lines = draft.lines(draft.counted)
-        if lines:
-            room.rows += len(lines)
-            room.nbytes += sum(map(len, lines)) + len(lines)
+        draft = self._open
+        if len(draft.cells) > draft.counted:
+            lines = draft.lines(draft.counted)
+            self.room.rows += len(lines)
+            self.room.nbytes += sum(map(len, lines)) + len(lines)
             draft.counted = len(draft.cells)
 
     def _admit(self) -> None:

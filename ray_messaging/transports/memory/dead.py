@@ -19,7 +19,7 @@ class MemoryDead:
 
     @property
     def _exp(self) -> Experiment:
-        return self._transport.server.experiments.setdefault(self._transport.exp_id, Experiment())
+        return self._transport.server.experiments[self._transport.exp_id]
 
     async def facts(self) -> DeadFacts:
         """Count the letters, and those that were dropped."""

@@ -18,7 +18,7 @@ class MemoryLog:
 
     @property
     def _exp(self) -> Experiment:
-        return self.server.experiments.setdefault(self.exp_id, Experiment())
+        return self.server.experiments[self.exp_id]
 
     async def open_log(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch."""

@@ -1,6 +1,7 @@
 """A stand-in for a Redis server in this process's memory: its experiments, and its Pub/Sub."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -157,7 +158,7 @@ class MemoryServer:
     """Stand in for a Redis server within one event loop; pass it where a RedisConfig goes."""
 
     def __init__(self) -> None:
-        self.experiments: dict[str, Experiment] = {}
+        self.experiments: defaultdict[str, Experiment] = defaultdict(Experiment)
         self._subscribers: dict[Callable[[Ingress], None], _Subscriber] = {}
 
     def publish(self, channel: str, data: bytes, *, by: str | None = None) -> int:
