@@ -49,9 +49,10 @@ def full_mailbox(messaging: Messaging, society: Society) -> Iterator[None]:
     society.aim(100)
     ray.get(east.fetch_no_more.remote())
     sending = west.steady.remote(1e9)
-    full = SETTINGS.mailbox_messages // 2
-    while max(messaging.stats()["waiting"].values()) < full:
-        time.sleep(0.05)
+    waiting = [0, 1]  # the last two looks: while they differ it is being filled, which is work like any other
+    while waiting[-1] < SETTINGS.mailbox_messages // 2 or waiting[-1] != waiting[-2]:
+        time.sleep(0.2)
+        waiting.append(max(messaging.stats()["waiting"].values()))
     try:
         yield
     finally:

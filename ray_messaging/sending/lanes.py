@@ -77,6 +77,10 @@ class Lanes(dict[str, Lane]):
         """Return when there is something to try again (loop time); None: nothing waits."""
         return min((lane.retry_at for lane in self.values() if lane.crates), default=None)
 
+    def refused(self, now: float) -> list[Lane]:
+        """Return the lanes that were refused and are to be tried again."""
+        return [lane for lane in self.values() if lane.pause and lane.crates and lane.retry_at <= now]
+
     def ready(self, now: float) -> list[tuple[Crate, int]]:
         """Return the crates of the next call with their seqs: all under the verdicts of one interceptor."""
         ready: list[tuple[Crate, int]] = []

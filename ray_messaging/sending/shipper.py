@@ -36,6 +36,7 @@ from ray_messaging.transports.base import (
 logger = logging.getLogger(__name__)
 
 _FENCE_PAUSE_S = 1.0
+_LARGE = 16 * 2**10  # bytes of a frame: a smaller one takes no longer than a question about it
 
 
 class Shipper:
@@ -127,6 +128,7 @@ class Shipper:
         """Write all that can be written now; raises Fenced."""
         try:
             await self.fence()
+            await self._look_for_room()
             while not self.stale_verdicts and (ready := self._ready()):
                 await self._call(ready)
         except MailboxFull as error:  # the whole server is: nothing of this was taken
@@ -134,6 +136,16 @@ class Shipper:
             self.abandon(error)
         except (TransitError, ConfigError) as error:
             self._lose(error)
+
+    async def _look_for_room(self) -> None:
+        """Have refused frames wait on while there is no room for them: to offer large ones takes the server's time."""
+        for lane in self._lanes.refused(asyncio.get_running_loop().time()):
+            head = lane.crates[0]
+            if len(head.frame) < _LARGE:  # so are those that only publish, or tell the log
+                continue
+            why = await self._transport.still_full(head.mailbox, head.count, len(head.frame))
+            if why is not None:
+                self._hold(lane, why)
 
     async def _call(self, ready: list[tuple[Crate, int]]) -> None:
         for crate, _ in ready:

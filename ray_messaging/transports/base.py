@@ -252,6 +252,9 @@ class Transport(Protocol):
         With a conclusion nothing is written unless all is; all are DUPLICATE where an earlier call has concluded it.
         """
 
+    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
+        """Tell what a frame that was refused still waits for, FULL or LOG_FULL, without sending it; None: send it."""
+
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
 

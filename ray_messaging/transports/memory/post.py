@@ -91,6 +91,10 @@ class MemoryPost(MemoryLog):
         plan.nbytes[name] = plan.nbytes.get(name, 0) + len(part.frame)
         return FrameFate.WRITTEN
 
+    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002 - see below
+        """Leave it to `send`: nothing travels."""
+        return None
+
     def _fits(self, plan: _Plan, part: Shipment) -> FrameFate:
         name, done = part.mailbox, plan.request.conclusion
         box = self._exp.mailboxes.get(name)

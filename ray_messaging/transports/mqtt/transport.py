@@ -14,6 +14,7 @@ from ray_messaging.transports.base import (
     START,
     Cursor,
     DirectoryDelta,
+    FrameFate,
     Ingress,
     Limits,
     Listening,
@@ -264,6 +265,10 @@ class MqttTransport:
     async def waiting(self) -> dict[str, int]:
         """Return the messages of ours that wait for each mailbox's reader."""
         return self._senders.waiting
+
+    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002 - see below
+        """Leave it to `send`: a broker says nothing before."""
+        return None
 
     # -- receiving ------------------------------------------------------------------------------------------------
 

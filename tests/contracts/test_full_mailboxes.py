@@ -1,0 +1,72 @@
+"""Large frames before a full mailbox: they wait as small ones do, and are not sent again and again meanwhile."""
+
+import asyncio
+
+import pytest
+from contract_support import client_of, fetch_all, until
+
+from ray_messaging import MailboxFull
+
+LARGE = {"text": "x" * 100_000}
+
+
+async def fill(sender, count=4):
+    for _ in range(count):
+        await sender.send_message(sender.get_agent_chat_channel(1), LARGE)
+
+
+async def test_they_go_when_it_is_drained(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=4, inbox_messages=4)
+    await fill(sender)
+    more = asyncio.create_task(fill(sender, 8))
+    other = await messagers(host=[2])
+    await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1})
+    assert len(await fetch_all(other, 1)) == 1
+    assert not more.done()
+    assert len(await fetch_all(receiver, 12)) == 12
+    await more
+
+
+async def test_they_are_given_up_where_it_stays_full(messagers):
+    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=4)
+    await fill(sender)
+    with pytest.raises(MailboxFull) as caught:
+        await fill(sender, 1)
+    assert caught.value.mailbox == receiver.name
+    assert sender.stats()["outbox"] == 0
+    assert len(await fetch_all(receiver, 4)) == 4
+
+
+async def test_they_do_not_wait_for_a_mailbox_that_has_gone(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=4)
+    await fill(sender)
+    waiting = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), LARGE))
+    await until(lambda: asyncio.sleep(0, sender.stats()["outbox"] == 1))
+    await receiver.close()
+    # A broker may still have its subscription.
+    assert (await asyncio.wait_for(waiting, 10)).fate in {"undeliverable", "published"}
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+async def test_they_are_not_offered_while_it_is_full(opener, request, kind):
+    config = request.getfixturevalue(f"{kind}_config")
+    sender, receiver = await opener(config), await opener(config, host=[1], mailbox_messages=4)
+    await fill(sender)
+    client = client_of(config)
+
+    async def asked():
+        return (await client.info("commandstats")).get("cmdstat_hmget", {}).get("calls", 0)
+
+    waiting = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), LARGE))
+    await until(lambda: asyncio.sleep(0, sender.stats()["outbox"] == 1))
+    received, begun = (await client.info("stats"))["total_net_input_bytes"], await asked()
+    await until(lambda: more_than(asked, begun + 15))
+    assert (await client.info("stats"))["total_net_input_bytes"] - received < 3 * len(LARGE["text"])
+    assert not waiting.done()
+    assert len(await fetch_all(receiver, 5)) == 5
+    assert (await waiting).sent
+    await client.aclose()
+
+
+async def more_than(counted, least):
+    return await counted() > least
