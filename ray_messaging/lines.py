@@ -121,10 +121,15 @@ class Lines:
         self.raw = False
 
     @classmethod
-    def of(cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False) -> "Lines":
-        """Build from one encoded payload per line; `raw` lines are foreign clients' and may hold newlines."""
+    def of(
+        cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False, nbytes: int = -1
+    ) -> "Lines":
+        """Build from one encoded payload per line; `raw` lines are foreign clients' and may hold newlines.
+
+        Args: nbytes is the size of all lines, each with a byte more, where it is known.
+        """
         made = cls.__new__(cls)
-        made._blob, made._at, made._list, made._nbytes = None, 0, lines, -1
+        made._blob, made._at, made._list, made._nbytes = None, 0, lines, nbytes
         made.count, made.index, made.raw, made._ends = len(lines), index, raw, None
         return made
 

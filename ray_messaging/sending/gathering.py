@@ -124,7 +124,9 @@ class Gathering:
         low = len(draft)
         for entry in entries:
             draft.extend(entry, now)
-            self.room.nbytes += len(entry.line) + 1
+        nbytes = sum(len(entry.line) + 1 for entry in entries)
+        self.room.nbytes += nbytes
+        draft.nbytes += nbytes
         future: asyncio.Future[Receipts] = self._loop.create_future()
         draft.manies.append(Many(low, len(draft), future))
         self.room.rows += len(draft) - low
@@ -163,8 +165,10 @@ class Gathering:
         draft = self._open
         if len(draft.cells) > draft.counted:
             lines = draft.lines(draft.counted)
+            nbytes = sum(map(len, lines)) + len(lines)
             self.room.rows += len(lines)
-            self.room.nbytes += sum(map(len, lines)) + len(lines)
+            self.room.nbytes += nbytes
+            draft.nbytes += nbytes
             draft.counted = len(draft.cells)
 
     def _admit(self) -> None:

@@ -72,16 +72,16 @@ class Draft(Parcel):
 
     The cells of all rows stand in one list, one row behind the other: slices of it are its columns, and no row needs an
     object of its own. `end` is how many cells there may be before somebody asks for room, `counted` how many have been
-    accounted for.
+    accounted for, `nbytes` what their payloads take.
     """
 
-    __slots__ = ("_shared", "cells", "counted", "end", "large")
+    __slots__ = ("_shared", "cells", "counted", "end", "large", "nbytes")
 
     def __init__(self, step: int | None) -> None:
         super().__init__(step)
         self.cells: list[Any] = []
         self.alone = True
-        self.counted = self.end = 0
+        self.counted = self.end = self.nbytes = 0
         self.large = 0
         self._shared = False
 
@@ -121,7 +121,7 @@ class Draft(Parcel):
             topic=topic,
             step=self.step,
             sent_at=times[0] if len(times) == 1 else np.frombuffer(pack(f"={len(times)}d", *times), np.float64),
-            lines=once(lines) if self._shared else Lines.of(lines),
+            lines=once(lines) if self._shared else Lines.of(lines, nbytes=self.nbytes or -1),
         )
 
 
@@ -131,7 +131,7 @@ class Bundle(Draft):
     `future` tells the receipts. `number` is the transaction's, once it may be on its way.
     """
 
-    __slots__ = ("conclusion", "future", "nbytes", "number")
+    __slots__ = ("conclusion", "future", "number")
 
     def __init__(self, step: int | None) -> None:
         super().__init__(step)
@@ -140,7 +140,6 @@ class Bundle(Draft):
         # Who was cancelled does not ask any more.
         self.future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.number: int | None = None
-        self.nbytes = 0
 
     def add(self, entries: Sequence[Entry], now: float) -> None:
         """Queue payloads for their recipients; raise TransactionError, PayloadTooLarge before any is queued."""
