@@ -195,6 +195,23 @@ async def test_a_mailbox_that_opens_while_there_is_a_log_waits_for_it_too(transp
     assert await post.send("box", b"2") is WRITTEN
 
 
+async def test_what_a_refused_frame_waits_for_can_be_asked(transport, post):
+    async def why(nbytes=1):
+        found = await transport.still_full("box", 1, nbytes)
+        return found or await post.send("box", b"x" * nbytes)  # None: `send` tells
+
+    writer = await transport.open_log(WIDE)
+    epoch, stream = await settle(transport, limits=Limits(2, 100, 60, leased=False))
+    assert [await why(), await why(), await why()] == [WRITTEN, WRITTEN, FULL]
+    assert await why(1_000) is FrameFate.TOO_LARGE
+    entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
+    await transport.commit("box", epoch, Cursor(entries[-1], 0), messages=2, nbytes=2)
+    assert await why() is LOG_FULL
+    await transport.log_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
+    assert [await why(), await why()] == [WRITTEN, LOG_FULL]
+    assert await transport.still_full("nobody", 1, 1) is None
+
+
 async def test_a_frame_of_which_rows_are_left_stays(transport, post, store):
     epoch, stream = await settle(transport)
     writer = await transport.open_log(WIDE)

@@ -188,17 +188,16 @@ class RedisTransport(RedisLog):
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Tell what a frame that was refused still waits for, FULL or LOG_FULL, without sending it; None: send it."""
-        fields = ("max_messages", "max_bytes", "messages", "bytes", "leased", "logged", "unlogged", "unlogged_bytes")
-        found = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
-        max_rows, max_bytes, messages, held, leased, logged, unlogged, unlogged_bytes = (
-            int(each or 0) for each in found
-        )
-        if nbytes > max_bytes or (leased and not await self.link.command("EXISTS", self.keys.lease(mailbox))):
+        fields = ("max_messages", "max_bytes", "messages", "bytes", "unlogged", "unlogged_bytes", "leased", "logged")
+        *counts, leased, logged = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
+        max_rows, max_bytes, messages, held, unlogged, unlogged_bytes = (int(count or 0) for count in counts)
+        if nbytes > max_bytes or (leased == b"1" and not await self.link.command("EXISTS", self.keys.lease(mailbox))):
             return None  # it never fits, or nobody is left to make room: `send` tells
         if messages + rows > max_rows or held + nbytes > max_bytes:
             return FrameFate.FULL
-        log_full = logged and (unlogged + rows > max_rows or unlogged_bytes + nbytes > max_bytes)
-        return FrameFate.LOG_FULL if log_full else None
+        if logged and (unlogged + rows > max_rows or unlogged_bytes + nbytes > max_bytes):
+            return FrameFate.LOG_FULL
+        return None
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
