@@ -11,6 +11,7 @@ from ray_messaging.cluster.log_host import LogHost
 from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.restarts import LONG_PAUSE_S, PAUSE_S, restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.cluster.tuning import tune_process
 from ray_messaging.errors import MessagingError
 from ray_messaging.health.reports import Report
 
@@ -35,6 +36,7 @@ class LogActor:
             # Messages wait until somebody has set this right, and whoever asks is told meanwhile.
             logger.error("the event log cannot go on, trying on: %s", self._failure)
             self._trying = asyncio.create_task(self._try_on(), name="ray_messaging log restart")
+        tune_process()
 
     async def _try_on(self) -> None:
         while self._failure is not None:

@@ -1,17 +1,20 @@
 """The columns of the event log out of those of frames; what is Python here is done per frame, not per row."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import isnan
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.writing.addresses import channels, ends
+from ray_messaging.eventlog.writing.message_ids import message_ids
+from ray_messaging.eventlog.writing.names import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.eventlog.writing.payloads import payload_column, sparse_column
 from ray_messaging.frames import Batch
-from ray_messaging.ids import INT, NONE, STR, Ids
 from ray_messaging.lines import Lines
 from ray_messaging.notes import Note
 from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
@@ -19,14 +22,11 @@ from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
 # The times that Python's datetime can hold, in microseconds: a sender's clock, or a foreign frame, may say anything.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _TIME = pa.timestamp("us", tz="UTC")
-_NAME = pa.dictionary(pa.int32(), pa.string())
-_FATES = pa.array(FATES)
-
-Codes = NDArray[np.int32]
+_LABELS = pa.list_(pa.string())
 
 
 class Part(NamedTuple):
-    """The rows of one entry that belong in the log."""
+    """The rows of one entry that belong in the log; there is at least one."""
 
     batch: Batch
     rows: Codes | None  # where they stood in the frame; None: it is whole
@@ -37,49 +37,47 @@ class Part(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Some parts as one run of rows: `of` (int32) has the part of each row, `starts` the first row of each part."""
+    """Some parts as one run of rows: each part's first row, and how many it has; `fates` (one: all rows have it)."""
 
     parts: Sequence[Part]
     starts: list[int]
-    of: Codes
+    counts: list[int]
+    fates: int | NDArray[np.uint8]
 
     @property
     def rows(self) -> int:
-        return len(self.of)
+        return self.starts[-1] + self.counts[-1]
 
 
 def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
     """Build the rows of some parts, in their order."""
     counts = [len(part.batch) for part in parts]
-    starts = np.cumsum([0, *counts[:-1]]).tolist()
-    run = _Run(parts, starts, np.repeat(np.arange(len(parts), dtype=np.int32), counts))
-    fates = _each(run, lambda part: part.fates, np.uint8)
-    from_id, from_name, _, _ = _ids([part.batch.from_ids for part in parts])
-    to_id, to_name, to_texts, to_codes = _ids([part.batch.to_ids for part in parts])
-    channel, subtopic = _channels(exp_id, run, to_texts, to_codes)
-    rule, reason, before = _notes(run, fates)
+    run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
+    from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
+    channel, subtopic = channels(exp_id, to_ids, *_topics(run))
+    rule, reason, before = _notes(run)
     columns = {
-        "message_id": _message_ids(run),
+        "message_id": message_ids([part.batch for part in parts]),
         "step": _steps(run),
         "channel": channel,
         "subtopic": subtopic,
-        "from_id": from_id,
-        "to_id": to_id,
-        "from_name": from_name,
-        "to_name": to_name,
+        "from_id": from_ids.numbers(),
+        "to_id": to_ids.numbers(),
+        "from_name": from_ids.texts(),
+        "to_name": to_ids.texts(),
         "payload": payload_column([_lines(part) for part in parts]),
         "payload_before": before,
         "labels": _labels(run),
         "sent_at": _times(run),
-        "delivered_at": _delivered_at(run, fates),
-        "fate": pa.DictionaryArray.from_arrays(pa.array(fates.astype(np.int32)), _FATES),
+        "delivered_at": _delivered_at(run),
+        "fate": _fate(run),
         "rule": rule,
         "reason": reason,
-        "sender": _names(run, lambda part: part.batch.sender),
-        "mailbox": _names(run, lambda part: part.mailbox),
-        "noted": pa.array(np.array([part.note is not None for part in parts])[run.of]),
-        "entry": _names(run, lambda part: part.entry),
-        "row": pa.array(_each(run, _places, np.int32)),
+        "sender": repeated([part.batch.sender for part in parts], counts),
+        "mailbox": repeated([part.mailbox for part in parts], counts),
+        "noted": _noted(run),
+        "entry": repeated([part.entry for part in parts], counts),
+        "row": pa.array(np.concatenate([_places(part) for part in parts])),
     }
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
@@ -90,116 +88,92 @@ def _lines(part: Part) -> Lines:
 
 
 def _places(part: Part) -> Codes:
-    return np.arange(len(part.batch), dtype=np.int32) if part.rows is None else part.rows
+    return places(len(part.batch)) if part.rows is None else part.rows
 
 
 def _each(run: _Run, value: Callable[[Part], Any], dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's dtype
     """Return a column that each part has as an array, or as one value for all its rows; a view would keep the frame."""
     column = np.empty(run.rows, dtype)
-    for part, start in zip(run.parts, run.starts, strict=True):
-        column[start : start + len(part.batch)] = value(part)
+    for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
+        column[start : start + count] = value(part)
     return column
-
-
-def _names(run: _Run, value: Callable[[Part], str | None]) -> pa.DictionaryArray:
-    """Return a column that is one name, or null, for all rows of a part."""
-    table: dict[str, int] = {}
-    found = [None if name is None else table.setdefault(name, len(table)) for name in map(value, run.parts)]
-    return _coded(pa.array(found, pa.int32()).take(pa.array(run.of)), table)
-
-
-def _coded(codes: pa.Array, names: Iterable[str]) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(codes, pa.array([*names], pa.string()))
-
-
-def _message_ids(run: _Run) -> pa.Array:
-    numbers = pc.cast(pa.array(_each(run, _numbers, np.int64)), pa.string())
-    prefixes = [f"{part.batch.sender}-{part.batch.epoch}-" for part in run.parts]
-    if len(set(prefixes)) == 1:
-        return pc.utf8_replace_slice(numbers, 0, 0, prefixes[0])
-    return pc.binary_join_element_wise(pa.array(prefixes).take(pa.array(run.of)), numbers, "")
-
-
-def _numbers(part: Part) -> NDArray[np.int64]:
-    batch = part.batch
-    return batch.first + (np.arange(len(batch)) if batch.numbers is None else batch.numbers.astype(np.int64))
 
 
 def _steps(run: _Run) -> pa.Array:
     steps = [part.batch.step for part in run.parts]
     if all(step is None for step in steps):
-        return pa.nulls(run.rows, pa.int64())
+        return nulls(run.rows, pa.int64())
     values = _each(run, lambda part: 0 if part.batch.step is None else part.batch.step, np.int64)
-    return pa.array(values, mask=np.array([step is None for step in steps])[run.of])
+    return pa.array(values, mask=np.repeat([step is None for step in steps], run.counts))
 
 
 def _times(run: _Run) -> pa.Array:
-    seconds = _each(run, lambda part: part.batch.sent_at, np.float64)
+    times = [part.batch.sent_at for part in run.parts]
+    one_each = [_micro(time) for time in times if not isinstance(time, np.ndarray)]
+    if len(one_each) < len(times):
+        return pa.array(_micros(_each(run, lambda part: part.batch.sent_at, np.float64))).view(_TIME)
+    return pa.array(np.repeat(np.array(one_each, np.int64), run.counts)).view(_TIME)
+
+
+def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return times in microseconds, the nearest ones that can be shown."""
     with np.errstate(invalid="ignore", over="ignore"):
         micros = np.nan_to_num(np.rint(seconds * 1e6), nan=0.0, posinf=_LAST_US, neginf=_FIRST_US)
     # A float cannot hold the last microsecond: what is above is cut only once it is an int.
-    micros = np.clip(micros, -9e18, 9e18).astype(np.int64)
-    return pa.array(np.clip(micros, _FIRST_US, _LAST_US)).view(_TIME)
+    whole: NDArray[np.int64] = np.clip(micros, -9e18, 9e18).astype(np.int64)
+    return np.clip(whole, _FIRST_US, _LAST_US)
 
 
-def _delivered_at(run: _Run, fates: NDArray[np.uint8]) -> pa.Array:
-    times = np.array([int(part.entry.partition("-")[0]) * 1000 for part in run.parts], np.int64)
-    return pa.array(times[run.of], mask=fates > PUBLISHED).view(_TIME)
+def _micro(seconds: float) -> int:
+    """Return a time as `_micros` does: for one value numpy takes a hundred times as long."""
+    micros = seconds * 1e6
+    return 0 if isnan(micros) else round(min(max(micros, _FIRST_US), _LAST_US))
 
 
-def _ids(columns: Sequence[Ids]) -> tuple[pa.Array, pa.Array, pa.Array, Codes]:
-    """Return ids as ints, as names, and as codes (int32) of their texts; the text of None is "None"."""
-    values = np.concatenate([ids.values for ids in columns])
-    if all(ids.kinds is None for ids in columns):
-        encoded = pc.dictionary_encode(pa.array(values))
-        texts = pc.cast(encoded.dictionary, pa.string())
-        return pa.array(values), pa.nulls(len(values), _NAME), texts, encoded.indices.to_numpy()
-    kinds = np.concatenate([np.full(len(ids), INT, np.uint8) if ids.kinds is None else ids.kinds for ids in columns])
+def _delivered_at(run: _Run) -> pa.Array:
+    taken = np.array([int(part.entry.partition("-")[0]) * 1000 for part in run.parts], np.int64)
+    times = np.repeat(taken, run.counts)
+    nowhere = run.fates > PUBLISHED
+    if isinstance(nowhere, bool):
+        return nulls(run.rows, _TIME) if nowhere else pa.array(times).view(_TIME)
+    return pa.array(times, mask=nowhere).view(_TIME)
+
+
+def _fates(parts: Sequence[Part], counts: Sequence[int]) -> int | NDArray[np.uint8]:
+    found = [part.fates for part in parts]
+    if all(isinstance(fate, int) for fate in found):
+        return found[0] if len(set(found)) == 1 else np.repeat(np.array(found, np.uint8), counts)
+    each = (
+        np.full(count, fate, np.uint8) if isinstance(fate, int) else fate
+        for fate, count in zip(found, counts, strict=True)
+    )
+    return np.concatenate([*each])
+
+
+def _fate(run: _Run) -> pa.Array:
+    if isinstance(run.fates, int):
+        return repeated([FATES[run.fates]], [run.rows])
+    return coded(pa.array(run.fates.astype(np.int32)), FATES)
+
+
+def _noted(run: _Run) -> pa.Array:
+    noted = [part.note is not None for part in run.parts]
+    if len(set(noted)) == 1:
+        return truth(run.rows, value=noted[0])
+    return pa.array(np.repeat(noted, run.counts))
+
+
+def _topics(run: _Run) -> tuple[list[str], Codes | None]:
+    """Return the topics that there are, and which one each row has; None: all have the first."""
     table: dict[str, int] = {}
-    start = 0
-    for ids in columns:
-        if ids.strings:
-            places = np.array([table.setdefault(name, len(table)) for name in ids.strings], np.int64)
-            own, named = values[start : start + len(ids)], kinds[start : start + len(ids)] == STR
-            own[named] = places[own[named]]
-        start += len(ids)
-    numbers = pa.array(values, mask=kinds != INT)
-    names = _coded(pa.array(np.where(kinds == STR, values, 0).astype(np.int32), mask=kinds != STR), table)
-    encoded = pc.dictionary_encode(numbers)
-    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).copy()
-    ints = len(encoded.dictionary)
-    codes[kinds == STR] = ints + values[kinds == STR]
-    codes[kinds == NONE] = ints + len(table)
-    texts = pa.concat_arrays([pc.cast(encoded.dictionary, pa.string()), pa.array([*table, "None"], pa.string())])
-    return numbers, names, texts, codes
-
-
-def _channels(exp_id: str, run: _Run, texts: pa.Array, codes: Codes) -> tuple[pa.Array, pa.Array]:
-    """Return channel and subtopic; a channel's text is built once for each that is there."""
-    table: dict[str, int] = {}
-    maps = [np.array([table.setdefault(topic, len(table)) for topic in part.batch.topics]) for part in run.parts]
+    maps = [[table.setdefault(topic, len(table)) for topic in part.batch.topics] for part in run.parts]
     if len(table) == 1:
-        topics = np.zeros(run.rows, np.int32)
-    else:
-        own = dict(zip(map(id, run.parts), maps, strict=True))
-        topics = _each(run, lambda part: _topics(part.batch, own[id(part)]), np.int32)
-    plain = np.array([topic[0] == ":" for topic in table])
-    subtopic = _coded(pa.array(topics, mask=plain[topics]) if plain.any() else pa.array(topics), table)
-    keys = codes.astype(np.int64) * len(table) + topics
-    if plain.any():  # no id stands in a plain channel
-        keys = np.where(plain[topics], len(texts) * len(table) + topics, keys)
-    encoded = pc.dictionary_encode(pa.array(keys))
-    texts = pa.concat_arrays([texts, pa.array([""])])
-    found = encoded.dictionary.to_numpy()
-    heads = pa.array([topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:" for topic in table])
-    tails = pa.array(["" if topic[0] == ":" else f":{topic}" for topic in table])
-    ids, of = texts.take(pa.array(found // len(table))), pa.array(found % len(table))
-    channels = pc.binary_join_element_wise(heads.take(of), ids, tails.take(of), "")
-    return pa.DictionaryArray.from_arrays(encoded.indices, channels), subtopic
-
-
-def _topics(batch: Batch, places: NDArray[np.int64]) -> NDArray[np.int64] | int:
-    return int(places[0]) if batch.topic is None else places[batch.topic]
+        return [*table], None
+    of = np.empty(run.rows, np.int32)
+    for part, start, count, own in zip(run.parts, run.starts, run.counts, maps, strict=True):
+        topic = part.batch.topic
+        of[start : start + count] = own[0] if topic is None else np.array(own, np.int32)[topic]
+    return [*table], of
 
 
 def _labels(run: _Run) -> pa.Array:
@@ -210,7 +184,7 @@ def _labels(run: _Run) -> pa.Array:
         if len(rows)
     ]
     if not borne:
-        return pa.nulls(run.rows, pa.list_(pa.string()))
+        return nulls(run.rows, _LABELS)
     rows = np.concatenate([rows for _, rows in borne])
     names = np.repeat(np.arange(len(borne)), [len(rows) for _, rows in borne])
     order = np.argsort(rows, kind="stable")
@@ -220,11 +194,12 @@ def _labels(run: _Run) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(counts == 0))
 
 
-def _notes(run: _Run, fates: NDArray[np.uint8]) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return rule, reason and the payload before a rewrite; of several rules at one row the last counts."""
-    unheard = fates == UNDELIVERABLE
+    unheard = np.broadcast_to(run.fates == UNDELIVERABLE, run.rows)
     if not unheard.any() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
-        return pa.nulls(run.rows, _NAME), pa.nulls(run.rows, _NAME), sparse_column(run.rows, {})
+        none = nulls(run.rows, NAME)
+        return none, none, sparse_column(run.rows, {})
     rules: dict[str, int] = {}
     reasons = {NO_LISTENER: 0}
     rule, reason = np.full(run.rows, -1, np.int32), np.where(unheard, 0, -1).astype(np.int32)
@@ -239,7 +214,7 @@ def _notes(run: _Run, fates: NDArray[np.uint8]) -> tuple[pa.Array, pa.Array, pa.
         for said in part.note.before:
             before.update(dict.fromkeys((start + np.frombuffer(said.rows, "<u4").astype(np.int64)).tolist(), said.line))
     return (
-        _coded(pa.array(rule, mask=rule < 0), rules),
-        _coded(pa.array(reason, mask=reason < 0), reasons),
+        coded(pa.array(rule, mask=rule < 0), [*rules]),
+        coded(pa.array(reason, mask=reason < 0), [*reasons]),
         sparse_column(run.rows, before),
     )

@@ -22,8 +22,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CHUNK_ROWS = 8_192  # more in one go gain nothing, and hold up whoever shares the process
-PIECE_BYTES = 16 * 2**20  # nor this much payload, of which the segment must hold all before it can be closed
+# A batch of rows costs 0.4 ms whatever it holds: with 8,192 rows a fifth of the time that its rows take. Of more than
+# these the columns no longer stay in the processor's cache.
+CHUNK_ROWS = 32_768
+PIECE_BYTES = 16 * 2**20  # of payload in a batch: the segment must hold all of it before it can be closed
 _SMALL_BYTES = 2**16  # are turned into rows sooner than a thread is asked to
 _AWAY_S = 0.1  # between attempts, beside the transport's own patience
 
@@ -49,7 +51,6 @@ class Intake:
 
     def __init__(self, transport: LogStore, exp_id: str) -> None:
         self.unreadable = 0
-        self.small = False  # the last read brought something, but little
         self._age_s = 0.0  # of the oldest entry of the last read
         self._read_at = 0.0
         self.away: str | None = None
@@ -67,7 +68,6 @@ class Intake:
         """Read the next entries."""
         items = await self._insist(partial(self._transport.read_log, read.cursors, read.limit, block_s))
         oldest = min((key(item.entry)[0] for item in items), default=None)
-        self.small = 0 < sum(map(size, items)) < _SMALL_BYTES
         self._read_at = time.time()
         self._age_s = 0.0 if oldest is None else max(0.0, self._read_at - oldest / 1000)
         return items

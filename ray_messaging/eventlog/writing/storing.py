@@ -89,6 +89,10 @@ class Storing:
         await self._insist(lambda: self._transport.log_written(self.epoch, marks, finished))
         self._crash("written")
 
+    async def give_back(self) -> None:
+        """Return memory that no segment uses to the system: only a writer at rest does not need it again at once."""
+        await asyncio.to_thread(pa.default_memory_pool().release_unused)
+
     def hurry(self) -> None:
         """Try everything once more at most: whoever closes does not wait for room on a disk."""
         self._hurried.set()
@@ -135,11 +139,7 @@ class Storing:
             "first_s": first_s,
             "last_s": last_s,
         }
-        try:
-            return self._folder.stage(sealed.number, table, meta)
-        finally:
-            del table
-            pa.default_memory_pool().release_unused()  # else the allocator keeps what the last segments took
+        return self._folder.stage(sealed.number, table, meta)
 
     async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try until it works; everything is kept meanwhile, and senders feel it once the streams are full."""

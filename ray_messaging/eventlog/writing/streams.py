@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ray_messaging.transports.base import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
-# One read brings about so many bytes: enough that its cost is not felt, little enough that memory stays flat however
-# many streams there are, and that whoever shares the event loop does not wait for it to be parsed.
-READ_BYTES = 2 * 2**20
+# One read brings about so many bytes: enough for one batch of rows, as large ones cost least, little enough that memory
+# stays flat however many streams there are, and that whoever asks meanwhile does not wait for it to be parsed.
+READ_BYTES = 6 * 2**20
 _WIDER = 4.0
 _DROPPED = 1_024  # streams that are remembered for those who asked for their ends just before they went
 _GUESS = 2**16  # bytes of an entry, as long as none was seen
@@ -30,6 +30,7 @@ class Streams:
         self.cursors: dict[str, str] = {}
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and the rows taken of it
         self.held: dict[str, tuple[int, int]] = {}  # stream -> messages and bytes that earlier writers took of it
+        self._seen: dict[str, str] = {}  # stream -> the last entry that was read, taken or not
         self._ended: dict[str, str] = {}  # stream -> its last entry
         self._dropped: deque[str] = deque(maxlen=_DROPPED)
         self._marks: dict[str, LogMark] = {}
@@ -42,6 +43,7 @@ class Streams:
         """Take over which streams there are; `ends` are the last entries of those that ended."""
         self.cursors = {name: self.cursors.get(name, START.entry) for name in [*streams.live, *streams.ended]}
         self._ended = {name: ends[name] for name in streams.ended}
+        self._seen = {name: entry for name, entry in self._seen.items() if name in self.cursors}
         self.held = {name: held for name, held in self.held.items() if name in self.cursors}
         self._marks = {name: mark for name, mark in self._marks.items() if name in self.cursors}
         self._changed.intersection_update(self.cursors)
@@ -51,14 +53,18 @@ class Streams:
         room = max(1, int(READ_BYTES // self._entry_bytes))
         names = [name for name in self.cursors if not self._done(name)]
         if len(names) <= room * self._reach:
-            return Read({name: self.cursors[name] for name in names}, max(1, room // max(1, len(names))), wait=True)
+            return Read(self._after(names), max(1, room // max(1, len(names))), wait=True)
         some = int(room * self._reach)
         start = self._turn % len(names)
         self._turn = start + some
-        return Read({name: self.cursors[name] for name in (names + names)[start : start + some]}, 1, wait=False)
+        return Read(self._after((names + names)[start : start + some]), 1, wait=False)
+
+    def _after(self, names: list[str]) -> dict[str, str]:
+        return {name: self._seen.get(name, self.cursors[name]) for name in names}
 
     def came(self, items: list[LogItem]) -> None:
-        """Learn from what a read brought."""
+        """Note what a read brought, which is to be taken before the next read's."""
+        self._seen.update((item.stream, item.entry) for item in items)
         if items:
             self._reach = 1.0
             mean = sum(map(size, items)) / len(items)
@@ -103,6 +109,7 @@ class Streams:
         """Let go of streams that are dropped."""
         for name in names:
             self.cursors.pop(name, None)
+            self._seen.pop(name, None)
             self._ended.pop(name, None)
             self._marks.pop(name, None)
             self.held.pop(name, None)

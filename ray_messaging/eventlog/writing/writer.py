@@ -8,20 +8,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from ray_messaging.errors import Closed, Fenced, LogError, MessagingError
+from ray_messaging.errors import Fenced, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
+from ray_messaging.eventlog.writing.ahead import Ahead
 from ray_messaging.eventlog.writing.goals import Goals
 from ray_messaging.eventlog.writing.growing import Growing, Sealed
 from ray_messaging.eventlog.writing.intake import Chunk, Intake
+from ray_messaging.eventlog.writing.refusals import gone, stuck
 from ray_messaging.eventlog.writing.storing import Storing
 from ray_messaging.eventlog.writing.streams import Streams
 from ray_messaging.transports.base import Limits
-from ray_messaging.transports.log_store import LogStore
+from ray_messaging.transports.log_store import LogItem, LogStore
 
 logger = logging.getLogger(__name__)
 
 # Two segments are in memory at most, the one that grows and the one that is being written, so these bound what the log
-# takes: some 90 MB with all that Parquet needs beside. Files of half the size would take 70, of double 140.
+# takes: some 200 MB with all that reading, building and Parquet need beside. A busy writer keeps that for the segment
+# that comes next, one at rest gives back what it can.
 SEGMENT_ROWS = 131_072
 SEGMENT_BYTES = 24 * 2**20
 # As old may be what only the streams hold: every so often a file is written that is not full yet.
@@ -65,6 +68,7 @@ class LogWriter:
         self._storing = Storing(transport, folder, exp_id, crash=crash, troubled=self._hold)
         self._intake = Intake(transport, exp_id)
         self._streams = Streams()
+        self._ahead = Ahead(self._intake, self._streams)
         self._goals = Goals(self._streams.reached)
         self._growing = Growing(1, 0)
         self._full: Sealed | None = None  # and not durable yet
@@ -163,23 +167,26 @@ class LogWriter:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        while True:
-            read = self._streams.next()
-            items = await self._intake.read(read, self._patience() if read.wait else 0.0)
-            self._streams.came(items)
-            marked = False
-            async for chunk in self._intake.chunks(items):
-                marked |= chunk.marked
-                self._add(chunk)
-                if self._growing.rows >= self._full_rows or self._growing.nbytes >= self._full_bytes:
-                    await self._rotate()
-            if marked:
-                self._streams.update(*await self._intake.look())
-            if self._growing.age() >= self._old_s and not self._busy:
-                sealed = self._growing.seal(self._streams)
-                self._writing = self._spawn(partial(self._store, sealed, closed=False), "file")
-            if self._intake.small:
-                await self._goals.lull(_GATHER_S)
+        try:
+            while True:
+                await self._take(await self._ahead.items(self._patience))
+                if self._ahead.few:
+                    await self._goals.lull(_GATHER_S)
+        finally:
+            await self._ahead.close()
+
+    async def _take(self, items: list[LogItem]) -> None:
+        marked = False
+        async for chunk in self._intake.chunks(items):
+            marked |= chunk.marked
+            self._add(chunk)
+            if self._growing.rows >= self._full_rows or self._growing.nbytes >= self._full_bytes:
+                await self._rotate()
+        if marked:
+            self._streams.update(*await self._intake.look())
+        if self._growing.age() >= self._old_s and not self._busy:
+            sealed = self._growing.seal(self._streams)
+            self._writing = self._spawn(partial(self._store, sealed, closed=False), "file")
 
     def _patience(self) -> float:
         if not self._growing.waiting:
@@ -217,7 +224,7 @@ class LogWriter:
 
     def _hold(self) -> None:
         if self._held:
-            self._goals.fail(self._stuck())
+            self._goals.fail(stuck(self.exp_id, self.folder, self._storing.trouble))
 
     def _next(self) -> Sealed:
         """Close the open segment, and begin the next one."""
@@ -237,6 +244,8 @@ class LogWriter:
             self._growing.stored = segment
         await self._storing.confirm(sealed.marks, sealed.finished)
         self._streams.forget(sealed.finished)
+        if not closed:
+            await self._storing.give_back()
 
     async def _written(self) -> None:
         """Wait until no file is being written."""
@@ -251,7 +260,7 @@ class LogWriter:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await self._written()
-        self._goals.fail(self._gone())
+        self._goals.fail(gone(self.exp_id, self.folder))
         if self.error is None and self._growing.waiting:
             closed = self._growing.rows > 0
             sealed = self._next() if closed else self._growing.seal(self._streams)
@@ -282,19 +291,9 @@ class LogWriter:
         if self.error is not None:
             raise self.error.with_traceback(None)
         if self._closed:
-            raise self._gone()
+            raise gone(self.exp_id, self.folder)
 
     def _check(self) -> None:
         self._check_alive()
         if self._held and self._storing.trouble is not None:
-            raise self._stuck()
-
-    def _gone(self) -> Closed:
-        return Closed(f"the event log's writer of {self.exp_id} was closed: read its folder {self.folder.where}")
-
-    def _stuck(self) -> LogError:
-        return LogError(
-            f"the event log of {self.exp_id} stands still, what it has read is not written yet: "
-            f"{self._storing.trouble}; what comes meanwhile waits in the streams",
-            path=self.folder.where,
-        )
+            raise stuck(self.exp_id, self.folder, self._storing.trouble)

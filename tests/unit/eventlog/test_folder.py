@@ -16,6 +16,7 @@ import pytest
 from writing_support import batch_of
 
 from ray_messaging.errors import LogError
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.columns import Part, record_batch
@@ -62,6 +63,20 @@ def test_a_segment_reads_back_as_it_was_written(folder):
         found = file.read()
     assert found.schema.remove_metadata() == SCHEMA
     assert found.to_pylist() == table.to_pylist()
+
+
+def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, monkeypatch):
+    def of_before(table):  # zstd, texts with dictionaries of Parquet's own
+        return {"compression": "ZSTD", "compression_level": 1, "write_statistics": ["fate"]}
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ray_messaging.eventlog.folder.parquet_options", of_before)
+        folder.write(1, table_of(5), meta())
+    folder.write(2, table_of(5, first=5), meta(5))
+    log = EventLog.open(folder.where)
+    assert log.query()["message_id"].to_pylist() == [f"s-1-{number}" for number in range(10)]
+    assert log.query(to_id=3)["position"].to_pylist() == [3, 8]
+    assert log.count("fate").to_pylist() == [{"fate": "delivered", "count": 10}]
 
 
 def test_a_segment_without_rows_can_be_written(folder):

@@ -119,6 +119,56 @@ def test_the_rows_do_not_keep_the_frame_alive():
     assert found.to_pylist() == before
 
 
+# -- many rows: the columns are put together from what repeats ---------------------------------------------------------
+
+
+NUMBERS = {
+    "as they come": None,
+    "in one piece": np.arange(500, 700, dtype=np.uint32),
+    "with gaps": np.arange(0, 40_000, 200, dtype=np.uint32),
+    "in no order": np.random.default_rng(1).permutation(200).astype(np.uint32),
+    "the first and the last right": np.array([0, *[7] * 198, 199], np.uint32),
+    "far apart": np.linspace(0, 2**32 - 1, 200).astype(np.uint32),
+}
+
+
+@pytest.mark.parametrize("first", [0, 800, 950, 9_900, 9_999_900, 2**61])
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_ids_of_many_messages_are_what_their_senders_were_told(first, numbers):
+    one = batch_of(200, first=first, numbers=NUMBERS[numbers])
+    other = batch_of(200, first=10**6, sender="sénder")
+    items = [item_of(one), item_of(other, "m:2"), item_of(batch_of(3, first=10**6), "m:2")]
+    assert rows_of(*items) == [row for item in items for row in expected(item)]
+
+
+@pytest.mark.parametrize("low", [-(2**63), -150, 0, 2**63 - 300])
+@pytest.mark.parametrize("width", [1, 299, 2**62])
+def test_channels_of_many_agents_are_theirs(low, width):
+    to_ids = np.random.default_rng(1).integers(low, min(low + width, 2**63 - 1), 300, endpoint=True)
+    topic = np.arange(300, dtype=np.uint16) % 3
+    frames = [
+        batch_of(300, to_ids=Ids(to_ids)),
+        batch_of(300, to_ids=Ids(to_ids), topics=("user-chat", "agent-chat", ":all"), topic=topic),
+        batch_of(3, to_ids=Ids.of([low, "ann", None])),
+    ]
+    items = [item_of(batch) for batch in frames]
+    for some in ([items[0]], items[:2], items):
+        assert rows_of(*some) == [row for item in some for row in expected(item)]
+
+
+def test_more_rows_than_columns_share_memory_for():
+    rows = 70_000
+    batch = batch_of(rows, payload={"n": 1})
+    note = note_of("undeliverable")
+    for item in (item_of(batch), noted_item(batch, note)):
+        found = record_batch("exp", [take(item).part])
+        found.validate(full=True)
+        assert found["row"].to_numpy().tolist() == [*range(rows)]
+        assert {found[name].null_count for name in ("step", "labels", "rule", "from_name", "payload_before")} == {rows}
+        assert {len(found[name].unique()) for name in ("sender", "mailbox", "fate", "noted", "subtopic")} == {1}
+        assert len(found["message_id"].unique()) == rows
+
+
 # -- payloads ---------------------------------------------------------------------------------------------------------
 
 

@@ -656,6 +656,70 @@ async def test_very_many_streams_are_read_some_at_a_time(society, writers, monke
     assert max(asked[1:]) < 60, "a read brought an entry of each stream at once"
 
 
+@pytest.fixture
+def eager(monkeypatch):
+    """Read ahead however little there is, an entry of each stream at a time."""
+    monkeypatch.setattr("ray_messaging.eventlog.writing.ahead._MUCH", 1)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.streams.READ_BYTES", 1_000)
+
+
+@pytest.mark.usefixtures("eager")
+async def test_what_is_read_ahead_is_logged_once_and_in_order(society, writers, tmp_path):
+    for name in "abc":
+        await society.mailbox(name)
+    writer = await writers(segment_rows=25)
+    for number in range(60):
+        await society.send("abc"[number % 3], 3)
+        await society.block(1)
+        if number == 30:
+            epoch = await society.mailbox("d")
+            await society.send("d", 3)
+            await society.transport.remove("d", epoch)
+    await within(writer.caught_up())
+    assert sorted(seen(writer)) == sorted(society.written)
+    await within(writer.close())
+    rows = ds.dataset(tmp_path / "log").to_table(columns=["mailbox", "message_id"]).to_pylist()
+    for name in "abcd":
+        numbers = [int(row["message_id"].rpartition("-")[2]) for row in rows if row["mailbox"] == name]
+        assert numbers == sorted(numbers)
+    assert len(rows) == len(society.written)
+
+
+@pytest.mark.usefixtures("eager")
+async def test_who_dies_while_it_reads_ahead_lost_nothing(society, writers, tmp_path):
+    await society.mailbox("a")
+    for after in range(6):
+        crash = Crash("staged", after)
+        writer = await writers(segment_rows=10, crash=crash)
+        for _ in range(20):
+            await society.send("a", 3)
+        await crash.near()
+        with suppress(MessagingError):
+            await within(writer.close())
+    await within((await writers()).close())
+    assert logged(tmp_path / "log") == society.written
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, writers, monkeypatch):
+    class Flaky(MemoryTransport):
+        reads = 0
+
+        async def read_log(self, cursors, count, block_s):
+            self.reads += 1
+            if self.reads % 3 == 0:
+                raise ConnectionFailed("away")
+            return await super().read_log(cursors, count, block_s)
+
+    monkeypatch.setattr("ray_messaging.eventlog.writing.intake._AWAY_S", 0.001)
+    await society.mailbox("a")
+    writer = await writers(Flaky(society.server, "exp"))
+    for _ in range(30):
+        await society.send("a", 3)
+    await within(writer.caught_up())
+    assert seen(writer) == society.written
+
+
 # -- every server -----------------------------------------------------------------------------------------------------
 
 

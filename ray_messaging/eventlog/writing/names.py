@@ -1,0 +1,74 @@
+"""Columns that say the same of all rows of a frame: what they repeat is looked up once, and memory is shared."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+NAME = pa.dictionary(pa.int32(), pa.string())
+
+# As many rows as a chunk of the bulk path has, and more: longer columns are made when they come.
+_SHARED_ROWS = 65_536
+
+Codes = NDArray[np.int32]
+
+
+def nulls(rows: int, kind: pa.DataType) -> pa.Array:
+    """Return a column without values."""
+    return _shared_nulls(kind).slice(0, rows) if rows <= _SHARED_ROWS else pa.nulls(rows, kind)
+
+
+def truth(rows: int, *, value: bool) -> pa.BooleanArray:
+    """Return a column of one truth value."""
+    return _shared_truth(value).slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.full(rows, value))
+
+
+def places(rows: int) -> Codes:
+    """Return 0, 1, 2, ..., int32 (rows,); not to be written to."""
+    return _shared_places()[:rows] if rows <= _SHARED_ROWS else np.arange(rows, dtype=np.int32)
+
+
+def coded(codes: pa.Array, names: Sequence[str]) -> pa.DictionaryArray:
+    """Return a column of names by codes, each of which is one of a name or null; that is not looked at again."""
+    return pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()), safe=False)
+
+
+def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
+    """Return a column that is each name, or null, for so many rows."""
+    table: dict[str, int] = {}
+    found = [-1 if name is None else table.setdefault(name, len(table)) for name in names]
+    first = found[0]
+    if all(code == first for code in found):
+        rows = sum(counts)
+        return nulls(rows, NAME) if first < 0 else coded(same(rows), [*table])
+    codes = np.repeat(np.array(found, np.int32), counts)
+    return coded(pa.array(codes, mask=codes < 0 if -1 in found else None), [*table])
+
+
+def same(rows: int) -> pa.Array:
+    """Return the codes of a column whose rows all have the first name."""
+    return _shared_zeros().slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.zeros(rows, np.int32))
+
+
+@cache
+def _shared_nulls(kind: pa.DataType) -> pa.Array:
+    return pa.nulls(_SHARED_ROWS, kind)
+
+
+@cache
+def _shared_truth(value: bool) -> pa.BooleanArray:  # noqa: FBT001 - a cache's key
+    return pa.array(np.full(_SHARED_ROWS, value))
+
+
+@cache
+def _shared_zeros() -> pa.Array:
+    return pa.array(np.zeros(_SHARED_ROWS, np.int32))
+
+
+@cache
+def _shared_places() -> Codes:
+    found = np.arange(_SHARED_ROWS, dtype=np.int32)
+    found.flags.writeable = False
+    return found
