@@ -149,7 +149,8 @@ class Lines:
                 pass  # found again below, with its row
             else:
                 made = cls(blob, len(payloads))
-                if _count(blob, 0) != len(payloads):
+                # Whoever sends them must know where they end anyway; of very much it is not kept.
+                if (_count(blob, 0) if len(blob) > _MANY else len(made._line_ends())) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
                 # Only a blob of that size can hold a payload above the limit.
                 if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
@@ -189,6 +190,11 @@ class Lines:
             return np.fromiter(map(len, self._list), np.int64, self.count)
         return np.diff(self._line_ends(), prepend=self._at) - 1
 
+    @property
+    def volumes(self) -> NDArray[np.int64]:
+        """Return the bytes up to the end of each line, each with its newline, int64 (count,)."""
+        return self._line_ends() - self._at if self._list is None else np.cumsum(self.sizes + 1)
+
     def _line_ends(self) -> NDArray[np.intp]:
         """Return where each line ends in what `_blob` is, behind its newline; not of raw lines, which are a list."""
         if self._ends is None:
@@ -200,7 +206,7 @@ class Lines:
     def pack(self) -> None:
         """Keep the blob alone: an object per line, kept for long, costs more to free than all else that it is for."""
         if not self.raw and self.blob:
-            self._list = None
+            self._list = self._ends = None
 
     def row(self, row: int) -> bytes:
         """Return the payload of a row."""

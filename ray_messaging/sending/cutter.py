@@ -155,9 +155,11 @@ class Cutter:
         shared = mailbox != BARE or lines.index is None  # each row is published by itself
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
-        rows = np.arange(count) if rows is None else rows
-        sizes = lines.sizes
-        volumes = np.cumsum(sizes[rows if lines.index is None else lines.index[rows]] + row_bytes)
+        if rows is None and lines.index is None:
+            rows, volumes = np.arange(count), lines.volumes + row_bytes * np.arange(1, count + 1)
+        else:
+            rows = np.arange(count) if rows is None else rows
+            volumes = np.cumsum(lines.sizes[rows if lines.index is None else lines.index[rows]] + row_bytes)
         parts: list[Rows | None] = []
         low = 0
         while low < count:

@@ -196,7 +196,7 @@ class Posting:
         if rows is None or (not self._left and len(rows) == len(self.batch) and not self.errors):
             self._tell_all()
         else:
-            self._tell_some(rows.tolist())
+            self._tell_some(rows)
         if not self._left:
             self._told = True
             self._finished(self)
@@ -213,9 +213,9 @@ class Posting:
             if not many.done():
                 many.set_result(Receipts([(outcome, low, high)]))
 
-    def _tell_some(self, rows: list[int]) -> None:
+    def _tell_some(self, rows: Rows) -> None:
         fates, singles = self.outcome.fates, self._parcel.singles
-        for row in rows if singles else ():
+        for row in rows.tolist() if singles else ():
             future = singles[row]
             if future is None or future.done():
                 continue
@@ -225,7 +225,10 @@ class Posting:
                 future.set_result(self.outcome.receipt(row))
         for low, high, many in self._parcel.manies:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
-            if many.done() or any(row not in self.errors for row in unknown.tolist()):
+            # Most often nothing has failed yet: then there is no need to look at each.
+            if many.done() or len(unknown) > len(self.errors):
+                continue
+            if any(row not in self.errors for row in unknown.tolist()):
                 continue
             if len(unknown):
                 many.set_exception(self._part(low, high))
