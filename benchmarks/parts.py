@@ -48,7 +48,9 @@ def _axis(name: str, plan: Plan) -> Part:
 
 
 def _peers(plan: Plan, envs: Path) -> list[tuple[Peer, Part]]:
-    return [(peer, _peer(peer, agents, plan, envs)) for peer in PEERS for agents in peer.agents]
+    sizes = [(peer, agents) for peer in PEERS for agents in peer.agents]
+    sizes += [(peer, agents) for peer in PEERS for agents in peer.again]
+    return [(peer, _peer(peer, agents, plan, envs)) for peer, agents in sizes]
 
 
 def _peer(peer: Peer, agents: int, plan: Plan, envs: Path) -> Part:
