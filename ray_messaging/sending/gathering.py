@@ -98,23 +98,31 @@ class Gathering:
     def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
         """Accept one message, at once if there is room; await what this returns, at once, for its receipt."""
         draft = self._open
-        cells = draft.cells
-        if len(cells) >= draft.end or len(line) >= LARGE_LINE:
+        if len(draft.cells) < draft.end and len(line) < LARGE_LINE:
+            future = self._new_future()
+            draft.cells += (from_id, to_id, topic, line, time(), future)
+            return future
+        self._count()
+        if self.room.crowded:
             return self._append_in_turn(from_id, to_id, topic, line)
-        future = self._new_future()
-        cells += (from_id, to_id, topic, line, time(), future)
-        return future
+        self._raise_if_broken()
+        return self._append(from_id, to_id, topic, line)
 
     async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
-        """Accept one message when there is room, and let as many small ones in behind it as there is room for."""
         await self.enter()
+        return await self._append(from_id, to_id, topic, line)
+
+    def _append(
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
+    ) -> "asyncio.Future[Receipt]":
+        """Accept one message, and let as many small ones in behind it as there is room for."""
         size = len(line) + 1
         draft = self._draft(size if size > LARGE_LINE else 0)
         future = self._new_future()
         draft.cells += (from_id, to_id, topic, line, time(), future)
         self._admit()
         self._wake()  # it sleeps only while no draft is open
-        return await future
+        return future
 
     def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
         """Accept messages to many, as one batch; whoever finds no room waits for it before."""
