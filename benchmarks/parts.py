@@ -49,7 +49,8 @@ def _axis(name: str, plan: Plan) -> Part:
 
 def _peers(plan: Plan, envs: Path) -> list[tuple[Peer, Part]]:
     sizes = [(peer, agents) for peer in PEERS for agents in peer.agents]
-    sizes += [(peer, agents) for peer in PEERS for agents in peer.again]
+    # By size, so that what is compared stands side by side.
+    sizes += sorted(((peer, agents) for peer in PEERS for agents in peer.again), key=lambda pair: pair[1])
     return [(peer, _peer(peer, agents, plan, envs)) for peer, agents in sizes]
 
 
