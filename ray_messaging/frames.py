@@ -13,14 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.checksum import crc32
 from ray_messaging.errors import FrameError
 from ray_messaging.ids import NONE, STR, Ids
 from ray_messaging.lines import Lines
-
-try:  # by the processor's own instructions, in a tenth of the time
-    from isal.isal_zlib import crc32
-except ImportError:  # there is none for this machine
-    from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # before a mailbox's name: the sender of what foreign clients published
 MAGIC, VERSION, FRAME_LIMIT = b"RM", 1, 256 * 2**20

@@ -3,10 +3,18 @@
 import asyncio
 from collections import defaultdict
 
+import msgspec
 import pytest
 
 from ray_messaging.channels import parse_channel
-from ray_messaging.errors import Closed, MailboxFull, MessagingError
+from ray_messaging.errors import (
+    Closed,
+    InvalidAddress,
+    InvalidPayload,
+    MailboxFull,
+    MessagingError,
+    PayloadTooLarge,
+)
 from ray_messaging.frames import decode
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import MaxLength
@@ -168,6 +176,51 @@ async def test_whoever_is_let_in_and_cancelled_in_that_moment_passes_the_turn_on
     async with asyncio.timeout(WAIT_S):
         await third
     assert went == [1, 2]
+
+
+# -- messages that share a batch ---------------------------------------------------------------------------------------
+
+
+async def test_who_gives_up_takes_nobody_elses_receipt(pair):
+    sender, receiver = await pair()
+    gate, channel = sender.engine.outbox.judge, sender.get_agent_chat_channel(1)
+    tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(6)]
+    await gate.asked.wait()
+    for n in (0, 2, 3):
+        tasks[n].cancel()
+    gate.opened.set()
+    await asyncio.wait(tasks, timeout=WAIT_S)
+    assert [n for n, task in enumerate(tasks) if task.cancelled()] == [0, 2, 3]
+    found = {message.payload["n"]: message.id for message in await fetched(receiver, 6)}
+    assert {n: tasks[n].result().message_id for n in (1, 4, 5)} == {n: found[n] for n in (1, 4, 5)}
+    assert empty(sender)
+
+
+BAD = [
+    ({"from_id": 2**63}, InvalidAddress),
+    ({"from_id": -(2**63) - 1}, InvalidAddress),
+    ({"from_id": True}, InvalidAddress),
+    ({"to_id": 2}, InvalidAddress),
+    ({"to_id": True}, InvalidAddress),
+    ({"payload": {"raw": msgspec.Raw(b"[1,\n2]")}}, InvalidPayload),
+    ({"payload": {"set": object()}}, InvalidPayload),
+    ({"payload": [1]}, InvalidPayload),
+    ({"payload": {"t": "x" * 3_000}}, PayloadTooLarge),
+    ({"channel": ["unhashable"]}, InvalidAddress),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error"), BAD, ids=repr)
+async def test_a_message_is_checked_behind_another_one_too(pair, wrong, error):
+    sender, receiver = await pair(is_open=True, payload_bytes=2_500)
+    right = {"channel": sender.get_agent_chat_channel(1), "payload": {"n": 1}, "from_id": 5}
+    fine = [right, right | {"to_id": 1}, right | {"from_id": -(2**63)}, right | {"from_id": 2**63 - 1}]
+    sends = [sender.send_message(**each) for each in (right, right | wrong, *fine)]
+    first, caught, *rest = await asyncio.gather(*sends, return_exceptions=True)
+    assert isinstance(caught, error)
+    assert [receipt.fate for receipt in (first, *rest)] == ["delivered"] * 5
+    assert [message.from_id for message in await fetched(receiver, 5)] == [5, 5, 5, -(2**63), 2**63 - 1]
+    assert empty(sender)
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
