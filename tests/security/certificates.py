@@ -6,6 +6,8 @@ import subprocess
 import pytest
 
 HOST = "127.0.0.1"
+# Python 3.13 asks for these, and for the authority's key usage.
+KEYS = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 # name -> authority, the name that it certifies, days from today
 CERTIFICATES = {
@@ -27,10 +29,11 @@ def make_certificates(folder):
         subprocess.run(["openssl", *map(str, args)], cwd=folder, check=True, capture_output=True)
 
     for name in ("ca", "stranger"):
-        openssl("req", "-x509", *KEY, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
+        openssl("req", "-x509", *KEY, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
+                "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
     for name, (authority, alternative, days) in CERTIFICATES.items():
         openssl("req", *KEY, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        (folder / f"{name}.ext").write_text(f"subjectAltName={alternative}\n")
+        (folder / f"{name}.ext").write_text(f"subjectAltName={alternative}\n{KEYS}")
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key",
                 "-CAcreateserial", "-days", days, "-out", f"{name}.pem", "-extfile", f"{name}.ext")  # fmt: skip
     openssl("pkey", "-in", "client.key", "-aes128", "-passout", "pass:x", "-out", "locked.key")

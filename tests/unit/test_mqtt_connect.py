@@ -15,6 +15,8 @@ from ray_messaging.transports.mqtt import connection
 
 SECRET = "s3cret"
 HOST = "127.0.0.1"
+# Python 3.13 asks for these, and for the authority's key usage.
+KEYS = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +29,11 @@ def tls_files(tmp_path_factory):
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     for name in ("ca", "stranger"):
-        openssl("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
+        openssl("req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
+                "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
     for name in ("server", "client"):
         openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        (folder / "names").write_text(f"subjectAltName=IP:{HOST}\n")
+        (folder / "names").write_text(f"subjectAltName=IP:{HOST}\n{KEYS}")
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
                 "-out", f"{name}.pem", "-extfile", "names")  # fmt: skip
     return folder
