@@ -202,10 +202,10 @@ BAD = [
     ({"from_id": True}, InvalidAddress),
     ({"to_id": 2}, InvalidAddress),
     ({"to_id": True}, InvalidAddress),
-    ({"payload": {"raw": msgspec.Raw(b"[1,\n2]")}}, InvalidPayload),
-    ({"payload": {"set": object()}}, InvalidPayload),
+    pytest.param({"payload": {"raw": msgspec.Raw(b"[1,\n2]")}}, InvalidPayload, id="a line end"),
+    pytest.param({"payload": {"of": object()}}, InvalidPayload, id="no JSON"),
     ({"payload": [1]}, InvalidPayload),
-    ({"payload": {"t": "x" * 3_000}}, PayloadTooLarge),
+    pytest.param({"payload": {"t": "x" * 3_000}}, PayloadTooLarge, id="too large"),
     ({"channel": ["unhashable"]}, InvalidAddress),
 ]
 
