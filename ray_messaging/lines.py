@@ -149,8 +149,7 @@ class Lines:
                 pass  # found again below, with its row
             else:
                 made = cls(blob, len(payloads))
-                # Whoever sends them must know where they end anyway; of very much it is not kept.
-                if (_count(blob, 0) if len(blob) > _MANY else len(made._line_ends())) != len(payloads):
+                if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
                 # Only a blob of that size can hold a payload above the limit.
                 if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from ray_messaging.sending import noting
 from ray_messaging.sending.posting import Posting, Rows
 from ray_messaging.transports.base import LOG, Noted, Published
 
-_ROW_BYTES = 40  # what the columns take of a message, beside names
 # One script call holds the server up for everybody, and ever longer the more it brings (2 MiB: some ms; 32 MiB: half a
 # second): a frame has no more than this, but for one payload that is larger.
 CALL_BYTES = 2 * 2**20
@@ -151,7 +150,7 @@ class Cutter:
             return [rows]
         most_rows = count if record is None else record.frame_rows
         most_bytes = _CRATE_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
-        row_bytes = _ROW_BYTES + posting.batch.from_ids.width + posting.batch.to_ids.width
+        row_bytes = _row_bytes(posting.outgoing)
         shared = mailbox != BARE or lines.index is None  # each row is published by itself
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
@@ -203,3 +202,13 @@ class Cutter:
             Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))
             for row, to_id in enumerate(batch.to_ids.tolist())
         ]
+
+
+def _row_bytes(batch: Batch) -> int:
+    """Return the most bytes that a message takes in a frame beside its payload."""
+    ids, lines = (batch.from_ids, batch.to_ids), batch.lines
+    columns: list[Any] = [batch.numbers, batch.topic, batch.step, batch.sent_at, None if lines is None else lines.index]
+    columns += [column for each in ids for column in (each.values, each.kinds)]
+    in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
+    # A row that is named in the header takes an uint32 there.
+    return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

@@ -29,6 +29,9 @@ from redis.exceptions import (
 
 from ray_messaging.transports.redis.takeover import connect, take_over
 
+_LARGE = 16 * 2**10  # bytes of an argument: hiredis copies each of them three times
+_KEPT_BYTES = 4 * 2**20  # of the buffer for replies, between two of them: it grows by copies of itself
+
 
 class ServerBusyError(ResponseError):
     """The server cannot serve this now; it can be asked again."""
@@ -51,6 +54,23 @@ _ERRORS: dict[str, type[Exception]] = {
 def reply_error(text: str) -> Exception:
     """Turn an error reply into redis-py's exception for it."""
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
+
+
+def pieces_of(args: Sequence[Any]) -> list[bytes]:
+    """Return a command as the server reads it, in pieces: a large argument is one of its own, and not copied."""
+    large = [at for at, arg in enumerate(args) if type(arg) is bytes and len(arg) >= _LARGE]
+    if not large:
+        return [hiredis.pack_command(tuple(args))]
+    pieces, before, low = list[bytes](), b"*%d\r\n" % len(args), 0
+    for at in large:
+        pieces += [b"%b%b$%d\r\n" % (before, _items(args[low:at]), len(args[at])), args[at]]
+        before, low = b"\r\n", at + 1
+    return [*pieces, before + _items(args[low:])]
+
+
+def _items(args: Sequence[Any]) -> bytes:
+    """Return some arguments of a command as the server reads them, without the count that comes before them."""
+    return hiredis.pack_command(tuple(args)).partition(b"\n")[2] if args else b""
 
 
 class _Call(NamedTuple):
@@ -76,6 +96,7 @@ class Wire(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # loop time
         self._reader = hiredis.Reader(replyError=reply_error)
+        self._reader.setmaxbuf(_KEPT_BYTES)
         # Kept, as redis-py closes the socket of a connection that nobody holds.
         self._connection = connection
         self._transport = take_over(connection, self)
@@ -102,12 +123,13 @@ class Wire(asyncio.Protocol):
         if self._lost is not None or self._transport.is_closing():
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
-        packed = hiredis.pack_command(tuple(args))
-        self._written += len(packed)
+        pieces = pieces_of(args)
+        self._written += sum(map(len, pieces))
         now = loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
-        self._transport.write(packed)
+        for piece in pieces:
+            self._transport.write(piece)
         # The timer may be an earlier call's: what it knows of bytes that left says nothing of this one's.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
