@@ -16,6 +16,7 @@ Pair = tuple[AgentId | None, AgentId | None]
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
+_LEAST_SLOTS = 2**16  # a row that is found there by chance is looked up, which takes as long as the arithmetic of thirty
 _LEAST_ROOM = 16
 _FEW = 8  # rows: looking them up is quicker than the arithmetic on columns that would rule them out
 
@@ -107,10 +108,10 @@ class PairIndex:
 
 
 class _Bitmap:
-    """Answer for hashes whether they may be there: 16 places for each pair of ints, and room for as many again."""
+    """Answer for hashes whether they may be there: 16 places or more for each pair of ints, room for as many again."""
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
-        size = 1 << max(6, (len(pairs) * _SLOTS_PER_PAIR).bit_length())
+        size = max(_LEAST_SLOTS, 1 << (len(pairs) * _SLOTS_PER_PAIR).bit_length())
         self._shift = np.uint64(64 - size.bit_length() + 1)
         self._places = np.zeros(size, np.bool_)
         self._room = len(pairs) + _LEAST_ROOM
