@@ -1,8 +1,10 @@
-"""Measure one peer, in the environment that has it: a job as JSON on stdin, figures as JSON lines on stdout.
+"""Measure one peer, in the environment that has it: tasks as JSON lines on stdin, figures as JSON lines on stdout.
 
-    PYTHON -m benchmarks.drive <<< '{"peer": "pyzmq asyncio", "agents": 2000, "plan": {"quick": true, "seconds": 0.7,
-        "repeats": 1}, "kinds": ["bulk", "awaited", "lone"], "server": null}'
+    PYTHON -m benchmarks.drive <<< '{"peer": "pyzmq asyncio", "agents": 2000, "server": null}
+        {"kinds": ["bulk", "awaited", "lone"], "seconds": 0.7, "repeats": 1, "pings": 200, "warm_s": 0.7}'
 
+The first line says whom to start; each further one is a task, done when it is read, so that whoever holds the other end
+can have it done at the right time. Each line is answered by its figures and a line "done". The end of stdin ends it.
 Rates are counted where messages arrive. Imports nothing of ours: peers' environments do not have it.
 """
 
@@ -17,13 +19,12 @@ from typing import Any, NamedTuple
 
 import ray
 
-from benchmarks.figures import Figure, Plan, emit, percentiles
+from benchmarks.figures import DONE, Figure, Task, emit, percentiles
 from benchmarks.peers import Peer, named
 
 AXIS = "peers"
 PERCENTILES = (50, 99, 99.9)
-WARM_S, WARM_PINGS = 1.0, 20
-QUICK_PINGS = 200
+WARM_PINGS = 20
 
 
 class Rate(NamedTuple):
@@ -56,44 +57,41 @@ def lone(halves: Sequence[Any], pings: int, before: list[int]) -> list[float]:
 class Run:
     """One peer, started, at one size."""
 
-    def __init__(self, peer: Peer, agents: int, plan: Plan, server: dict[str, Any] | None) -> None:
+    def __init__(self, peer: Peer, agents: int, server: dict[str, Any] | None) -> None:
         module, name = peer.start.split(":")
         began = time.perf_counter()
         self.started = getattr(importlib.import_module(module), name)(agents, server)
         ray.get([half.ready.remote() for half in self.started.halves])
         self.notes = [f"set up in {time.perf_counter() - began:.1f} s", *getattr(self.started, "notes", ())]
-        self.peer, self.agents, self.plan = peer, agents, plan
+        self.peer, self.agents = peer, agents
         self.before = [0, 0]
 
-    def figures(self, kinds: Sequence[str]) -> Iterator[Figure]:
-        """Measure one kind after the other."""
-        halves = self.started.halves
-        has_bulk = hasattr(halves[0], "bulk")
-        for kind in kinds:
+    def figures(self, task: Task) -> Iterator[Figure]:
+        """Measure one kind after the other; who has no calls for a bulk is measured at "awaited", once for both."""
+        found: dict[str, list[Rate]] = {}
+        for kind in task.kinds:
             if kind == "lone":
-                yield from self._lone()
-            elif kind == "awaited" or has_bulk:
-                figure = self._rate(kind)
-                yield figure
-                if not has_bulk and "bulk" in kinds:
-                    yield self._figure("bulk", figure.unit, figure.values, "no bulk path: the same calls")
+                yield from self._lone(task)
+                continue
+            calls = kind if hasattr(self.started.halves[0], kind) else "awaited"
+            if calls not in found:
+                found[calls] = self._rates(calls, task)
+            sent, lost = sum(each.sent for each in found[calls]), sum(each.lost for each in found[calls])
+            told = [f"no {kind} path: the same calls"] if calls != kind else []
+            told += [f"{lost:,} of {sent:,} lost"] if lost else []
+            yield self._figure(kind, "messages/s", [each.per_s for each in found[calls]], *told)
 
-    def _rate(self, kind: str) -> Figure:
-        halves, plan = self.started.halves, self.plan
-        rate(halves, kind, min(WARM_S, plan.seconds), self.before)
-        found = [rate(halves, kind, plan.seconds, self.before) for _ in range(plan.repeats)]
-        sent, lost = sum(each.sent for each in found), sum(each.lost for each in found)
-        told = [f"{lost:,} of {sent:,} lost"] if lost else []
-        return self._figure(kind, "messages/s", [each.per_s for each in found], *told)
+    def _rates(self, calls: str, task: Task) -> list[Rate]:
+        rate(self.started.halves, calls, task.warm_s, self.before)
+        return [rate(self.started.halves, calls, task.seconds, self.before) for _ in range(task.repeats)]
 
-    def _lone(self) -> Iterator[Figure]:
-        halves, pings = self.started.halves, min(self.peer.pings, QUICK_PINGS if self.plan.quick else self.peer.pings)
-        lone(halves, WARM_PINGS, self.before)
-        runs = [lone(halves, pings, self.before) for _ in range(self.plan.repeats)]
+    def _lone(self, task: Task) -> Iterator[Figure]:
+        lone(self.started.halves, WARM_PINGS, self.before)
+        runs = [lone(self.started.halves, task.pings, self.before) for _ in range(task.repeats)]
         found = [percentiles(run, *PERCENTILES) for run in runs if run]
         if not found:
-            raise RuntimeError(f"{self.peer.name}: none of {pings} lone messages arrived")
-        short = "" if min(map(len, runs)) == pings else f"{min(map(len, runs))} of {pings} timed"
+            raise RuntimeError(f"{self.peer.name}: none of {task.pings} lone messages arrived")
+        short = "" if min(map(len, runs)) == task.pings else f"{min(map(len, runs))} of {task.pings} timed"
         for place, percent in enumerate(PERCENTILES):
             yield self._figure(f"lone p{percent}", "ms", [each[place] for each in found], short)
 
@@ -103,14 +101,17 @@ class Run:
 
 
 def main() -> None:
-    """Do the job on stdin."""
-    job = json.loads(sys.stdin.read())
+    """Do the tasks on stdin."""
+    job = json.loads(sys.stdin.readline())
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns that it will change
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    run = Run(named(job["peer"]), job["agents"], Plan(**job["plan"]), job.get("server"))
+    run = Run(named(job["peer"]), job["agents"], job["server"])
     try:
-        for figure in run.figures(job["kinds"]):
-            emit(figure)
+        print(DONE, flush=True)
+        for line in sys.stdin:
+            for figure in run.figures(Task.from_json(line)):
+                emit(figure)
+            print(DONE, flush=True)
     finally:
         run.started.close()
         ray.shutdown()

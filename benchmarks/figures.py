@@ -12,7 +12,9 @@ from typing import Any
 
 OURS = "ray_messaging"
 LIMIT = "limit: "  # how the name of a limit begins
+TURNS = "turns"  # the axis on which ours and a peer take turns: value by value they belong together
 NOT_HERE = 77  # exit code of a measurement that lacks something it can do without; its last line says what
+DONE = "done"  # the line with which a driver ends an answer
 HIGHER_IS_BETTER = {"messages/s": True, "MB/s": True} | dict.fromkeys(
     ("ms", "us", "s", "bytes", "bytes/agent", "bytes/message", "messages"), False
 )
@@ -96,6 +98,36 @@ class Plan:
     def from_json(cls, line: str) -> "Plan":
         """Read a line; raises ValueError where it is no plan."""
         return cls(**_fields(line, "quick"))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a driver measures in one go: some kinds, each `repeats` times.
+
+    A repetition is `seconds` of a rate, or `pings` lone messages; before the first, `warm_s` of a rate are not counted.
+    """
+
+    kinds: Sequence[str]
+    seconds: float
+    repeats: int
+    pings: int
+    warm_s: float
+
+    def to_json(self) -> str:
+        """Return the task as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Task":
+        """Read a line; raises ValueError where it is no task."""
+        return cls(**_fields(line, "kinds"))
+
+
+def paired(ours: Figure, theirs: Figure) -> list[float]:
+    """Divide each repetition of ours by theirs of the same round; nothing where they took no turns, or one is 0."""
+    if not ours.axis == theirs.axis == TURNS or 0 in theirs.values:
+        return []
+    return [mine / other for mine, other in zip(ours.values, theirs.values, strict=True)]
 
 
 def _fields(line: str, needed: str) -> dict[str, Any]:

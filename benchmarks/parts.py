@@ -1,4 +1,4 @@
-"""Which parts a run has: a process per peer and size, and one per axis."""
+"""Which parts a run has: a process per peer and size, one per pair that takes turns, and one per axis."""
 
 import json
 import sys
@@ -10,26 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.axes import AXES
-from benchmarks.figures import Plan
-from benchmarks.peers import PEERS, Peer
+from benchmarks.figures import OURS, TURNS, Plan, Task
+from benchmarks.peers import BY_TURNS, PEERS, Peer, Turns, named
 from benchmarks.runner import Part
 
 AXIS = "peers"
-PEER_LIMIT_S, AXIS_LIMIT_S = 180.0, 240.0  # two or three times what they take: who reaches that hangs
+# Two or three times what they take: who reaches that hangs.
+PEER_LIMIT_S, TURNS_LIMIT_S, AXIS_LIMIT_S = 180.0, 360.0, 240.0
 LONGER_S = {"agents": 420.0}  # a million of them must come first
 QUICK = 0.75  # of these limits
 USUAL_S = 6.0  # repeats x seconds of the usual plan
+WARM_S, WARM_AGAIN_S = 1.0, 0.3  # again: where it was frozen meanwhile
+QUICK_PINGS, TURN_PINGS = 200, 300
+ROUNDS, QUICK_ROUNDS = 6, 2  # even, so that both begin equally often
 
 
 def choose(plan: Plan, only: Sequence[str], envs: Path) -> list[Part]:
     """Return the parts whose names hold one of the texts, upper case or lower; all of them without a text."""
-    every = [part for _, part in _peers(plan, envs)] + [_axis(name, plan) for name in AXES]
+    every = [part for _, part in _beside(plan, envs)] + [_axis(name, plan) for name in AXES]
     return [part for part in every if _wanted(part.name, only)]
 
 
 def environments(plan: Plan, only: Sequence[str], envs: Path) -> list[str]:
     """Return the environments that the chosen parts need."""
-    chosen = (peer.environment for peer, part in _peers(plan, envs) if _wanted(part.name, only))
+    chosen = (peer.environment for peer, part in _beside(plan, envs) if _wanted(part.name, only))
     return [name for name in dict.fromkeys(chosen) if name]
 
 
@@ -47,26 +51,49 @@ def _axis(name: str, plan: Plan) -> Part:
     return Part(f"axis {name}", name, lambda: command, lambda _: plan.to_json(), limit_s)
 
 
-def _peers(plan: Plan, envs: Path) -> list[tuple[Peer, Part]]:
-    sizes = [(peer, agents) for peer in PEERS for agents in peer.agents]
-    # By size, so that what is compared stands side by side.
-    sizes += sorted(((peer, agents) for peer in PEERS for agents in peer.again), key=lambda pair: pair[1])
-    return [(peer, _peer(peer, agents, plan, envs)) for peer, agents in sizes]
+def _beside(plan: Plan, envs: Path) -> list[tuple[Peer, Part]]:
+    """Return the parts in which peers are measured, each with its peer."""
+    alone = [(peer, _peer(peer, agents, plan, envs)) for peer in PEERS for agents in peer.agents]
+    return alone + [(named(each.peer), _turns(each, plan, envs)) for each in BY_TURNS]
 
 
 def _peer(peer: Peer, agents: int, plan: Plan, envs: Path) -> Part:
-    def stdin(server: dict[str, Any] | None) -> str:
-        job = {"peer": peer.name, "agents": agents, "plan": asdict(plan), "kinds": list(peer.kinds), "server": server}
-        return json.dumps(job)
-
+    pings = min(peer.pings, QUICK_PINGS) if plan.quick else peer.pings
+    task = Task(peer.kinds, plan.seconds, plan.repeats, pings, min(WARM_S, plan.seconds))
     return Part(
         f"{AXIS}: {peer.name}, {agents:,} agents",
         AXIS,
         partial(_command, peer, envs),
-        stdin,
+        lambda server: f"{json.dumps(_job(peer, agents, server))}\n{task.to_json()}\n",
         _limit(PEER_LIMIT_S, plan),
         partial(_serving, peer.server, envs),
     )
+
+
+def _turns(turns: Turns, plan: Plan, envs: Path) -> Part:
+    peer = named(turns.peer)
+
+    def stdin(server: dict[str, Any] | None) -> str:
+        tasks = [asdict(Task((kind,), plan.seconds, 1, TURN_PINGS, WARM_AGAIN_S)) for kind in turns.kinds]
+        sides = [
+            {"who": each.name, "command": _command(each, envs), "job": _job(each, turns.agents, where)}
+            for each, where in ((named(OURS), None), (peer, server))
+        ]
+        rounds = QUICK_ROUNDS if plan.quick else ROUNDS
+        return json.dumps({"agents": turns.agents, "rounds": rounds, "tasks": tasks, "sides": sides})
+
+    return Part(
+        f"by turns: ours and {peer.name}, {turns.agents:,} agents",
+        TURNS,
+        lambda: [sys.executable, "-m", "benchmarks.turns"],
+        stdin,
+        _limit(TURNS_LIMIT_S, plan),
+        partial(_serving, peer.server, envs),
+    )
+
+
+def _job(peer: Peer, agents: int, server: dict[str, Any] | None) -> dict[str, Any]:
+    return {"peer": peer.name, "agents": agents, "server": server}
 
 
 def _command(peer: Peer, envs: Path) -> list[str]:

@@ -1,10 +1,11 @@
 """What a run must show: ratios and bounds, computed from the run's own figures."""
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from benchmarks.figures import LIMIT, OURS, Figure
+from benchmarks.figures import LIMIT, OURS, TURNS, Figure, paired
 
 SEED = "agentsociety 1.3.7"
 GB = 10**9
@@ -34,7 +35,10 @@ class Which:
 
 @dataclass(frozen=True)
 class Promise:
-    """A bound of one figure, with what is added to it, or of its ratio to another one of the same run."""
+    """A bound of one figure, with what is added to it, or of its ratio to another one of the same run.
+
+    Where both took turns, the ratio is the median of the rounds' ratios.
+    """
 
     text: str
     figure: Which
@@ -45,32 +49,39 @@ class Promise:
 
     def checked(self, figures: list[Figure]) -> "Checked":
         """Hold it against the run."""
+        values = self._values(figures)
+        if not values:
+            return Checked(self)
+        value = statistics.median(values)
+        return Checked(self, value, value >= self.bound if self.at_least else value <= self.bound, values)
+
+    def _values(self, figures: list[Figure]) -> list[float]:
+        """Return what to hold against the bound: a ratio per round, or one value; nothing where it was not measured."""
         parts = [which.found_in(figures) for which in (self.figure, self.added, self.beside) if which]
-        medians = [each.median for each in parts if each]
-        divisor = medians.pop() if self.beside and medians else 1.0
-        if None in parts or not divisor:
-            return Checked(self, None, None)
-        value = sum(medians) / divisor
-        return Checked(self, value, value >= self.bound if self.at_least else value <= self.bound)
+        found = [each for each in parts if each]
+        if len(found) < len(parts):
+            return []
+        if self.beside and self.beside.axis == TURNS:
+            return paired(*found)
+        divisor = found.pop().median if self.beside else 1.0
+        return [sum(each.median for each in found) / divisor] if divisor else []
 
 
 class Checked(NamedTuple):
-    """A promise with what the run has of it; both None where that was not measured."""
+    """A promise with what the run has of it, None where that was not measured; values: the ratio of each round."""
 
     promise: Promise
-    value: float | None
-    kept: bool | None
-
-
-def _peers(case: str, agents: int, who: str = OURS) -> Which:
-    return Which("peers", case, who, {"agents": agents})
+    value: float | None = None
+    kept: bool | None = None
+    values: Sequence[float] = ()
 
 
 def _beside_peer(
     what: str, case: str, peer: str, bound: float, agents: int = 2000, *, at_least: bool = True
 ) -> Promise:
     text = f"{what}, {agents:,} agents, beside {peer}"
-    return Promise(text, _peers(case, agents), bound, _peers(case, agents, peer), at_least)
+    at: dict[str, int | float | str] = {"agents": agents, "beside": peer}
+    return Promise(text, Which(TURNS, case, OURS, at), bound, Which(TURNS, case, peer, at), at_least)
 
 
 def _log(until: str, case: str) -> Promise:

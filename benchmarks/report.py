@@ -1,18 +1,22 @@
 """Draw a run as Markdown: what it must show, what did not come to its end, and one table or more per axis."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.axes import AXES
-from benchmarks.figures import LIMIT, OURS, Figure
+from benchmarks.figures import LIMIT, OURS, TURNS, Figure, paired
 from benchmarks.machine import BUSY
 from benchmarks.promises import Checked, checked
 from benchmarks.results import Run
 
 FILE = "benchmarks.md"
 PEERS = "peers"
-TITLES = {PEERS: "The same work for everybody: two groups, both directions at once, payloads of about 100 bytes"} | AXES
+TITLES = {
+    PEERS: "The same work for everybody: two groups, both directions at once, payloads of about 100 bytes",
+    TURNS: "Beside peers, by turns: a repetition of ours, one of theirs; ratios are of rounds, their median and spread",
+} | AXES
 BESIDE_US = 3  # that many others fit into columns; more are rows
 MARKS = {True: "✅", False: "❌", None: "-"}
 HOW_TO_READ = (
@@ -65,7 +69,9 @@ def measured(each: Checked) -> str:
     """Show what a promise came to."""
     if each.value is None:
         return "not measured"
-    return significant(each.value) + (" x" if each.promise.beside else "")
+    if not each.promise.beside:
+        return significant(each.value)
+    return times(each.values) if len(each.values) > 1 else f"{significant(each.value)} x"
 
 
 def bound(each: Checked) -> str:
@@ -82,6 +88,8 @@ def trouble(run: Run) -> str:
 
 def axis_tables(figures: list[Figure]) -> str:
     """Draw one axis: a row per point, or, beside many others, a table per point with a row for each of them."""
+    if figures[0].axis == TURNS:
+        return by_pair(figures)
     if len([name for name in names(figures) if name != OURS]) <= BESIDE_US:
         return by_point(figures)
     if 2 * len(figures) < 3 * len(groups(figures)):
@@ -132,6 +140,17 @@ def by_figure(figures: list[Figure]) -> str:
             beside = ratio(group.get(OURS), figure)
             rows.append([case, where(point), figure.who, figure.unit, shown(figure), beside])
     return table(["case", "at", "who", "unit", "", "ours is"], rows, right_from=3)
+
+
+def by_pair(figures: list[Figure]) -> str:
+    """Draw a row per case and pair that took turns."""
+    rows = []
+    for (case, point), group in groups(figures).items():
+        ours = group.pop(OURS, None)
+        for name, theirs in group.items():
+            agents, ratios = plain(dict(point)["agents"]), paired(ours, theirs) if ours else []
+            rows.append([case, agents, name, theirs.unit, shown(ours), shown(theirs), times(ratios) if ratios else ""])
+    return table(["case", "agents", "beside", "unit", OURS, "theirs", "ours is"], rows, right_from=4)
 
 
 def groups(figures: Iterable[Figure]) -> dict[tuple[str, Point], dict[str, Figure]]:
@@ -197,7 +216,15 @@ def quotient(ours: Figure | None, theirs: Figure | None) -> float | None:
     """Return ours divided by theirs, or None where there is none."""
     if ours is None or theirs is None or ours.who == theirs.who or not theirs.median:
         return None
+    if ratios := paired(ours, theirs):
+        return statistics.median(ratios)
     return ours.median / theirs.median
+
+
+def times(ratios: Sequence[float]) -> str:
+    """Show ratios of rounds: their median, and their spread."""
+    low, high = significant(min(ratios)), significant(max(ratios))
+    return f"{significant(statistics.median(ratios))} x ({low} to {high})"
 
 
 def shown(figure: Figure | None) -> str:

@@ -26,6 +26,7 @@ GRACE_S = 5.0  # to end by itself once it is told to
 LINE_LIMIT = 1_000_000
 WORDS_KEPT = 40  # last lines of what is no figure, for whoever asks why a part failed
 WHY_CHARACTERS = 500
+SILENT = "it said nothing"
 ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(\([\w.]*\))?: ")
 
 
@@ -88,12 +89,13 @@ class _Reader:
 
     def last_words(self) -> str:
         """Return the last line that was no figure."""
-        return (self.words[-1] if self.words else "it said nothing")[:WHY_CHARACTERS]
+        return (self.words[-1] if self.words else SILENT)[:WHY_CHARACTERS]
 
-    def error(self) -> str:
-        """Return the line that ends a traceback, where there is one: Ray's processes may say something after it."""
-        found = next((line for line in reversed(self.words) if ERROR_LINE.match(line)), self.last_words())
-        return found[:WHY_CHARACTERS]
+
+def error_line(words: Sequence[str]) -> str:
+    """Return the line that ends a traceback, or else the last one: Ray's processes may say something after it."""
+    found = next((line for line in reversed(words) if ERROR_LINE.match(line)), words[-1] if words else SILENT)
+    return found[:WHY_CHARACTERS]
 
 
 def run_part(part: Part, seen: Callable[[Figure], None] = lambda _: None) -> Outcome:
@@ -143,7 +145,7 @@ def _run(part: Part, stdin: str, outcome: Outcome, seen: Callable[[Figure], None
     elif process.returncode == NOT_HERE:
         outcome.state, outcome.why = "missing", reader.last_words()
     elif process.returncode:
-        outcome.state, outcome.why = "failed", f"exit code {process.returncode}: {reader.error()}"
+        outcome.state, outcome.why = "failed", f"exit code {process.returncode}: {error_line(reader.words)}"
     elif not reader.figures:
         outcome.state, outcome.why = "failed", f"it printed no figure: {reader.last_words()}"
 

@@ -13,8 +13,7 @@ class Peer:
     """Name a peer, `module:class` that starts it, its environment ("": the one that runs the command) and its server.
 
     `kinds` are what it is measured at; who sends in bulk by the calls of "awaited" has no "bulk" of its own, and its
-    figure counts for both. `pings`: lone messages in a repetition. `again`: sizes that are measured once more when all
-    others have been: a shared machine is now faster, now slower, and ratios of a few minutes apart would show that.
+    figure counts for both. `pings`: lone messages in a repetition.
     """
 
     name: str
@@ -24,13 +23,21 @@ class Peer:
     kinds: tuple[str, ...] = ("bulk", "awaited", "lone")
     server: str = ""
     pings: int = 1000
-    again: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Name what ours and a peer are measured at by turns: what must be shown beside it."""
+
+    peer: str
+    agents: int
+    kinds: tuple[str, ...]
 
 
 PEERS = (
-    Peer(OURS, "benchmarks.peers.ours:Ours", "", (200, 2000, 10_000), again=(2000, 10_000)),
+    Peer(OURS, "benchmarks.peers.ours:Ours", "", (200, 2000, 10_000)),
     Peer("agentsociety 1.3.7", "benchmarks.peers.agentsociety_redis:AgentSociety", "agentsociety-1.3.7",
-         (2000, 10_000), server="redis", again=(2000,)),
+         (2000, 10_000), server="redis"),
     Peer("agentsociety 1.0.5 (MQTT)", "benchmarks.peers.agentsociety_mqtt:AgentSociety", "agentsociety-1.0.5",
          (2000, 10_000), server="mosquitto", pings=200),
     Peer("ray.util.queue", "benchmarks.peers.ray_queue:Queues"),
@@ -40,10 +47,17 @@ PEERS = (
     Peer("NATS JetStream", "benchmarks.peers.nats_jetstream:JetStream", server="nats"),
     Peer("pyzmq asyncio", "benchmarks.peers.zmq_asyncio:ZmqAsyncio"),
     Peer("pyzmq threads", "benchmarks.peers.zmq_threads:ZmqThreads", kinds=("bulk", "lone")),
-    Peer("redis-py frames", "benchmarks.peers.redis_frames:Frames", kinds=("bulk",), server="redis",
-         again=(2000,)),
+    Peer("redis-py frames", "benchmarks.peers.redis_frames:Frames", kinds=("bulk",), server="redis"),
     Peer(LIMIT + "redis-py frames", "benchmarks.peers.redis_frames:ReadyMade", kinds=("bulk", "lone"), server="redis"),
 )  # fmt: skip
+BY_TURNS = (
+    Turns("agentsociety 1.3.7", 2000, ("bulk", "awaited", "lone")),
+    Turns("agentsociety 1.3.7", 10_000, ("bulk",)),
+    Turns("redis-py frames", 2000, ("bulk",)),
+    Turns("Ray actor calls", 2000, ("bulk",)),
+    Turns("NATS core", 2000, ("awaited",)),
+    Turns("pyzmq asyncio", 2000, ("awaited",)),
+)
 
 
 def named(name: str) -> Peer:

@@ -1,27 +1,13 @@
 """Parts in processes of their own: what they tell, how they fail, and what they leave behind."""
 
-import os
-import select
 import sys
 from contextlib import contextmanager
 
 import pytest
-from benchmark_support import TELL, figure, part
+from benchmark_support import TELL, figure, has_ended, part
 
 from benchmarks.figures import OURS, Figure, Plan, percentiles
 from benchmarks.runner import MissingError, Part, Watcher, run_all, run_part
-
-
-def has_ended(pid):
-    """Wait for the end of a process that was told to end."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([process], [], [], 20.0)[0])
-    finally:
-        os.close(process)
 
 
 class TestFigures:
