@@ -1,7 +1,7 @@
 """The engine: what every messager has below its names: a transport, an outbox, a subscription, a local log."""
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from operator import index
@@ -17,6 +17,7 @@ from ray_messaging.interception.verdicts import Judge, PassAll
 from ray_messaging.lines import encode_payload
 from ray_messaging.local_log import LocalLog
 from ray_messaging.loops import Loop
+from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.renewal import KEEP_S
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.concluding import Concluder
@@ -25,6 +26,9 @@ from ray_messaging.sending.in_parts import InParts
 from ray_messaging.sending.outbox import Outbox
 from ray_messaging.sending.posting import Posting
 from ray_messaging.transports.base import Transport
+
+# Accepts a message (channel, payload, from_id, to_id): see `Outbox.accept`.
+Accept = Callable[[str, object, AgentId | None, AgentId | None], Awaitable[Receipt]]
 
 _ADDRESSES_KEPT = 200_000
 
@@ -63,6 +67,7 @@ class Engine:
         self.named = name is not None
         self._make_judge = make_judge or self._ask
         self._interceptor = interceptor
+        self.accept: Accept = self._refuse  # the outbox's, while this is open
         self._step: int | None = None
         self._retired: list[Judge] = []
 
@@ -90,12 +95,14 @@ class Engine:
         self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self.named)
         self.outbox = Outbox(self.shipper, judge, self.settings, self._settled, self._addresses, self.checked)
         self.outbox.step = self._step
+        self.accept = self.outbox.accept
 
     async def close(self, *, commit: bool = True) -> None:
         """Send what was accepted, commit what was fetched (unless told not to), and leave; twice does no harm."""
         if self.closed:
             return
         self.closed = True
+        self.accept = self._refuse
         outbox, subscription = self.outbox, self.subscription
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self.transport.close)
@@ -108,6 +115,9 @@ class Engine:
 
     def _settled(self, posting: Posting) -> None:
         self.log.add(posting.outgoing, posting.outcome)
+
+    def _refuse(self, *_message: object) -> Awaitable[Receipt]:
+        raise self._not_open(Closed)
 
     def _not_open(self, kind: type[MessagingError]) -> MessagingError:
         if self.closed:

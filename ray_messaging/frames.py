@@ -91,7 +91,7 @@ class Batch:
         self.frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
 
     def __len__(self) -> int:
-        return len(self.from_ids)
+        return len(self.from_ids.values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return decode, (encode(self) if self.frame is None else self.frame,)
@@ -189,7 +189,7 @@ def _header(batch: Batch, flags: int, lines: Lines | None) -> Header:
         batch.to_ids.strings,
         None if isinstance(batch.step, np.ndarray) else batch.step,
         0.0 if isinstance(batch.sent_at, np.ndarray) else batch.sent_at,
-        tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()),
+        tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()) if batch.labels else (),
         b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
     )
 

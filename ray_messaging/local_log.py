@@ -61,7 +61,7 @@ class LocalLog:
 
     def _row(self, batch: Batch, outcome: Outcome, row: int) -> dict[str, Any]:
         lines, times = batch.lines, batch.sent_at
-        to_id, fate = batch.to_ids[row], int(outcome.fates[row])
+        to_id, fate = batch.to_ids[row], outcome.codes[row]
         receipt = outcome.receipt(row)
         return {
             "channel": build_channel(self._exp_id, to_id, batch.topic_of(row)),

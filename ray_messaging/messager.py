@@ -96,11 +96,7 @@ class Messager(names.ChannelNames):
         Raises: InvalidAddress, InvalidPayload, PayloadTooLarge at once; MailboxFull, InterceptorUnavailable,
         OutcomeUnknown when it could not be brought there.
         """
-        engine = self.engine
-        outbox = engine.outbox
-        if outbox is None or engine.closed:
-            outbox = engine.sending  # raises
-        return await outbox.accept(channel, payload, from_id, to_id)
+        return await self.engine.accept(channel, payload, from_id, to_id)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 Fate = Literal["delivered", "published", "undeliverable", "blocked"]
 FATES: tuple[Fate, ...] = ("delivered", "published", "undeliverable", "blocked")
 DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(5)
+_UNKNOWN = bytes((UNKNOWN,))
 
 
 class Outcome:
-    """Hold what became of one batch: a fate for each row (uint8, UNKNOWN until then), and who blocked what and why.
+    """Hold what became of one batch: `codes` has a byte for each row, its fate's place in FATES, UNKNOWN until then."""
 
-    `codes` are the same bytes as `fates`: a receipt reads its one from them in a third of the time.
-    """
-
-    __slots__ = ("_numbers", "blocks", "codes", "done_at", "epoch", "fates", "first", "sender", "sent_at")
+    __slots__ = ("_numbers", "blocks", "codes", "done_at", "epoch", "first", "sender", "sent_at")
 
     def __init__(self, batch: "Batch") -> None:
         self.sender = batch.sender
@@ -34,22 +32,21 @@ class Outcome:
         # Copies: a view would keep the whole frame, payloads and all, for as long as somebody holds a receipt.
         self._numbers = None if batch.numbers is None else batch.numbers.copy()
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
-        self.fates = np.empty(len(batch), np.uint8)
-        self.fates.fill(UNKNOWN)
-        self.codes = self.fates.data
+        self.codes = bytearray(_UNKNOWN * len(batch))
         self.blocks: dict[int, tuple[str, str]] = {}
         self.done_at = 0.0
 
     def __len__(self) -> int:
-        return len(self.fates)
+        return len(self.codes)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "codes"}
+    @property
+    def fates(self) -> NDArray[np.uint8]:
+        """Return the codes as an array of its own, uint8 (n,)."""
+        return np.frombuffer(self.codes, np.uint8).copy()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-        self.codes = self.fates.data
+    def settle(self, rows: NDArray[np.intp] | None, fate: int | NDArray[np.uint8]) -> None:
+        """Fix the fate of some rows (None: all)."""
+        np.frombuffer(self.codes, np.uint8)[slice(None) if rows is None else rows] = fate
 
     def message_id(self, row: int) -> str:
         """Return the id of one message."""
@@ -67,7 +64,7 @@ class Outcome:
 
     def receipts(self) -> "Iterator[Receipt]":
         """Return the receipts of all messages, whose fates are known."""
-        if len(self) and self.fates.max() <= PUBLISHED:
+        if self.codes.count(DELIVERED) + self.codes.count(PUBLISHED) == len(self):
             return map(Receipt, repeat(self, len(self)), range(len(self)))
         return map(self.receipt, range(len(self)))
 

@@ -63,7 +63,8 @@ class Verdicts(msgspec.Struct, array_like=True, frozen=True):
             found.rewritten.update(dict.fromkeys(_numbers(each.rows, count), (each.rule, each.line)))
         for each_label in self.labelled:
             found.labels[each_label.label] = set(_numbers(each_label.rows, count))
-        found.deferred.update(_numbers(self.deferred, count))
+        if self.deferred:
+            found.deferred.update(_numbers(self.deferred, count))
         return found
 
 

@@ -146,7 +146,7 @@ class Cutter:
         record = self.directory.records.get(mailbox)
         lines = posting.outgoing.lines
         count = len(posting.batch) if rows is None else len(rows)
-        if lines is None:
+        if lines is None or count == 1:
             return [rows]
         most_rows = count if record is None else record.frame_rows
         most_bytes = _CRATE_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)

@@ -91,6 +91,8 @@ class Deferred:
 
     def take_ready(self) -> list[tuple[Posting, Rows, int]]:
         """Return the rows that may go now, with the epoch of the interceptor that passed them, in their order."""
+        if not self._moved:
+            return []
         moved, self._moved = self._moved, set()
         ready: list[Place] = []
         for pair in moved:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import repeat, starmap
 from time import time
 
 from ray_messaging.channels import AgentId
@@ -10,7 +11,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.lines import LINE_END, encode_dict
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, ROW_CELLS, Draft, Entry, Many, Parcel
+from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, Draft, Entry, Many, Parcel
 from ray_messaging.sending.room import Room
 
 # Checks a message (channel, payload, from_id, to_id) and returns it as it is kept (from_id, to_id, topic, JSON).
@@ -43,6 +44,9 @@ class Gathering:
         self._small = min(LARGE_LINE, settings.payload_bytes)  # what is shorter is no trouble
         self._parcels: deque[Parcel] = deque()
         self._open = _NONE_OPEN
+        self._cells = _NONE_OPEN.cells
+        # One for each message that the open draft takes in without asking for room.
+        self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
         self._loop = asyncio.get_running_loop()
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
 
@@ -75,33 +79,39 @@ class Gathering:
 
         Raises: InvalidAddress, InvalidPayload, PayloadTooLarge.
         """
-        draft = self._open
-        cells = draft.cells
         # What most messages are like, written out, as a call of a function takes a twentieth of the time that they do.
-        if payload.__class__ is dict and from_id.__class__ is int and len(cells) < draft.end:
+        if type(payload) is dict and type(from_id) is int:
             try:
                 recipient, topic = self._addresses[channel]
                 line = encode_dict(payload)
             except Exception:  # noqa: BLE001 - a new channel, or something is wrong: the careful way finds out
                 return self.append(*self._check(channel, payload, from_id, to_id))
             if (
-                (to_id is None or (to_id.__class__ is int and to_id == recipient))
+                (to_id is None or (type(to_id) is int and to_id == recipient))
                 and from_id.bit_length() < _TOO_LONG
                 and len(line) < self._small
                 and LINE_END not in line
             ):
-                future = self._new_future()
+                future = next(self._futures, None)
+                if future is None:
+                    return self._append_asking(from_id, recipient, topic, line)
+                cells = self._cells
                 cells += (from_id, recipient, topic, line, time(), future)
                 return future
         return self.append(*self._check(channel, payload, from_id, to_id))
 
     def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
         """Accept one message, at once if there is room; await what this returns, at once, for its receipt."""
-        draft = self._open
-        if len(draft.cells) < draft.end and len(line) < LARGE_LINE:
-            future = self._new_future()
-            draft.cells += (from_id, to_id, topic, line, time(), future)
-            return future
+        future = next(self._futures, None) if len(line) < LARGE_LINE else None
+        if future is None:
+            return self._append_asking(from_id, to_id, topic, line)
+        self._cells += (from_id, to_id, topic, line, time(), future)
+        return future
+
+    def _append_asking(
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
+    ) -> Awaitable[Receipt]:
+        """Accept one message, when there is room."""
         self._count()
         if self.room.crowded:
             return self._append_in_turn(from_id, to_id, topic, line)
@@ -164,7 +174,7 @@ class Gathering:
         """Wait for one's turn, where there is no room; whoever comes back from here must accept at once."""
         self._count()
         if self.room.crowded:
-            self._open.end = 0  # a newcomer must not overtake us
+            self._futures = iter(())  # a newcomer must not overtake us
             await self.room.wait()
         self._raise_if_broken()
 
@@ -184,18 +194,21 @@ class Gathering:
         self._count()
         draft, room = self._open, self.room
         rows = min(BATCH_ROWS - len(draft), room.max_rows - room.rows, (room.max_bytes - room.nbytes) // LARGE_LINE)
-        draft.end = 0 if room.waited_for else len(draft.cells) + rows * ROW_CELLS
+        self._futures = starmap(self._new_future, repeat((), 0 if room.waited_for else max(0, rows)))
 
     def _shut(self) -> None:
         """Let what comes from now on go into another draft."""
         self._count()
-        self._open = _NONE_OPEN
+        self._use(_NONE_OPEN)
+
+    def _use(self, draft: Draft) -> None:
+        self._open, self._cells, self._futures = draft, draft.cells, iter(())
 
     def _draft(self, large: int) -> Draft:
         """Return the parcel that messages are gathered in; `large` counts bytes of payloads that are not small."""
         if self._open is _NONE_OPEN or len(self._open) >= BATCH_ROWS or not self._open.holds(large):
-            self._shut()
-            self._open = Draft(self.step)
+            self._count()
+            self._use(Draft(self.step))
             self._parcels.append(self._open)
         self._open.large += large
         return self._open

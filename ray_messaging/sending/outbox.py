@@ -127,7 +127,7 @@ class Outbox(Gathering):
         self._tell_idle()
 
     def _tell_idle(self) -> None:
-        if self.rows == 0 and self._bulks == 0:
+        if self._idle and self.rows == 0 and self._bulks == 0:
             for done in self._idle:
                 if not done.done():
                     done.set_result(None)

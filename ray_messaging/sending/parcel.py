@@ -65,23 +65,23 @@ class Parcel:
 # From_id, to_id, topic, payload, time, and the future of who waits for this one message alone (or None).
 ROW_CELLS = 6
 _LINE_CELL = 3
+_COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
 
 
 class Draft(Parcel):
     """Be a parcel that messages are appended to, one by one; columns are made of them when it is sealed.
 
     The cells of all rows stand in one list, one row behind the other: slices of it are its columns, and no row needs an
-    object of its own. `end` is how many cells there may be before somebody asks for room, `counted` how many have been
-    accounted for, `nbytes` what their payloads take.
+    object of its own. `counted` is how many cells have been accounted for, `nbytes` what their payloads take.
     """
 
-    __slots__ = ("_shared", "cells", "counted", "end", "large", "nbytes")
+    __slots__ = ("_shared", "cells", "counted", "large", "nbytes")
 
     def __init__(self, step: int | None) -> None:
         super().__init__(step)
         self.cells: list[Any] = []
         self.alone = True
-        self.counted = self.end = self.nbytes = 0
+        self.counted = self.nbytes = 0
         self.large = 0
         self._shared = False
 
@@ -106,7 +106,7 @@ class Draft(Parcel):
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
         """Build the batch."""
-        from_ids, to_ids, topics, lines, times, self.singles = (self.cells[at::ROW_CELLS] for at in range(ROW_CELLS))
+        from_ids, to_ids, topics, lines, times, self.singles = map(self.cells.__getitem__, _COLUMNS)
         table, topic = (topics[0],), None
         if topics.count(topics[0]) < len(topics):
             places = {name: place for place, name in enumerate(dict.fromkeys(topics))}

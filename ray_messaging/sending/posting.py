@@ -60,7 +60,7 @@ class Posting:
         self._parcel = parcel
         self._finished = finished
         self._closed = closed
-        self._open = np.ones(len(batch), np.bool_)
+        self._open: NDArray[np.bool_] | None = None  # by row, once rows get their end apart
         self._left = len(batch)
         self._told = False
         self._weights: Weights | None = None
@@ -78,11 +78,16 @@ class Posting:
     @property
     def open_rows(self) -> Rows:
         """Return the rows whose fate is not known yet."""
-        return np.flatnonzero(self._open)
+        return np.flatnonzero(self._opened())
+
+    def _opened(self) -> NDArray[np.bool_]:
+        if self._open is None:
+            self._open = np.full(len(self.batch), self.open)
+        return self._open
 
     def still_open(self, rows: Rows) -> Rows:
         """Return those of some rows whose fate is not known yet."""
-        return rows[self._open[rows]]
+        return rows[self._opened()[rows]]
 
     @property
     def stopped(self) -> dict[int, tuple[str, str]]:
@@ -98,10 +103,10 @@ class Posting:
         """
         if not (judgement.blocked or judgement.rewritten or judgement.labels) and self.outgoing is self.batch:
             return
-        asked = None if rows is None else set(rows.tolist())
+        asked, still = None if rows is None else set(rows.tolist()), self._opened()
 
         def fresh(row: int) -> bool:
-            return bool(self._open[row]) and row not in self.placed and (asked is None or row in asked)
+            return bool(still[row]) and row not in self.placed and (asked is None or row in asked)
 
         blocks = self.outcome.blocks
         for row in [row for row in blocks if fresh(row)]:
@@ -145,21 +150,20 @@ class Posting:
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
         """Fix the fate of some rows (None: all), those that are still open."""
         if rows is None and self._left == len(self.batch):
-            self.outcome.fates[:] = fate
-            self._open[:] = False
-            self._left = 0
+            self.outcome.settle(None, fate)
+            self._open, self._left = None, 0
             self._closed(len(self.batch), 0 if self.batch.lines is None else self.batch.lines.nbytes)
         else:
             rows = np.arange(len(self.batch)) if rows is None else rows
-            mine = self._open[rows]
-            self.outcome.fates[rows[mine]] = fate if isinstance(fate, int) else fate[mine]
+            mine = self._opened()[rows]
             rows = rows[mine]
+            self.outcome.settle(rows, fate if isinstance(fate, int) else fate[mine])
             self._close(rows)
         self._tell(rows)
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
         """Give some rows (None: all), those that are still open, an error instead of a fate."""
-        lost = self.open_rows if rows is None else rows[self._open[rows]]
+        lost = self.open_rows if rows is None else self.still_open(rows)
         self.errors.update(dict.fromkeys(lost.tolist(), error))
         for row in lost.tolist():
             self.outcome.blocks.pop(row, None)
@@ -173,7 +177,7 @@ class Posting:
 
     def _close(self, rows: Rows) -> None:
         if len(rows):
-            self._open[rows] = False
+            self._opened()[rows] = False
             self._left -= len(rows)
             self._closed(len(rows), self._freed(rows))
 
@@ -246,8 +250,8 @@ class Posting:
             text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
-        fates = self.outcome.fates
-        made.receipts = [self.outcome.receipt(row) if fates[row] != UNKNOWN else None for row in range(low, high)]
+        codes = self.outcome.codes
+        made.receipts = [self.outcome.receipt(row) if codes[row] != UNKNOWN else None for row in range(low, high)]
         made.message_ids = [self.outcome.message_id(row) for row in rows]
         made.__cause__ = error.__cause__
         return made
