@@ -166,21 +166,21 @@ class RedisLink:
         if client is not None:
             await client.aclose()
 
-    def _once(self, args: Sequence[Any]) -> Awaitable[Any]:
+    def _once(self, args: Sequence[Any], large: Sequence[int] = ()) -> Awaitable[Any]:
         """Send one command over the connection that all share, which is opened where there is none."""
         wire = self._wire
-        return self._opened(args) if wire is None or not wire.is_open else self._over(wire, args)
+        return self._opened(args, large) if wire is None or not wire.is_open else self._over(wire, args, large)
 
-    async def _opened(self, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
+    async def _opened(self, args: Sequence[Any], large: Sequence[int]) -> Any:  # noqa: ANN401 - a reply
         async with self._opening:
             if self._wire is None or not self._wire.is_open:
                 self._wire = await Wire.open(self.dedicated())
             wire = self._wire
-        return await self._over(wire, args)
+        return await self._over(wire, args, large)
 
-    def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
+    def _over(self, wire: Wire, args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
         patience_s = self.patience_s
-        return wire.call(args, min(self.config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3))
+        return wire.call(args, min(self.config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3), large)
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""
@@ -218,22 +218,30 @@ class RedisLink:
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
     async def script(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], cut: Callable[[], None] | None = None
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        cut: Callable[[], None] | None = None,
+        large: Sequence[int] = (),
     ) -> Any:  # noqa: ANN401 - a reply
         """Run a script of ours; it is repeated, with the same arguments, while the connection is cut.
 
-        `cut` is called for each attempt of which nobody knows what became.
+        `cut` is called for each attempt of which nobody knows what became; `large` are the places of large bytes in
+        the arguments.
         """
+        before = 3 + len(keys)
+        places = [before + place for place in large]
 
         async def run() -> Any:  # noqa: ANN401 - a reply
             sha = self._shas.get(name)
             if sha is None:
                 sha = self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
             try:
-                return await self._once((b"EVALSHA", sha, len(keys), *keys, *args))
+                return await self._once((b"EVALSHA", sha, len(keys), *keys, *args), places)
             except NoScriptError:
                 del self._shas[name]
-                return await self._once((b"EVAL", script_text(name), len(keys), *keys, *args))
+                return await self._once((b"EVAL", script_text(name), len(keys), *keys, *args), places)
 
         return await self.persist(run, cut)
 

@@ -33,6 +33,7 @@ from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
 from ray_messaging.transports.redis.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.reads import BlockingReads, after
+from ray_messaging.transports.redis.wire import LARGE
 
 
 class RedisTransport(RedisLog):
@@ -127,12 +128,12 @@ class RedisTransport(RedisLog):
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish in one script call."""
-        keys, args = self._asked(request)
+        keys, args, large = self._asked(request)
         # What frees memory runs when it is full.
         script = "send" if request.shipments else "settle"
         cuts: list[None] = []
         try:
-            reply = await self.link.script(script, keys, args, cut=lambda: cuts.append(None))
+            reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large)
         except ServerRefused:
             raise
         except MailboxFull as error:
@@ -153,8 +154,9 @@ class RedisTransport(RedisLog):
         config = self.link.config
         return ConnectionFailed(why, host=config.server, port=config.port, unsent=unsent)
 
-    def _asked(self, request: SendRequest) -> tuple[list[str], list[Any]]:
-        """Return the keys and arguments of the script for a call."""
+    def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
+        """Return the keys and arguments of the script for a call, and the places of large frames among these."""
+        large: list[int] = []
         keys = [self.keys.meta, self.keys.sender(request.sender)]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
         args.append(self.keys.prefix)
@@ -167,13 +169,15 @@ class RedisTransport(RedisLog):
             name, noted = shipment.mailbox, shipment.noted
             if name and name != LOG:
                 keys += [self.keys.state(name), self.keys.lease(name)]
+            if len(shipment.frame) >= LARGE:
+                large.append(len(args) + 3)
             args += [name, shipment.seq, shipment.rows, shipment.frame, -1 if noted is None else noted.rows]
             args.append(len(shipment.publish))
             for channel, data in shipment.publish:
                 args += [channel, data]
             if noted is not None:
                 args += [noted.frame, noted.note]
-        return keys, args
+        return keys, args, large
 
     def _concluding(self, done: Conclusion) -> list[Any]:
         """Return the arguments of the script that conclude a transaction."""

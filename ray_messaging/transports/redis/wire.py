@@ -29,7 +29,7 @@ from redis.exceptions import (
 
 from ray_messaging.transports.redis.takeover import connect, take_over
 
-_LARGE = 16 * 2**10  # bytes of an argument: hiredis copies each of them three times
+LARGE = 16 * 2**10  # bytes of an argument that is worth a piece of its own: hiredis copies each three times
 _KEPT_BYTES = 4 * 2**20  # of the buffer for replies, between two of them: it grows by copies of itself
 
 
@@ -56,9 +56,8 @@ def reply_error(text: str) -> Exception:
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
 
 
-def pieces_of(args: Sequence[Any]) -> list[bytes]:
-    """Return a command as the server reads it, in pieces: a large argument is one of its own, and not copied."""
-    large = [at for at, arg in enumerate(args) if type(arg) is bytes and len(arg) >= _LARGE]
+def pieces_of(args: Sequence[Any], large: Sequence[int] = ()) -> list[bytes]:
+    """Return a command as the server reads it, in pieces: arguments at the `large` places are not copied."""
     if not large:
         return [hiredis.pack_command(tuple(args))]
     pieces, before, low = list[bytes](), b"*%d\r\n" % len(args), 0
@@ -112,8 +111,10 @@ class Wire(asyncio.Protocol):
         """Tell whether commands can be sent."""
         return self._lost is None and not self._transport.is_closing()
 
-    def call(self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf) -> "asyncio.Future[Any]":
-        """Send a command; the future gives its reply, or raises the error that the server replied.
+    def call(
+        self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf, large: Sequence[int] = ()
+    ) -> "asyncio.Future[Any]":
+        """Send a command, `large` of it as in `pieces_of`; the future gives its reply, or raises the error in it.
 
         A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is. So
         does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
@@ -123,7 +124,7 @@ class Wire(asyncio.Protocol):
         if self._lost is not None or self._transport.is_closing():
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
-        pieces = pieces_of(args)
+        pieces = pieces_of(args, large)
         self._written += sum(map(len, pieces))
         now = loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
