@@ -11,7 +11,7 @@ import gc
 import inspect
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -20,8 +20,8 @@ PING_GAP_S = 0.002
 FEW = 4  # lone messages that may have come together
 TURN = 256  # messages after which a loop that never waits lets the other tasks run
 STAMP = b'"at":'  # what a lone message has in its JSON, and no other one
-# Send a message of from_id to to_id; true where it was taken.
-Send = Callable[[int, int, dict[str, Any]], Awaitable[object]]
+# Send a message to somebody, as `Half.addresses` names them, from an agent; true where it was taken.
+Send = Callable[[Any, dict[str, Any], int], Awaitable[object]]
 QUIET_S, LOOK_S = 2.0, 0.05  # what has not come after so long is lost; looked for so often
 
 
@@ -72,7 +72,7 @@ class Arrivals:
 
 async def talk(
     send: Send,
-    pairs: Iterable[tuple[Iterator[int], Iterator[int]]],
+    pairs: Iterable[tuple[Iterator[int], Iterator[Any]]],
     seconds: float,
     make: Callable[[int], dict[str, Any]] = payload,
 ) -> int:
@@ -84,10 +84,10 @@ async def talk(
     over: list[bool] = []  # whether it holds something is the cheapest question there is
     asyncio.get_running_loop().call_later(seconds, over.append, True)
 
-    async def one(number: int, agents: Iterator[int], others: Iterator[int]) -> int:
+    async def one(number: int, agents: Iterator[int], others: Iterator[Any]) -> int:
         sent, content = 0, make(number)
         for agent, other in zip(agents, others, strict=False):
-            if await send(agent, other, content):
+            if await send(other, content, agent):
                 sent += 1
             if over:
                 break
@@ -105,7 +105,7 @@ class Half:
         self.agents, self.others = agents, others
         self.arrivals = Arrivals()
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Send one message and await that it was taken."""
         raise NotImplementedError
 
@@ -114,6 +114,10 @@ class Half:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
+
+    def addresses(self) -> Sequence[Any]:
+        """Return the others, as `plain_send` takes them."""
+        return self.others
 
     def plain_send(self) -> Send:
         """Return `send` as it was written: Ray wraps an actor's methods, which takes as long as a fast peer's send."""
@@ -124,24 +128,24 @@ class Half:
         talkers = min(self.at_once or len(self.agents), len(self.agents))
         agents = (itertools.cycle(self.agents[place::talkers]) for place in range(talkers))
         # One of them after the other, whoever sends next: a row of receivers for each would take more than a fast send.
-        others = itertools.cycle(self.others)
+        others = itertools.cycle(self.addresses())
         return await talk(self.plain_send(), ((each, others) for each in agents), seconds)
 
     async def one_by_one(self, seconds: float) -> int:
         """Send for one agent after the other: the `awaited` of peers whose sends never wait."""
-        agents, others = itertools.cycle(self.agents), itertools.cycle(self.others)
+        agents, others = itertools.cycle(self.agents), itertools.cycle(self.addresses())
         send, content, sent, end = self.plain_send(), payload(0), 0, time.perf_counter() + seconds
         while time.perf_counter() < end:
             for agent, other in itertools.islice(zip(agents, others, strict=False), TURN):
-                sent += await send(agent, other, content)
+                sent += await send(other, content, agent)
             await asyncio.sleep(0)
         return sent
 
     async def ping(self, count: int) -> int:
         """Send lone messages, one every 2 ms."""
-        send = self.plain_send()
+        send, other = self.plain_send(), self.addresses()[0]
         for _ in range(count):
-            await send(self.agents[0], self.others[0], payload(0) | {"at": time.perf_counter()})
+            await send(other, payload(0) | {"at": time.perf_counter()}, self.agents[0])
             await asyncio.sleep(PING_GAP_S)
         return count
 

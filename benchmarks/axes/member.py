@@ -82,18 +82,21 @@ class Member(Half):
 
     # -- sending --------------------------------------------------------------------------------------------------
 
+    def addresses(self) -> list[str]:
+        """Return the others' channels."""
+        return self.channels or self._open_channels()
+
     def plain_send(self) -> Send:
-        """Return the call that a user's agent makes; a receipt is true where it was sent."""
-        messager, channels, start = self.messager, self.channels or self._open_channels(), self.others.start
-        return lambda from_id, to_id, content: messager.send_message(channels[to_id - start], content, from_id)
+        """Return the very call that a user's agent makes; a receipt is true where it was sent."""
+        return self.messager.send_message
 
     async def ping(self, count: int) -> int:
         """Send lone messages, one every 2 ms, as many as there is time for; return how many."""
-        send, end = self.plain_send(), time.perf_counter() + PINGS_S
+        send, other, end = self.plain_send(), self.addresses()[0], time.perf_counter() + PINGS_S
         for number in range(count):
             if time.perf_counter() > end:
                 return number
-            await send(self.agents[0], self.others[0], payload(0) | {"at": time.perf_counter()})
+            await send(other, payload(0) | {"at": time.perf_counter()}, self.agents[0])
             await asyncio.sleep(PING_GAP_S)
         return count
 
@@ -104,7 +107,7 @@ class Member(Half):
     async def awaited(self, seconds: float) -> int:
         """Have every agent await one message after the other, or as many as fit; return how many were taken."""
         talkers = self.agents[: max(1, min(TALKERS, PAST_TALKERS_BYTES // self.nbytes))]
-        others = cycle(self.others)
+        others = cycle(self.addresses())
         pairs = ((repeat(agent), others) for agent in talkers)
         return await talk(self.plain_send(), pairs, seconds, lambda agent: content_of(agent, self.nbytes))
 

@@ -70,7 +70,7 @@ class SocietyHalf(Half):
             self.arrivals.add(len(messages))
             await asyncio.sleep(BUSY_S if len(messages) > 1 else IDLE_S)
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Send one message."""
         topic = f"exps/{EXP_ID}/agents/{to_id}/agent-chat"
         await self.messager.send_message.remote(topic, content, str(from_id), str(to_id))

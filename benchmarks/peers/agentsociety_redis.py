@@ -63,7 +63,7 @@ class SocietyHalf(Half):
         """Return how many patterns the server knows, of all halves."""
         return int(await self.messager.client.pubsub_numpat())
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Send one message."""
         await self.messager.send_message(self.messager.get_agent_chat_channel(to_id), content, from_id, to_id)
         return True

@@ -44,7 +44,7 @@ class FastStreamHalf(Half):
 
         await self.broker.start()
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:  # noqa: ARG002 - a channel has no sender
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:  # noqa: ARG002 - a channel has no sender
         """Publish one message."""
         await self.broker.publish(msgspec.json.encode(content), f"agents:{self.theirs}:{to_id}")
         return True

@@ -40,7 +40,7 @@ class NatsHalf(Connected):
         await self.client.subscribe(f"agents.{mine}.>", cb=self.came, pending_msgs_limit=-1, pending_bytes_limit=-1)
         await self.client.flush()
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:  # noqa: ARG002 - a subject has no sender
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:  # noqa: ARG002 - a subject has no sender
         """Publish one message."""
         await self.client.publish(self.subjects[to_id], msgspec.json.encode(content))
         return True

@@ -38,7 +38,7 @@ class JetStreamHalf(Connected):
             f"agents.{mine}.>", cb=self.came, ordered_consumer=True, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:  # noqa: ARG002 - a subject has no sender
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:  # noqa: ARG002 - a subject has no sender
         """Publish one message and await that it is stored."""
         await self.stream.publish(self.subjects[to_id], msgspec.json.encode(content))
         return True

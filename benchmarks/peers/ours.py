@@ -49,14 +49,17 @@ class MessagerHalf(Half):
                     self.arrivals.time(message.payload)
             self.arrivals.add(len(messages))
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Send one message and await its receipt."""
         return (await self.messager.send_message(self.channels[to_id], content, from_id)).sent
 
+    def addresses(self) -> list[str]:
+        """Return the others' channels."""
+        return list(self.channels.values())
+
     def plain_send(self) -> Send:
-        """Return the call that a user's agent makes, and nothing round it; a receipt is true where it was sent."""
-        messager, channels = self.messager, self.channels
-        return lambda from_id, to_id, content: messager.send_message(channels[to_id], content, from_id)
+        """Return the very call that a user's agent makes; a receipt is true where it was sent."""
+        return self.messager.send_message
 
     async def bulk(self, seconds: float) -> int:
         """Send columns; return how many were delivered."""

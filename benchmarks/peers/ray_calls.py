@@ -33,7 +33,7 @@ class CallHalf(Half):
             self.arrivals.time(messages[0][2])
         self.arrivals.add(len(messages))
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Send one message by a call of its own."""
         await self.other.take.remote(msgpack.packb([(from_id, to_id, content)]))
         return True

@@ -41,7 +41,7 @@ class QueueHalf(Half):
                     self.arrivals.time(msgspec.json.decode(message)[2])
             self.arrivals.add(len(batch))
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Put one message."""
         await self.theirs.put_async(msgspec.json.encode((from_id, to_id, content)))
         return True

@@ -51,7 +51,7 @@ class FrameHalf(Half):
             last = entries[-1][0]
             await self.reader.xtrim(self.mine, minid=last, approximate=False)
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:  # noqa: ARG002 - it has no addresses
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:  # noqa: ARG002 - it has no addresses
         """Write one message."""
         await self.writer.xadd(self.theirs, {"n": 1, "lone": json.dumps(content)})
         return True

@@ -53,7 +53,7 @@ class ZmqHalf(Half):
             if count == TURN:
                 await asyncio.sleep(0)
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Push one message."""
         await self.push.send(msgspec.json.encode((from_id, to_id, content)))
         return True

@@ -50,7 +50,7 @@ class ThreadHalf(Half):
                 pass  # that is all for now
             self.loop.call_soon_threadsafe(self.arrivals.add, count)
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Push one message."""
         self.push.send(msgspec.json.encode((from_id, to_id, content)))
         return True
