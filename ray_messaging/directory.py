@@ -15,6 +15,7 @@ from ray_messaging.patterns import GLOBS, Patterns
 
 _KNOWN = 100_000  # routes kept for messages sent alone
 NOBODY = 0  # the route of a channel that no mailbox listens on
+_LEAST = -(2**63)  # of what a column of ids can hold
 
 
 class Claim(msgspec.Struct, array_like=True):
@@ -77,18 +78,17 @@ class _Table:
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[np.int32]) -> None:
         self.ids, self.routes = ids, routes  # ids ascend
-        self.low = int(self.ids[0])
-        span = int(self.ids[-1]) - self.low + 1
+        self.before = int(self.ids[0]) - 1
+        span = int(self.ids[-1]) - self.before
         self.dense: NDArray[np.int32] | None = None
-        if span <= 8 * len(ids) + 1024:
-            self.dense = np.zeros(span + 1, np.int32)  # the last place answers for all that lie outside
-            self.dense[self.ids - self.low] = self.routes
+        if span <= 8 * len(ids) + 1024 and self.before >= _LEAST:
+            self.dense = np.full(span + 2, NOBODY, np.int32)  # its two ends answer for all that lie outside
+            self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
         if self.dense is not None:
-            # Seen as unsigned, what lies below the first id lies above the last one, too.
-            places = (values - self.low).view(np.uint64)
-            return self.dense[np.minimum(places, np.uint64(len(self.dense) - 1))]
+            # A difference that is too large for 64 bits comes round to a place that lies outside, too.
+            return self.dense.take(values - self.before, mode="clip")
         places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
         return np.where(self.ids[places] == values, self.routes[places], NOBODY).astype(np.int32)
 

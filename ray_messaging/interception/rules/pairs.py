@@ -136,5 +136,4 @@ class _Bitmap:
     def holds(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         if self._empty:
             return np.zeros(len(hashes), np.bool_)
-        found: NDArray[np.bool_] = self._places[self._slots(hashes)]
-        return found
+        return self._places.take(self._slots(hashes).view(np.int64))
