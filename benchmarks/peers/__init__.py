@@ -52,7 +52,7 @@ PEERS = (
 )  # fmt: skip
 BY_TURNS = (
     Turns("agentsociety 1.3.7", 2000, ("bulk", "awaited", "lone")),
-    Turns("agentsociety 1.3.7", 10_000, ("bulk",)),
+    Turns("agentsociety 1.3.7", 10_000, ("bulk", "lone")),
     Turns("redis-py frames", 2000, ("bulk",)),
     Turns("Ray actor calls", 2000, ("bulk",)),
     Turns("NATS core", 2000, ("awaited",)),
