@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,13 +36,9 @@ class Run:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def figures(self, axis: str | None = None) -> Iterator[Figure]:
-        """Return all figures, or those of an axis; one that was measured twice has the repetitions of both."""
-        found: dict[tuple[Any, ...], Figure] = {}
-        for figure in (each for outcome in self.outcomes for each in outcome.figures if axis in (None, each.axis)):
-            key = (figure.axis, figure.case, figure.who, figure.unit, *sorted(figure.at.items()))
-            before = found.get(key)
-            found[key] = replace(figure, values=before.values + figure.values) if before else figure
-        yield from found.values()
+        """Return all figures, or those of an axis."""
+        for outcome in self.outcomes:
+            yield from (figure for figure in outcome.figures if axis in (None, figure.axis))
 
     def axes(self) -> list[str]:
         """Return the axes that have figures, as they were measured."""

@@ -72,10 +72,6 @@ class TestReport:
         assert "busy" not in report.markdown(run_of(figure()))
         assert "40% of its processors" in report.markdown(run_of(figure(), facts=FACTS | {"busy": 0.4}))
 
-    def test_what_was_measured_twice_has_all_repetitions(self):
-        [found] = run_of(figure(values=[1.0, 2.0]), figure(values=[9.0])).figures("peers")
-        assert found.values == [1.0, 2.0, 9.0]
-
     def test_all_of_a_run_is_kept(self, tmp_path):
         run = run_of(figure(), figure("NATS core"))
         run.write(tmp_path)
