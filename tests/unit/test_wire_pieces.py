@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.messager import Messager
 from ray_messaging.transports.redis import wire
-from ray_messaging.transports.redis.wire import pieces_of
+from ray_messaging.transports.redis.wire import LargeCommand, pieces_of
 
 LARGE = b"\r\n$" * 10_000
 ARGUMENTS = st.one_of(st.binary(max_size=20), st.text(max_size=20), st.integers(), st.just(LARGE))
@@ -16,7 +16,7 @@ ARGUMENTS = st.one_of(st.binary(max_size=20), st.text(max_size=20), st.integers(
 
 @given(st.lists(ARGUMENTS, min_size=1, max_size=8))
 def test_the_pieces_are_the_command(args):
-    pieces = pieces_of(args, [at for at, arg in enumerate(args) if arg is LARGE])
+    pieces = pieces_of(LargeCommand(args, [at for at, arg in enumerate(args) if arg is LARGE]))
     assert b"".join(pieces) == hiredis.pack_command(tuple(args))
     assert [id(piece) for piece in pieces if len(piece) > 1000] == [id(arg) for arg in args if arg is LARGE]
 
@@ -27,7 +27,7 @@ def test_what_is_small_goes_in_one_piece():
 
 async def test_a_large_frame_goes_as_it_is(valkey_config, monkeypatch):
     written = []
-    monkeypatch.setattr(wire, "pieces_of", lambda args, large: written.append(found := pieces_of(args, large)) or found)
+    monkeypatch.setattr(wire, "pieces_of", lambda args: written.append(found := pieces_of(args)) or found)
     async with Messager(valkey_config, f"pieces-{uuid.uuid4().hex[:8]}") as messager:
         await messager.host_agents([1], ["agent-chat"])
         assert await messager.send_message(messager.get_agent_chat_channel(1), {})  # the directory is known from now on

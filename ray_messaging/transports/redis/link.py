@@ -36,7 +36,7 @@ from ray_messaging.errors import ConfigError, ConnectionFailed, MailboxFull, Ser
 from ray_messaging.transports.redis.facts import read_info, refusal
 from ray_messaging.transports.redis.nearby import NearbyConnection
 from ray_messaging.transports.redis.tls import tls_options, tls_trouble
-from ray_messaging.transports.redis.wire import ServerBusyError, Wire, reply_error
+from ray_messaging.transports.redis.wire import LargeCommand, ServerBusyError, Wire, reply_error
 
 T = TypeVar("T")
 
@@ -166,21 +166,21 @@ class RedisLink:
         if client is not None:
             await client.aclose()
 
-    def _once(self, args: Sequence[Any], large: Sequence[int] = ()) -> Awaitable[Any]:
+    def _once(self, args: Sequence[Any]) -> Awaitable[Any]:
         """Send one command over the connection that all share, which is opened where there is none."""
         wire = self._wire
-        return self._opened(args, large) if wire is None or not wire.is_open else self._over(wire, args, large)
+        return self._opened(args) if wire is None or not wire.is_open else self._over(wire, args)
 
-    async def _opened(self, args: Sequence[Any], large: Sequence[int]) -> Any:  # noqa: ANN401 - a reply
+    async def _opened(self, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
         async with self._opening:
             if self._wire is None or not self._wire.is_open:
                 self._wire = await Wire.open(self.dedicated())
             wire = self._wire
-        return await self._over(wire, args, large)
+        return await self._over(wire, args)
 
-    def _over(self, wire: Wire, args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
+    def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
         patience_s = self.patience_s
-        return wire.call(args, min(self.config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3), large)
+        return wire.call(args, min(self.config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3))
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""
@@ -230,18 +230,21 @@ class RedisLink:
         `cut` is called for each attempt of which nobody knows what became; `large` are the places of large bytes in
         the arguments.
         """
-        before = 3 + len(keys)
-        places = [before + place for place in large]
+
+        def command(name: bytes, script: Any) -> Sequence[Any]:  # noqa: ANN401 - its text or its hash
+            args_of = (name, script, len(keys), *keys, *args)
+            before = len(args_of) - len(args)
+            return LargeCommand(args_of, [before + place for place in large]) if large else args_of
 
         async def run() -> Any:  # noqa: ANN401 - a reply
             sha = self._shas.get(name)
             if sha is None:
                 sha = self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
             try:
-                return await self._once((b"EVALSHA", sha, len(keys), *keys, *args), places)
+                return await self._once(command(b"EVALSHA", sha))
             except NoScriptError:
                 del self._shas[name]
-                return await self._once((b"EVAL", script_text(name), len(keys), *keys, *args), places)
+                return await self._once(command(b"EVAL", script_text(name)))
 
         return await self.persist(run, cut)
 

@@ -56,12 +56,22 @@ def reply_error(text: str) -> Exception:
     return _ERRORS.get(text.partition(" ")[0], ResponseError)(text)
 
 
-def pieces_of(args: Sequence[Any], large: Sequence[int] = ()) -> list[bytes]:
-    """Return a command as the server reads it, in pieces: arguments at the `large` places are not copied."""
-    if not large:
+class LargeCommand(list[Any]):
+    """Be a command of which some arguments are large: those at the `large` places."""
+
+    __slots__ = ("large",)
+
+    def __init__(self, args: Sequence[Any], large: Sequence[int]) -> None:
+        super().__init__(args)
+        self.large = large
+
+
+def pieces_of(args: Sequence[Any]) -> list[bytes]:
+    """Return a command as the server reads it, in pieces: large arguments, where they are named, are not copied."""
+    if not isinstance(args, LargeCommand):
         return [hiredis.pack_command(tuple(args))]
     pieces, before, low = list[bytes](), b"*%d\r\n" % len(args), 0
-    for at in large:
+    for at in args.large:
         pieces += [b"%b%b$%d\r\n" % (before, _items(args[low:at]), len(args[at])), args[at]]
         before, low = b"\r\n", at + 1
     return [*pieces, before + _items(args[low:])]
@@ -111,10 +121,8 @@ class Wire(asyncio.Protocol):
         """Tell whether commands can be sent."""
         return self._lost is None and not self._transport.is_closing()
 
-    def call(
-        self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf, large: Sequence[int] = ()
-    ) -> "asyncio.Future[Any]":
-        """Send a command, `large` of it as in `pieces_of`; the future gives its reply, or raises the error in it.
+    def call(self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf) -> "asyncio.Future[Any]":
+        """Send a command; the future gives its reply, or raises the error that the server replied.
 
         A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is. So
         does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
@@ -124,7 +132,7 @@ class Wire(asyncio.Protocol):
         if self._lost is not None or self._transport.is_closing():
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
-        pieces = pieces_of(args, large)
+        pieces = pieces_of(args)
         self._written += sum(map(len, pieces))
         now = loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
