@@ -85,9 +85,9 @@ def test_the_log_has_each_message_once_however_often_its_process_dies(start, tmp
     assert Counter(traffic.receipts.values()).keys() == {"delivered", "blocked"}
     assert logged_fates(messaging.log) == traffic.receipts
     assert messaging.log.balance().sends == len(traffic.receipts)
-    # Mailboxes let 1,000 rows wait for the log, so that these are in five files at least; a life that ends before its
-    # first file leaves none, and its successor one for both.
-    assert messaging.stats()["log"]["segments"] >= 5
+    # Of more than 5,000 rows 1,000 may still wait, and no file holds more than could wait: a life that ended before its
+    # first file left none, and its successor one for both.
+    assert messaging.stats()["log"]["segments"] >= 4
     assert traffic.arrived == [n for n in range(len(traffic.receipts)) if n % 4]
     messaging.shutdown()
     log = EventLog.open(tmp_path / "log")
