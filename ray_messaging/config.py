@@ -176,7 +176,7 @@ class MessagingConfig(BaseModel):
     outbox_bytes: PositiveInt = 256 * 2**20
     payload_bytes: int = Field(default=8 * 2**20, gt=0, le=64 * 2**20)
     state_bytes: int = Field(default=64 * 2**20, gt=0, le=256 * 2**20)  # of what transactions keep
-    frame_rows: PositiveInt = 16_384  # a whole batch: a frame more takes as long as 500 messages in it
+    frame_rows: PositiveInt = 16_384  # a whole batch, so that nobody need cut it
     frame_bytes: PositiveInt = 16 * 2**20
     send_timeout_s: PositiveFloat = 30.0
     interceptor_timeout_s: PositiveFloat = 30.0

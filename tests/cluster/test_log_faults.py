@@ -75,7 +75,7 @@ def test_the_log_has_each_message_once_however_often_its_process_dies(start, tmp
     traffic = Traffic(group)
     traffic.start()
     try:
-        for _ in range(5):
+        for _ in range(8):  # a life that ends before its first file leaves none, and a file may hold 1,300 rows
             seen = len(traffic.receipts)
             wait_for(lambda seen=seen: len(traffic.receipts) > seen + 1_000, "traffic")
             kill(messaging.log_actor)
@@ -85,9 +85,7 @@ def test_the_log_has_each_message_once_however_often_its_process_dies(start, tmp
     assert Counter(traffic.receipts.values()).keys() == {"delivered", "blocked"}
     assert logged_fates(messaging.log) == traffic.receipts
     assert messaging.log.balance().sends == len(traffic.receipts)
-    # Of more than 5,000 rows 1,000 may still wait, and no file holds more than could wait: a life that ended before its
-    # first file left none, and its successor one for both.
-    assert messaging.stats()["log"]["segments"] >= 4
+    assert messaging.stats()["log"]["segments"] > 5
     assert traffic.arrived == [n for n in range(len(traffic.receipts)) if n % 4]
     messaging.shutdown()
     log = EventLog.open(tmp_path / "log")

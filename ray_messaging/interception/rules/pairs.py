@@ -16,7 +16,7 @@ Pair = tuple[AgentId | None, AgentId | None]
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
-_LEAST_SLOTS = 2**16  # a row found there by chance is looked up, which takes as long as the arithmetic of thirty
+_LEAST_SLOTS = 2**16  # a row found there by chance is looked up, which takes as long as the arithmetic of a hundred
 _LEAST_ROOM = 16
 _FEW = 8  # rows: looking them up is quicker than the arithmetic on columns that would rule them out
 
