@@ -1,6 +1,9 @@
 """A server that speaks TLS: who may be trusted is, and whoever may not be is told what to do within 5 s."""
 
 import asyncio
+import contextlib
+import socket
+import ssl
 
 import pytest
 from certificates import HOST, make_certificates
@@ -133,6 +136,29 @@ async def test_a_server_that_asks_for_our_certificate(tls, certificates, exp_id,
 async def test_a_wrong_password_over_tls(tls):
     error = await refused(tls(password="none of its passwords"))
     assert "password" in str(error)
+
+
+def _refuse_and_never_say_farewell(listener, certificates):
+    """Serve one connection until the client lets its socket go."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    plain, _ = listener.accept()
+    plain.settimeout(CONNECT_S)
+    deaf = plain.dup()
+    with deaf, context.wrap_socket(plain, server_side=True) as line:
+        assert b"AUTH" in line.recv(1000)
+        line.sendall(b"-WRONGPASS no\r\n")
+        with contextlib.suppress(ConnectionError):
+            while deaf.recv(1000):
+                pass
+
+
+async def test_who_is_refused_waits_for_no_farewell(tls, certificates):
+    with socket.create_server((HOST, 0)) as listener:
+        listener.settimeout(CONNECT_S)
+        served = asyncio.ensure_future(asyncio.to_thread(_refuse_and_never_say_farewell, listener, certificates))
+        assert "password" in str(await refused(tls(port=listener.getsockname()[1])))
+        await served
 
 
 async def test_files_that_cannot_be_used(tls, certificates):

@@ -8,8 +8,20 @@ from redis.asyncio.connection import AbstractConnection
 from ray_messaging.config import CONNECT_TIMEOUT_S
 
 
+async def _introduce(connection: AbstractConnection) -> None:
+    """Say who we are; in vain, drop the socket at once: TLS would wait up to 30 s for the server's farewell."""
+    # redis-py lets go of it, and has no public name for it.
+    writer: Any = connection._writer
+    try:
+        await connection.on_connect()
+    except BaseException:
+        writer.transport.abort()
+        raise
+
+
 async def connect(connection: AbstractConnection) -> None:
     """Connect within 5 s; raises what redis-py raises."""
+    connection.redis_connect_func = _introduce
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await connection.connect()
