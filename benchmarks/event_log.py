@@ -25,7 +25,7 @@ from benchmarks.drive import lone, rate
 from benchmarks.figures import percentiles
 from benchmarks.peers.ours import Ours
 from ray_messaging import Messaging
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.judges import judge_for
 

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ray_messaging import Messaging, rules
-from ray_messaging.frames import Batch, encode
+from ray_messaging.batch import Batch
+from ray_messaging.frames import encode
 from ray_messaging.ids import Ids
 from ray_messaging.interception.interceptor import Interceptor
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.agent_sets import NO_AGENTS, AgentSet, ascending
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId, build_channel, check_name
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, STR, Ids
 from ray_messaging.patterns import GLOBS, Patterns
 

@@ -5,6 +5,7 @@ the columns that the header's flags name, one JSON text per line. Little endian 
 at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before it allocates anything of their size.
 """
 
+import copyreg
 from dataclasses import dataclass
 from struct import Struct as Packer
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.checksum import crc32
 from ray_messaging.errors import FrameError
 from ray_messaging.ids import NONE, STR, Ids
@@ -24,6 +26,11 @@ _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<f8", "<u4", "<u2", "u1"))
+
+# In the order in which they come behind those that are always there.
+_OPTIONAL = (
+    (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
+)  # fmt: skip
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
@@ -42,105 +49,6 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     sent_at: float
     labels: tuple[tuple[str, bytes], ...] = ()  # a label and its rows, uint32
     noted: bytes = b""  # rows, uint32
-
-
-class Batch:
-    """Hold n messages of one sender as columns.
-
-    Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
-    the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
-    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it
-    (uint32, ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`).
-    """
-
-    __slots__ = (
-        "epoch", "first", "frame", "from_ids", "labels", "lines", "noted", "numbers", "sender", "sent_at", "step",
-        "to_ids", "topic", "topics",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        sender: str,
-        epoch: int,
-        first: int,
-        from_ids: Ids,
-        to_ids: Ids,
-        topics: tuple[str, ...],
-        topic: NDArray[np.uint16] | None = None,
-        numbers: NDArray[np.uint32] | None = None,
-        step: NDArray[np.int64] | int | None = None,
-        sent_at: NDArray[np.float64] | float = 0.0,
-        lines: Lines | None = None,
-        labels: "dict[str, NDArray[np.uint32]] | None" = None,
-        noted: NDArray[np.uint32] | None = None,
-    ) -> None:
-        self.sender = sender
-        self.epoch = epoch
-        self.first = first
-        self.from_ids = from_ids
-        self.to_ids = to_ids
-        self.topics = topics
-        self.topic = topic
-        self.numbers = numbers
-        self.step = step
-        self.sent_at = sent_at
-        self.lines = lines
-        self.labels = labels or {}
-        self.noted = noted
-        self.frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
-
-    def __len__(self) -> int:
-        return len(self.from_ids.values)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return decode, (encode(self) if self.frame is None else self.frame,)
-
-    def message_id(self, row: int) -> str:
-        """Return the id of one message: sender, the sender's epoch, the message's number."""
-        number = row if self.numbers is None else int(self.numbers[row])
-        return f"{self.sender}-{self.epoch}-{self.first + number}"
-
-    def topic_of(self, row: int) -> str:
-        """Return the topic of one message."""
-        return self.topics[0 if self.topic is None else self.topic[row]]
-
-    def labels_of(self, row: int) -> tuple[str, ...]:
-        """Return the labels that one message bears."""
-        return tuple(name for name, rows in self.labels.items() if row in rows) if self.labels else ()
-
-    def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
-        """Return the same batch, the payloads of some rows replaced."""
-        made = Batch.__new__(Batch)
-        for slot in Batch.__slots__:
-            setattr(made, slot, getattr(self, slot))
-        made.frame = None
-        if changed and self.lines is not None:
-            made.lines = self.lines.replaced(changed, len(self))
-        return made
-
-    def take(self, rows: NDArray[np.intp]) -> "Batch":
-        """Return the batch of some rows, in the order given; the messages keep their numbers."""
-        return Batch(
-            sender=self.sender,
-            epoch=self.epoch,
-            first=self.first,
-            from_ids=self.from_ids.take(rows),
-            to_ids=self.to_ids.take(rows),
-            topics=self.topics,
-            topic=None if self.topic is None else self.topic[rows],
-            numbers=rows.astype(np.uint32) if self.numbers is None else self.numbers[rows],
-            step=self.step[rows] if isinstance(self.step, np.ndarray) else self.step,
-            sent_at=self.sent_at[rows] if isinstance(self.sent_at, np.ndarray) else self.sent_at,
-            lines=None if self.lines is None else self.lines.take(rows),
-            labels={name: kept for name, found in self.labels.items() if len(kept := _places(rows, found))},
-            noted=None if self.noted is None else _places(rows, self.noted),
-        )
-
-
-def _places(rows: NDArray[np.intp], wanted: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return where among `rows` those wanted stand."""
-    return np.flatnonzero(np.isin(rows, wanted)).astype(np.uint32)
 
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
@@ -172,6 +80,9 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     return b"".join((_PREFIX.pack(MAGIC, VERSION, checksum, len(header)), *parts))
 
 
+# A batch travels through Ray, and into whatever pickles it, as its frame.
+copyreg.pickle(Batch, lambda batch: (decode, (encode(batch) if batch.frame is None else batch.frame,)))
+
 _encode_header = msgspec.msgpack.Encoder().encode
 _read_header = msgspec.msgpack.Decoder(Header).decode
 
@@ -196,7 +107,11 @@ def _header(batch: Batch, flags: int, lines: Lines | None) -> Header:
 
 def _check(ok: object, what: str) -> None:
     if not ok:
-        raise FrameError(f"this is no valid frame: {what}; drop it, and look at who writes into this mailbox")
+        raise _no_frame(what)
+
+
+def _no_frame(what: str) -> FrameError:
+    return FrameError(f"this is no valid frame: {what}; drop it, and look at who writes into this mailbox")
 
 
 @dataclass(slots=True)
@@ -214,44 +129,68 @@ class _Reader:
         _check(self.at <= len(self.frame), "it ends within a column")
         return np.frombuffer(self.frame, dtype, count, at)
 
-    def optional(self, flag: int, dtype: Any) -> Any:  # noqa: ANN401 - numpy's dtype and array
-        return self.column(dtype) if self.flags & flag else None
+    def optional(self, *columns: tuple[int, Any]) -> list[Any]:
+        """Return columns by flag and dtype, as far as they are there."""
+        if not self.flags:  # as of a message alone, which is in a hurry
+            return [None] * len(columns)
+        return [self.column(dtype) if self.flags & flag else None for flag, dtype in columns]
 
 
 def decode(frame: bytes) -> Batch:
     """Decode a frame; columns and payloads are views of its bytes. Raises FrameError."""
     size = len(frame)
-    _check(_PREFIX.size <= size <= FRAME_LIMIT, f"{size} bytes is no size of a frame")
+    if not _PREFIX.size <= size <= FRAME_LIMIT:
+        raise _no_frame(f"{size} bytes is no size of a frame")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
-    _check(magic == MAGIC, "it does not begin with RM")
-    _check(version == VERSION, f"it has version {version}, this library reads {VERSION}")
-    view = memoryview(frame)
-    _check(crc32(view[_PREFIX.size :]) == checksum, "its checksum does not match")
     at = _PREFIX.size + header_length
-    _check(at <= size, "its header is longer than itself")
+    view = memoryview(frame)
+    why = _prefix_trouble(magic, version, at, size)
+    if why is None and crc32(view[_PREFIX.size :]) != checksum:
+        why = "its checksum does not match"
+    if why is not None:
+        raise _no_frame(why)
     try:
         header = _read_header(view[_PREFIX.size : at])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"this is no valid frame: its header cannot be read ({error})") from error
-    _check(0 <= header.rows <= size, "its count of rows is impossible")
-    _check(header.topics and all(header.topics), "it names no topic")
-    _check(0 <= header.first < 2**62 and 0 <= header.epoch < 2**62, "its numbers are impossible")
-    _check(0 <= header.flags < 2 * _LENGTHS, "it has columns that this library does not know")
-    _check(header.step is None or -(2**63) <= header.step < 2**63, f"its step {header.step} does not fit 64 bits")
+    why = _header_trouble(header, size)
+    if why is not None:
+        raise _no_frame(why)
     batch = _decode_columns(header, _Reader(frame, at, header.rows, header.flags))
     batch.frame = frame
     return batch
 
 
+def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | None:
+    if magic != MAGIC:
+        return "it does not begin with RM"
+    if version != VERSION:
+        return f"it has version {version}, this library reads {VERSION}"
+    return "its header is longer than itself" if at > size else None
+
+
+def _header_trouble(header: Header, size: int) -> str | None:
+    if not 0 <= header.rows <= size:
+        return "its count of rows is impossible"
+    if not header.topics or "" in header.topics:
+        return "it names no topic"
+    if not (0 <= header.first < 2**62 and 0 <= header.epoch < 2**62):
+        return "its numbers are impossible"
+    if not 0 <= header.flags < 2 * _LENGTHS:
+        return "it has columns that this library does not know"
+    if header.step is not None and not -(2**63) <= header.step < 2**63:
+        return f"its step {header.step} does not fit 64 bits"
+    return None
+
+
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
     from_values, to_values = reader.column(_I8), reader.column(_I8)
-    numbers = reader.optional(_NUMBERS, _U4)
-    from_ids = _ids(from_values, reader.optional(_FROM_KINDS, _U1), header.from_strings)
-    to_ids = _ids(to_values, reader.optional(_TO_KINDS, _U1), header.to_strings)
-    topic = reader.optional(_TOPIC, _U2)
-    _check(topic is None or not len(topic) or int(topic.max()) < len(header.topics), "it uses a topic it does not name")
-    steps, times = reader.optional(_STEPS, _I8), reader.optional(_TIMES, _F8)
-    lines = _lines(header, reader, reader.optional(_INDEX, _U4))
+    numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional(*_OPTIONAL)
+    from_ids = _ids(from_values, from_kinds, header.from_strings)
+    to_ids = _ids(to_values, to_kinds, header.to_strings)
+    if topic is not None and len(topic):
+        _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
+    lines = _lines(header, reader, index)
     return Batch(
         sender=header.sender,
         epoch=header.epoch,

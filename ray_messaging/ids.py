@@ -106,7 +106,7 @@ class Ids:
 
     def __getitem__(self, row: int) -> AgentId | None:
         if self.kinds is None:
-            return int(self.values[row])
+            return self.values.item(row)
         return self.tolist()[row]
 
     def to_numpy(self) -> NDArray[Any]:

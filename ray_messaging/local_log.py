@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import build_channel
-from ray_messaging.frames import Batch
 from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AGENT_CHAT, AgentId, build_channel, check_id, check_subtopic
 from ray_messaging.errors import FrameError, InvalidAddress, InvalidPayload
-from ray_messaging.frames import Batch
 from ray_messaging.msg import Msg, Payload, msg_of
 
 # One reused decoder: payloads are JSON of any shape, foreign clients' included.

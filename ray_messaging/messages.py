@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.message import Message
 from ray_messaging.tables import data_frame
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ray_messaging.frames import Batch
+    from ray_messaging.batch import Batch
 
 Fate = Literal["delivered", "published", "undeliverable", "blocked"]
 FATES: tuple[Fate, ...] = ("delivered", "published", "undeliverable", "blocked")

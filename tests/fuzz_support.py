@@ -13,11 +13,12 @@ from struct import pack, unpack_from
 import msgspec
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import build_channel, check_id, check_name, check_subtopic, parse_channel
 from ray_messaging.directory import Claim, Directory, Record, decode_record, encode_record
 from ray_messaging.errors import FrameError, InvalidAddress
 from ray_messaging.eventlog.writing.columns import Part, record_batch
-from ray_messaging.frames import Batch, decode, encode
+from ray_messaging.frames import decode, encode
 from ray_messaging.ids import Ids
 from ray_messaging.interception.grants import (
     Drawn,

@@ -5,8 +5,9 @@ import asyncio
 import msgspec
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import Fenced
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import encode
 from ray_messaging.ids import Ids
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.work import payload
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines, encode_payload
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import check_name
 from ray_messaging.cluster.aside import run_aside
 from ray_messaging.cluster.connected import Connected
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, FrameError, UnknownName
-from ray_messaging.frames import Batch
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.tables import data_frame
 from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadStore

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.interception.answers import record
 from ray_messaging.interception.deferral import Deferrals
 from ray_messaging.interception.judging import Course, Waiting, joined, of_row

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import FRAME_LIMIT, Batch
+from ray_messaging.frames import FRAME_LIMIT
 from ray_messaging.interception.judging import Waiting, of_row
 from ray_messaging.interception.verdicts import FOREIGN, Judgement, decode_verdicts, encode_verdicts
 

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.interception.judging import FAILURES, Course, Waiting, failed, joined
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.users import UserCalls

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AGENT_CHAT, AgentId, check_id
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.judging import PAYLOAD_LIMIT
 from ray_messaging.lines import Lines, encode_payload

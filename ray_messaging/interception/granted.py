@@ -4,8 +4,8 @@ import asyncio
 import logging
 from contextlib import suppress
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import Batch
 from ray_messaging.interception.grants import Grant, Standing, decode_grant, encode_standing
 from ray_messaging.interception.lane_client import LaneClient
 from ray_messaging.interception.rules.rule import Rule

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.frames import Batch, decode
+from ray_messaging.frames import decode
 from ray_messaging.interception.alone import Alone
 from ray_messaging.interception.answers import key_of, record
 from ray_messaging.interception.farewell import Farewell

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import ConfigError, InterceptorUnavailable, TransitError
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import encode
 from ray_messaging.interception.deferral import PATIENCE_S
 from ray_messaging.interception.granted import Granted
 from ray_messaging.interception.interceptor import Interceptor

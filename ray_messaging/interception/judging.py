@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.verdicts import Judgement
 from ray_messaging.interception.watchdog import Stuck, Watch

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import Batch
 from ray_messaging.notes import Why
 
 T = TypeVar("T")

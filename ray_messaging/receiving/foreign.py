@@ -3,10 +3,11 @@
 import logging
 import time
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import parse_channel
 from ray_messaging.directory import Directory
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.frames import FOREIGN_SENDER, Batch
+from ray_messaging.frames import FOREIGN_SENDER
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.receiving.inbox import Inbox, Piece

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.messages import Slice
 from ray_messaging.transports.base import Cursor, place
 

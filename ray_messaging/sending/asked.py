@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.sending.parcel import once
 from ray_messaging.sending.posting import Posting

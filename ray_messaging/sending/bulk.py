@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId, check_id, check_recipient
 from ray_messaging.errors import InvalidColumns, InvalidPayload
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines, encode_payload
 from ray_messaging.message import Outgoing

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import build_channel
 from ray_messaging.directory import Directory
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import encode
 from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.receipt import DELIVERED, UNKNOWN
 from ray_messaging.sending import noting

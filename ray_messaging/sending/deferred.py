@@ -8,8 +8,8 @@ from itertools import groupby
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.frames import Batch
 from ray_messaging.ids import INT
 from ray_messaging.interception.verdicts import Judge, Verdicts
 from ray_messaging.sending.asked import UNKNOWN, Asked, Place, joined, order

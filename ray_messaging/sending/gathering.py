@@ -125,12 +125,13 @@ class Gathering:
     def _append(
         self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
     ) -> "asyncio.Future[Receipt]":
-        """Accept one message, and let as many small ones in behind it as there is room for."""
+        """Accept one message, and behind the second one as many small ones as there is room for."""
         size = len(line) + 1
         draft = self._draft(size if size > LARGE_LINE else 0)
         future = self._new_future()
         draft.cells += (from_id, to_id, topic, line, time(), future)
-        self._admit()
+        if len(draft) > 1:  # whoever comes alone is in a hurry
+            self._admit()
         self._wake()  # it sleeps only while no draft is open
         return future
 

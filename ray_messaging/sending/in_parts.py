@@ -6,8 +6,8 @@ from copy import copy
 from functools import partial
 from time import time
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import MessagingError
-from ray_messaging.frames import Batch
 from ray_messaging.receipt import Receipts
 from ray_messaging.sending.bulk import ColumnChunk, entry_chunks
 from ray_messaging.sending.joined import joined

@@ -4,7 +4,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from ray_messaging.frames import Batch, encode
+from ray_messaging.batch import Batch
+from ray_messaging.frames import encode
 from ray_messaging.notes import Before, Note, Why, encode_note
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.posting import Posting, Rows

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.receipt import Receipt, Receipts

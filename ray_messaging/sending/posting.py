@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import MessagingError, OutcomeUnknown
-from ray_messaging.frames import Batch
 from ray_messaging.interception.verdicts import Judgement
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, tell
 from ray_messaging.sending.parcel import Parcel

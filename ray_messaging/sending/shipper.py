@@ -127,8 +127,10 @@ class Shipper:
     async def ship(self) -> None:
         """Write all that can be written now; raises Fenced."""
         try:
-            await self.fence()
-            await self._look_for_room()
+            if self.unfenced:
+                await self._fence()
+            if refused := self._lanes.refused(asyncio.get_running_loop().time()):
+                await self._look_for_room(refused)
             while not self.stale_verdicts and (ready := self._ready()):
                 await self._call(ready)
         except MailboxFull as error:  # the whole server is: nothing of this was taken
@@ -137,9 +139,9 @@ class Shipper:
         except (TransitError, ConfigError) as error:
             self._lose(error)
 
-    async def _look_for_room(self) -> None:
+    async def _look_for_room(self, refused: list[Lane]) -> None:
         """Have refused frames wait on while there is no room for them: to offer large ones takes the server's time."""
-        for lane in self._lanes.refused(asyncio.get_running_loop().time()):
+        for lane in refused:
             head = lane.crates[0]
             if len(head.frame) < _LARGE:  # so are those that only publish, or tell the log
                 continue

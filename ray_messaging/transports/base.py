@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from ray_messaging.batch import Batch
 from ray_messaging.directory import Record
 from ray_messaging.errors import Fenced
-from ray_messaging.frames import Batch
 from ray_messaging.patterns import Patterns
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.directory import Directory, Record
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import Batch, decode, encode
+from ray_messaging.frames import decode, encode
 from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.dead_letters import DeadFrame, DeadStore, Listeners, Requeued, Returned
 

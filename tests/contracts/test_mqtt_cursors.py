@@ -6,8 +6,9 @@ import time
 import pytest
 from contract_support import MqttStore, fetch_all, until
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import ConnectionFailed, Fenced
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.transports.mqtt import cursors

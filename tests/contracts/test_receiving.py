@@ -18,7 +18,8 @@ from ray_messaging import (
     Outgoing,
     PayloadTooLarge,
 )
-from ray_messaging.frames import Batch, encode
+from ray_messaging.batch import Batch
+from ray_messaging.frames import encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 

@@ -7,8 +7,9 @@ import msgspec
 
 from faults.case import Case, weaker
 from faults.stage import Stage, until
+from ray_messaging.batch import Batch
 from ray_messaging.channels import Keys
-from ray_messaging.frames import FRAME_LIMIT, MAGIC, VERSION, Batch, encode
+from ray_messaging.frames import FRAME_LIMIT, MAGIC, VERSION, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 

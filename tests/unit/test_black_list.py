@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import InvalidAddress, RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.rules import BlackList
 

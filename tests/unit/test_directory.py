@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import build_channel
 from ray_messaging.directory import Claim, Directory, Record, decode_record, encode_record
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.patterns import Globs, glob_pattern
 

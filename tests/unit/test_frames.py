@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging import frames
+from ray_messaging.batch import Batch
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import FRAME_LIMIT, Batch, Header, decode, encode
+from ray_messaging.frames import FRAME_LIMIT, Header, decode, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 

@@ -8,8 +8,8 @@ import logging
 import pytest
 from interceptor_support import Held
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.judges import ForeignJudge, LocalJudge, RemoteJudge, judge_for

@@ -6,8 +6,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import Closed
-from ray_messaging.frames import Batch, decode, encode
+from ray_messaging.frames import decode, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.receiving import reader as module

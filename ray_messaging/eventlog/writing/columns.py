@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.addresses import channels, ends
 from ray_messaging.eventlog.writing.message_ids import message_ids
 from ray_messaging.eventlog.writing.names import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.eventlog.writing.payloads import payload_column, sparse_column
-from ray_messaging.frames import Batch
 from ray_messaging.lines import Lines
 from ray_messaging.notes import Note
 from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 
 _DIGITS = 4
 _BLOCK = 10**_DIGITS

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import INT64_MAX, INT64_MIN
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.columns import Part
-from ray_messaging.frames import Batch, decode
+from ray_messaging.frames import decode
 from ray_messaging.notes import Note, decode_note
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.transports.log_store import LogItem

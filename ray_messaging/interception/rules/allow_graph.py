@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import INT, Ids
 from ray_messaging.interception.rules.graphs import Edge, Edges, Network, among, read_network
 from ray_messaging.interception.rules.pairs import blocks, name_of

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, blocks
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.state import Table

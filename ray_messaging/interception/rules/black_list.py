@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
-from ray_messaging.frames import Batch
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, blocks, check_pairs, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
 from ray_messaging.interception.state import Table
@@ -72,16 +72,21 @@ class BlackList(Rule):
             pair = self._hit(batch.from_ids[row], batch.to_ids[row])
             if pair is not None:
                 found[row] = f"{_side(pair[0])} may not write to {_side(pair[1])}"
-        return blocks(found, found.values())
+        return blocks(found, found.values()) if found else {}
 
     def _hit(self, from_id: AgentId | None, to_id: AgentId | None) -> Pair | None:
         """Return the entry that blocks a pair."""
         if from_id is None:
             return None
-        entries: tuple[Pair, ...] = ((from_id, None), (None, None))
-        if to_id is not None:
-            entries = ((from_id, to_id), *entries, (None, to_id))
-        return next((pair for pair in entries if pair in self.state), None)
+        sides = (
+            ((from_id, None), (None, None))
+            if to_id is None
+            else ((from_id, to_id), (from_id, None), (None, None), (None, to_id))
+        )
+        for pair in sides:
+            if pair in self.state:
+                return pair
+        return None
 
     def describe(self) -> dict[str, Any]:
         """Return name, kind and the number of pairs."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.interception.rules.pairs import blocks
 from ray_messaging.interception.rules.rule import Rule, Verdict
 

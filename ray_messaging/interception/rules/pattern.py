@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import regex
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
 from ray_messaging.interception.rules.texts import decoded, plain, replaced, said, strings
 from ray_messaging.interception.rules.words import Words

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.interception.rules.grouping import Groups, group
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.interception.rules.grouping import group
 from ray_messaging.interception.rules.pairs import Pair, blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.interception.state import Table
 from ray_messaging.message import Message
 from ray_messaging.msg import Msg, Payload

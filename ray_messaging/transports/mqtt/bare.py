@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId, check_id, check_name
 from ray_messaging.errors import ConnectionFailed, InvalidAddress, PayloadTooLarge, ServerRefused
-from ray_messaging.frames import Batch
 from ray_messaging.transports.base import TOO_LARGE_TAKER, Published
 from ray_messaging.transports.mqtt.control import Control
 from ray_messaging.transports.mqtt.packets import UserProperties

@@ -4,9 +4,10 @@ import time
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId, parse_channel
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.frames import FOREIGN_SENDER, Batch, encode
+from ray_messaging.frames import FOREIGN_SENDER, encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.transports.mqtt import bare

@@ -127,18 +127,18 @@ class Wire(asyncio.Protocol):
         A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is. So
         does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
         """
-        loop = self._loop
+        loop, transport = self._loop, self._transport
         future: asyncio.Future[Any] = loop.create_future()
-        if self._lost is not None or self._transport.is_closing():
+        if self._lost is not None or transport.is_closing():
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
-        pieces = pieces_of(args)
-        self._written += sum(map(len, pieces))
+        # The server begins with it while we note it down.
+        for piece in pieces_of(args):
+            transport.write(piece)
+            self._written += len(piece)
         now = loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
-        for piece in pieces:
-            self._transport.write(piece)
         # The timer may be an earlier call's: what it knows of bytes that left says nothing of this one's.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now

@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from writing_support import batch_of, expected, note_of, rows_of
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.columns import record_batch
 from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
 from ray_messaging.eventlog.writing.records import take
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.receipt import NO_LISTENER

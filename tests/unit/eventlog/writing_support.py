@@ -4,13 +4,14 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from ray_messaging.batch import Batch
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Record
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.columns import record_batch
 from ray_messaging.eventlog.writing.pieces import pieces
 from ray_messaging.eventlog.writing.records import take
-from ray_messaging.frames import Batch, encode
+from ray_messaging.frames import encode
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 from ray_messaging.message import Message

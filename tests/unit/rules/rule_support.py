@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from ray_messaging.frames import Batch
+from ray_messaging.batch import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 

@@ -13,8 +13,8 @@ import ray.cloudpickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules.agentsociety_block import BlackSet, Block, ViolationCounts

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import ray.cloudpickle
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules.moderator import Moderator

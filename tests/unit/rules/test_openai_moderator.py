@@ -10,8 +10,8 @@ import pytest
 import ray.cloudpickle
 from pydantic import SecretStr
 
+from ray_messaging.batch import Batch
 from ray_messaging.errors import ConfigError, RuleError
-from ray_messaging.frames import Batch
 from ray_messaging.ids import Ids
 from ray_messaging.interception.rules.openai_moderator import OpenAIModerator, read_verdict
 from ray_messaging.interception.rules.rule import ALLOW, block
