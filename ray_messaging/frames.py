@@ -27,7 +27,7 @@ _PREFIX = Packer("<2sBxII")
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<f8", "<u4", "<u2", "u1"))
 
-# In the order in which they come behind those that are always there.
+# In the order in which they come, as `encode` writes them, behind those that are always there.
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip
@@ -129,11 +129,11 @@ class _Reader:
         _check(self.at <= len(self.frame), "it ends within a column")
         return np.frombuffer(self.frame, dtype, count, at)
 
-    def optional(self, *columns: tuple[int, Any]) -> list[Any]:
-        """Return columns by flag and dtype, as far as they are there."""
+    def optional(self) -> list[Any]:
+        """Return a column for each that may be there, None where it is not."""
         if not self.flags:  # as of a message alone, which is in a hurry
-            return [None] * len(columns)
-        return [self.column(dtype) if self.flags & flag else None for flag, dtype in columns]
+            return [None] * len(_OPTIONAL)
+        return [self.column(dtype) if self.flags & flag else None for flag, dtype in _OPTIONAL]
 
 
 def decode(frame: bytes) -> Batch:
@@ -152,7 +152,7 @@ def decode(frame: bytes) -> Batch:
     try:
         header = _read_header(view[_PREFIX.size : at])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"this is no valid frame: its header cannot be read ({error})") from error
+        raise _no_frame(f"its header cannot be read ({error})") from error
     why = _header_trouble(header, size)
     if why is not None:
         raise _no_frame(why)
@@ -185,7 +185,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
     from_values, to_values = reader.column(_I8), reader.column(_I8)
-    numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional(*_OPTIONAL)
+    numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
     from_ids = _ids(from_values, from_kinds, header.from_strings)
     to_ids = _ids(to_values, to_kinds, header.to_strings)
     if topic is not None and len(topic):

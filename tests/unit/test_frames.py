@@ -90,6 +90,7 @@ def test_round_trip(batch):
     assert encode(batch) == frame
     assert_same(batch, decode(frame))
     assert encode(decode(frame)) == frame
+    assert encode(batch) in pickle.dumps(batch)
     assert_same(batch, pickle.loads(pickle.dumps(batch)))
     assert_same(batch, pickle.loads(pickle.dumps(decode(frame))))
 

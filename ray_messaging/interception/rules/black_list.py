@@ -72,18 +72,13 @@ class BlackList(Rule):
             pair = self._hit(batch.from_ids[row], batch.to_ids[row])
             if pair is not None:
                 found[row] = f"{_side(pair[0])} may not write to {_side(pair[1])}"
-        return blocks(found, found.values()) if found else {}
+        return blocks(found, found.values())
 
     def _hit(self, from_id: AgentId | None, to_id: AgentId | None) -> Pair | None:
         """Return the entry that blocks a pair."""
         if from_id is None:
             return None
-        sides = (
-            ((from_id, None), (None, None))
-            if to_id is None
-            else ((from_id, to_id), (from_id, None), (None, None), (None, to_id))
-        )
-        for pair in sides:
+        for pair in ((from_id, to_id), (from_id, None), (None, None), (None, to_id)):
             if pair in self.state:
                 return pair
         return None
