@@ -1,5 +1,8 @@
 """A batch: messages of one sender as columns."""
 
+from copy import copy
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,54 +10,40 @@ from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
 
 
-class Batch:
+class Batch(msgspec.Struct, eq=False, kw_only=True):
     """Hold n messages of one sender as columns.
 
     Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
     the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
     the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it
-    (uint32, ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`).
+    (uint32, ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`); `rows` is
+    n, for those to whom a call for `len` is too slow.
     """
 
-    __slots__ = (
-        "epoch", "first", "frame", "from_ids", "labels", "lines", "noted", "numbers", "sender", "sent_at", "step",
-        "to_ids", "topic", "topics",
-    )  # fmt: skip
+    sender: str
+    epoch: int
+    first: int
+    from_ids: Ids
+    to_ids: Ids
+    topics: tuple[str, ...]
+    topic: NDArray[np.uint16] | None = None
+    numbers: NDArray[np.uint32] | None = None
+    step: NDArray[np.int64] | int | None = None
+    sent_at: NDArray[np.float64] | float = 0.0
+    lines: Lines | None = None
+    labels: dict[str, NDArray[np.uint32]] = {}
+    noted: NDArray[np.uint32] | None = None
+    frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
+    rows: int = 0
 
-    def __init__(
-        self,
-        *,
-        sender: str,
-        epoch: int,
-        first: int,
-        from_ids: Ids,
-        to_ids: Ids,
-        topics: tuple[str, ...],
-        topic: NDArray[np.uint16] | None = None,
-        numbers: NDArray[np.uint32] | None = None,
-        step: NDArray[np.int64] | int | None = None,
-        sent_at: NDArray[np.float64] | float = 0.0,
-        lines: Lines | None = None,
-        labels: "dict[str, NDArray[np.uint32]] | None" = None,
-        noted: NDArray[np.uint32] | None = None,
-    ) -> None:
-        self.sender = sender
-        self.epoch = epoch
-        self.first = first
-        self.from_ids = from_ids
-        self.to_ids = to_ids
-        self.topics = topics
-        self.topic = topic
-        self.numbers = numbers
-        self.step = step
-        self.sent_at = sent_at
-        self.lines = lines
-        self.labels = labels or {}
-        self.noted = noted
-        self.frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
+    def __post_init__(self) -> None:
+        self.rows = len(self.from_ids.values)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may come into a log, which gets no payloads
 
     def __len__(self) -> int:
-        return len(self.from_ids.values)
+        return self.rows
 
     def message_id(self, row: int) -> str:
         """Return the id of one message: sender, the sender's epoch, the message's number."""
@@ -71,9 +60,7 @@ class Batch:
 
     def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
         """Return the same batch, the payloads of some rows replaced."""
-        made = Batch.__new__(Batch)
-        for slot in Batch.__slots__:
-            setattr(made, slot, getattr(self, slot))
+        made = copy(self)
         made.frame = None
         if changed and self.lines is not None:
             made.lines = self.lines.replaced(changed, len(self))

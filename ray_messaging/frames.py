@@ -6,9 +6,9 @@ at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before
 """
 
 import copyreg
-from dataclasses import dataclass
+from operator import attrgetter, is_
 from struct import Struct as Packer
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -27,22 +27,28 @@ _PREFIX = Packer("<2sBxII")
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<f8", "<u4", "<u2", "u1"))
 
-# In the order in which they come, as `encode` writes them, behind those that are always there.
+# In the order in which they come behind those that are always there; the lengths, which are last, count other rows.
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip
+_FLAGS = (*(flag for flag, _ in _OPTIONAL), _LENGTHS)
+_ABSENT = (None,) * len(_FLAGS)
+_view = attrgetter("data")
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Topic = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
     """Say what a frame holds; append-only."""
 
     sender: str
-    epoch: int
-    first: int
-    rows: int
-    flags: int
+    epoch: _Number
+    first: _Number
+    rows: _Number
+    flags: _Number
     lines: int  # -1: no payloads (a request for verdicts by ids alone)
-    topics: tuple[str, ...]
+    topics: Annotated[tuple[_Topic, ...], msgspec.Meta(min_length=1)]
     from_strings: tuple[str, ...]
     to_strings: tuple[str, ...]
     step: int | None
@@ -53,25 +59,28 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     """Encode a batch; the same batch always gives the same bytes."""
-    lines = batch.lines if with_payload else None
-    columns: list[Any] = [batch.from_ids.values, batch.to_ids.values]
-    optional = (
-        (_NUMBERS, batch.numbers),
-        (_FROM_KINDS, batch.from_ids.kinds),
-        (_TO_KINDS, batch.to_ids.kinds),
-        (_TOPIC, batch.topic),
-        (_STEPS, batch.step if isinstance(batch.step, np.ndarray) else None),
-        (_TIMES, batch.sent_at if isinstance(batch.sent_at, np.ndarray) else None),
-        (_INDEX, None if lines is None else lines.index),
-        (_LENGTHS, np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None),
-    )
+    from_ids, to_ids, lines = batch.from_ids, batch.to_ids, batch.lines if with_payload else None
+    step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
+    sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
     flags = 0
-    for flag, column in optional:
-        if column is not None:
-            flags |= flag
-            columns.append(column)
-    header = _encode_header(_header(batch, flags, lines))
-    parts: list[bytes | memoryview] = [header, *(np.ascontiguousarray(column).data for column in columns)]
+    columns: list[NDArray[Any]] = [from_ids.values, to_ids.values]
+    optional = (
+        batch.numbers,
+        from_ids.kinds,
+        to_ids.kinds,
+        batch.topic,
+        steps,
+        times,
+        None if lines is None else lines.index,
+        np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
+    )
+    if not all(map(is_, optional, _ABSENT)):  # as of a message alone, which is in a hurry
+        for flag, column in zip(_FLAGS, optional, strict=True):
+            if column is not None:
+                flags |= flag
+                columns.append(column)
+    header = _encode_header(_header(batch, flags, lines, step, sent_at))
+    parts: list[bytes | memoryview] = [header, *map(_view, map(np.ascontiguousarray, columns))]
     if lines is not None:
         parts.append(lines.blob)
     checksum = 0
@@ -87,19 +96,19 @@ _encode_header = msgspec.msgpack.Encoder().encode
 _read_header = msgspec.msgpack.Decoder(Header).decode
 
 
-def _header(batch: Batch, flags: int, lines: Lines | None) -> Header:
+def _header(batch: Batch, flags: int, lines: Lines | None, step: int | None, sent_at: float) -> Header:
     return Header(
         batch.sender,
         batch.epoch,
         batch.first,
-        len(batch),
+        batch.rows,
         flags,
         -1 if lines is None else lines.count,
         batch.topics,
         batch.from_ids.strings,
         batch.to_ids.strings,
-        None if isinstance(batch.step, np.ndarray) else batch.step,
-        0.0 if isinstance(batch.sent_at, np.ndarray) else batch.sent_at,
+        step,
+        sent_at,
         tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()) if batch.labels else (),
         b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
     )
@@ -114,8 +123,7 @@ def _no_frame(what: str) -> FrameError:
     return FrameError(f"this is no valid frame: {what}; drop it, and look at who writes into this mailbox")
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(msgspec.Struct):
     """Cut columns off a frame from a place on, never past its end."""
 
     frame: bytes
@@ -126,7 +134,8 @@ class _Reader:
     def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
         count, at = self.rows if rows is None else rows, self.at
         self.at = at + count * dtype.itemsize
-        _check(self.at <= len(self.frame), "it ends within a column")
+        if self.at > len(self.frame):
+            raise _no_frame("it ends within a column")
         return np.frombuffer(self.frame, dtype, count, at)
 
     def optional(self) -> list[Any]:
@@ -170,13 +179,9 @@ def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | Non
 
 
 def _header_trouble(header: Header, size: int) -> str | None:
-    if not 0 <= header.rows <= size:
+    if header.rows > size:
         return "its count of rows is impossible"
-    if not header.topics or "" in header.topics:
-        return "it names no topic"
-    if not (0 <= header.first < 2**62 and 0 <= header.epoch < 2**62):
-        return "its numbers are impossible"
-    if not 0 <= header.flags < 2 * _LENGTHS:
+    if header.flags >= 2 * _LENGTHS:
         return "it has columns that this library does not know"
     if header.step is not None and not -(2**63) <= header.step < 2**63:
         return f"its step {header.step} does not fit 64 bits"
@@ -203,7 +208,7 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         step=header.step if steps is None else steps,
         sent_at=header.sent_at if times is None else times,
         lines=lines,
-        labels={name: _rows(rows, header.rows) for name, rows in header.labels} if header.labels else None,
+        labels={name: _rows(rows, header.rows) for name, rows in header.labels} if header.labels else {},
         noted=_rows(header.noted, header.rows) if header.noted else None,
     )
 

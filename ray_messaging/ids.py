@@ -5,6 +5,7 @@ from struct import error as StructError  # noqa: N812 - it is a class
 from struct import pack
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,21 +15,17 @@ from ray_messaging.errors import InvalidAddress
 INT, STR, NONE = 0, 1, 2
 
 
-class Ids:
+# A struct is made by C alone: each batch has two of these, and a message alone is a batch.
+class Ids(msgspec.Struct, eq=False):
     """Hold n ids; `values` int64 (n,), `kinds` uint8 (n,) or None when all are ints, `strings` the table of str ids.
 
     Where kinds is STR, the value is an index into `strings`; where it is NONE, the id is None (the user).
     """
 
-    __slots__ = ("_objects", "kinds", "strings", "values")
-
-    def __init__(
-        self, values: NDArray[np.int64], kinds: NDArray[np.uint8] | None = None, strings: tuple[str, ...] = ()
-    ) -> None:
-        self.values = values
-        self.kinds = kinds
-        self.strings = strings
-        self._objects: list[AgentId | None] | None = None
+    values: NDArray[np.int64]
+    kinds: NDArray[np.uint8] | None = None
+    strings: tuple[str, ...] = ()
+    _objects: list[AgentId | None] | None = None
 
     @classmethod
     def of(cls, ids: Sequence[AgentId | None]) -> "Ids":

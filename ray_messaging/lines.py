@@ -101,24 +101,24 @@ def too_large(size: int, limit: int) -> PayloadTooLarge:
     )
 
 
-class Lines:
+class Lines(msgspec.Struct, eq=False):
     """Hold the payloads of a batch: `count` lines, and for each row its line (`index` uint32; None: its own).
 
     The lines are kept as one blob, each ended by a newline, or as a list of bytes without; each is made from the other
     when it is asked for.
     """
 
-    __slots__ = ("_at", "_blob", "_ends", "_list", "_nbytes", "count", "index", "raw")
+    _blob: bytes | None
+    count: int
+    index: NDArray[np.uint32] | None = None
+    _at: int = 0  # where in the blob they begin: a frame that is kept anyway holds them at its end
+    _list: list[bytes] | None = None
+    _nbytes: int = -1  # not known yet
+    _ends: NDArray[np.intp] | None = None
+    raw: bool = False
 
-    def __init__(self, blob: bytes, count: int, index: NDArray[np.uint32] | None = None, at: int = 0) -> None:
-        self._blob: bytes | None = blob
-        self._at = at  # where in it they begin: a frame that is kept anyway holds them at its end
-        self._list: list[bytes] | None = None
-        self._nbytes = len(blob) - at
-        self._ends: NDArray[np.intp] | None = None
-        self.count = count
-        self.index = index
-        self.raw = False
+    def __repr__(self) -> str:
+        return f"Lines({self.count:,} payloads)"  # it may come into a log, which gets no payloads
 
     @classmethod
     def of(
@@ -128,10 +128,7 @@ class Lines:
 
         Args: nbytes is the size of all lines, each with a byte more, where it is known.
         """
-        made = cls.__new__(cls)
-        made._blob, made._at, made._list, made._nbytes = None, 0, lines, nbytes
-        made.count, made.index, made.raw, made._ends = len(lines), index, raw, None
-        return made
+        return cls(None, len(lines), index, 0, lines, nbytes, None, raw)
 
     @classmethod
     def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "Lines":
@@ -179,7 +176,10 @@ class Lines:
     def nbytes(self) -> int:
         """Return the size of the lines in bytes, without making the blob."""
         if self._nbytes < 0:
-            self._nbytes = sum(map(len, self._list or ())) + self.count
+            if self._list is not None:
+                self._nbytes = sum(map(len, self._list)) + self.count
+            else:
+                self._nbytes = len(self._blob or b"") - self._at
         return self._nbytes
 
     @property
@@ -235,17 +235,13 @@ class Lines:
 
     def whole(self, rows: int) -> bool:
         """Tell whether a blob read from outside holds what it says: a line for each of `rows` rows."""
-        if not self.raw and self._unlike():
-            return False
+        if not self.raw:
+            blob = self.blob if self._blob is None else self._blob
+            if _count(blob, self._at) != self.count or (len(blob) > self._at and blob[-1] != LINE_END):
+                return False
         if self.index is None:
             return self.count == rows
         return not rows or int(self.index.max()) < self.count
-
-    def _unlike(self) -> bool:
-        blob = self.blob if self._blob is None else self._blob
-        if _count(blob, self._at) != self.count:
-            return True
-        return len(blob) > self._at and not blob.endswith(b"\n")
 
 
 def _count(blob: bytes, at: int) -> int:

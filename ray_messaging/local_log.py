@@ -38,7 +38,7 @@ class LocalLog:
         if batch.lines is not None:
             batch.lines.pack()
         self._batches.append((batch, outcome))
-        self._size += len(batch)
+        self._size += batch.rows
         self._nbytes += _nbytes(batch)
         while self._batches and (
             self._size - len(self._batches[0][0]) >= self._limit or self._nbytes > self._limit_bytes
@@ -56,7 +56,7 @@ class LocalLog:
 
     def rows(self) -> list[dict[str, Any]]:
         """Build a dict per send, the oldest first."""
-        rows = ((batch, outcome, row) for batch, outcome in self._batches for row in range(len(batch)))
+        rows = ((batch, outcome, row) for batch, outcome in self._batches for row in range(batch.rows))
         return [self._row(*found) for found in islice(rows, self._excess, None)]
 
     def _row(self, batch: Batch, outcome: Outcome, row: int) -> dict[str, Any]:

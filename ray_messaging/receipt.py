@@ -32,7 +32,7 @@ class Outcome:
         # Copies: a view would keep the whole frame, payloads and all, for as long as somebody holds a receipt.
         self._numbers = None if batch.numbers is None else batch.numbers.copy()
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
-        self.codes = bytearray(_UNKNOWN * len(batch))
+        self.codes = bytearray(_UNKNOWN * batch.rows)
         self.blocks: dict[int, tuple[str, str]] = {}
         self.done_at = 0.0
 
@@ -64,9 +64,10 @@ class Outcome:
 
     def receipts(self) -> "Iterator[Receipt]":
         """Return the receipts of all messages, whose fates are known."""
-        if self.codes.count(DELIVERED) + self.codes.count(PUBLISHED) == len(self):
-            return map(Receipt, repeat(self, len(self)), range(len(self)))
-        return map(self.receipt, range(len(self)))
+        codes, rows = self.codes, range(len(self.codes))
+        if codes.count(DELIVERED) + codes.count(PUBLISHED) == len(codes):
+            return map(Receipt, repeat(self), rows)
+        return map(self.receipt, rows)
 
 
 NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"

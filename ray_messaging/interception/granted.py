@@ -69,7 +69,7 @@ class Granted:
             return None
         if batch.first not in self._recent:
             self._recent[batch.first] = True
-            self._count(len(batch))
+            self._count(batch.rows)
             if len(self._recent) > _REMEMBERED:
                 del self._recent[next(iter(self._recent))]
         if self._timer is None:
@@ -84,7 +84,7 @@ class Granted:
         """Take note of an answer to a batch, asked for at a loop time: rules can be had of that number (0: none)."""
         if self._recent.get(batch.first):  # it had passed, and the server did not take it: it is counted there
             self._recent[batch.first] = False
-            self._count(-len(batch))
+            self._count(-batch.rows)
         self._lane = lane
         if self._untold and self._timer is None:
             self._wait()

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -68,18 +67,17 @@ class Verdicts(msgspec.Struct, array_like=True, frozen=True):
         return found
 
 
-@dataclass(slots=True)
-class Judgement:
+class Judgement(msgspec.Struct):
     """Hold what becomes of a batch's rows; one that stands nowhere just passes.
 
     `blocked` row -> (rule, reason); `rewritten` row -> (rule, payload as JSON); `labels` label -> rows; and the
     `deferred` rows.
     """
 
-    blocked: dict[int, tuple[str, str]] = field(default_factory=dict)
-    rewritten: dict[int, tuple[str, bytes]] = field(default_factory=dict)
-    labels: dict[str, set[int]] = field(default_factory=dict)
-    deferred: set[int] = field(default_factory=set)
+    blocked: dict[int, tuple[str, str]] = {}
+    rewritten: dict[int, tuple[str, bytes]] = {}
+    labels: dict[str, set[int]] = {}
+    deferred: set[int] = set()
 
     def add(self, other: "Judgement") -> None:
         """Take over another one on the same rows."""

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple
+
+import msgspec
 
 from ray_messaging.batch import Batch
 from ray_messaging.messages import Slice
@@ -28,8 +29,7 @@ class Handled(NamedTuple):
 NOTHING = Handled()
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct):
     """A frame in the inbox; `entry` is its place in the mailbox, None for what a foreign client published."""
 
     entry: str | None
@@ -60,7 +60,8 @@ class Inbox:
             last.entry, last.nbytes = piece.entry, last.nbytes + piece.nbytes
         else:
             self._pieces.append(piece)
-        self.foreign_bytes += piece.nbytes if piece.entry is None else 0
+        if piece.entry is None:
+            self.foreign_bytes += piece.nbytes
         self.size += piece.high - piece.low
         self._arrived.set()
 
@@ -101,7 +102,7 @@ class Inbox:
             else:
                 self.foreign_bytes -= piece.nbytes
             if self._kept is not None:
-                self._kept.append((replace(piece, high=high), part))
+                self._kept.append((msgspec.structs.replace(piece, high=high), part))
             left -= high - piece.low
             self.size -= high - piece.low
             piece.low = high

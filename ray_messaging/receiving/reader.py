@@ -88,10 +88,10 @@ class Reader:
                 if (now := time.monotonic()) - turned_at > _TURN_S:
                     turned_at = now
                     await asyncio.sleep(0)
-            if frames:
-                frame_bytes = max(1, *(len(frame) for _, frame in frames))
             # Whoever waits for these goes first: asking for more takes a system call.
             await asyncio.sleep(0)
+            if frames:
+                frame_bytes = max(1, *(len(frame) for _, frame in frames))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Wait for a server that is away, or out of memory, as its messages do."""
@@ -108,7 +108,7 @@ class Reader:
         batch = decode(frame)
         if batch.lines is None:
             raise FrameError("this is no valid frame: it has no payloads")
-        rows = len(batch)
+        rows = batch.rows
         if batch.sender.startswith(FOREIGN_SENDER):
             self.foreign += rows
         low = min(self._cursor.row, rows) if entry == self._cursor.entry else 0

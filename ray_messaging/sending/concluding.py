@@ -1,7 +1,8 @@
 """Conclude a transaction: one call for all that it sends and commits, and what is known of it afterwards."""
 
 import logging
-from dataclasses import replace
+
+import msgspec
 
 from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, TransitError
 from ray_messaging.receipt import Receipts
@@ -86,7 +87,7 @@ class Concluder(Shipper):
         if self._behind:
             raise refusals.behind()
         bundle.number = bundle.number or self.transactions + 1
-        conclusion = replace(bundle.conclusion, number=bundle.number)
+        conclusion = msgspec.structs.replace(bundle.conclusion, number=bundle.number)
         try:
             reply = await self._exchange(self._numbered(crates), verdicts, conclusion)
             return await self._learn(reply, bundle.number, crates)

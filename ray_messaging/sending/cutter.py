@@ -1,9 +1,9 @@
 """Cut a batch into frames, one or more for each mailbox that listens, and publications for what nobody owns."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ class Told(NamedTuple):
     fate: int
 
 
-@dataclass(slots=True, eq=False)
-class Crate:
+class Crate(msgspec.Struct, eq=False):
     """Some rows of a posting (None: all) on their way to one mailbox, or to the log where they were blocked.
 
     `told` says what became of rows of which the log is told afterwards.
@@ -57,8 +56,12 @@ class Crate:
     @property
     def nbytes(self) -> int:
         """Return what it takes of a call."""
-        noted = 0 if self.noted is None else len(self.noted.frame) + len(self.noted.note)
-        return len(self.frame) + noted + sum(len(channel) + len(data) for channel, data in self.publish)
+        nbytes = len(self.frame)
+        if self.noted is not None:
+            nbytes += len(self.noted.frame) + len(self.noted.note)
+        for channel, data in self.publish:
+            nbytes += len(channel) + len(data)
+        return nbytes
 
 
 class Cutter:
@@ -79,7 +82,7 @@ class Cutter:
         crates: list[Crate] = []
         if posting.stopped:
             rows = posting.open_rows if rows is None else posting.still_open(rows)
-            stopped = np.zeros(len(posting.batch), np.bool_)
+            stopped = np.zeros(posting.batch.rows, np.bool_)
             stopped[np.fromiter(posting.stopped, np.intp)] = True
             blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
             if self.directory.logged and len(blocked):
@@ -101,7 +104,7 @@ class Cutter:
         if rows is not None and not len(rows):
             return {}
         whole = rows is None and posting.untouched
-        if whole and len(batch) == 1:  # a message alone is in a hurry
+        if whole and batch.rows == 1:  # a message alone is in a hurry
             listeners = directory.mailboxes(directory.route_one(batch.to_ids[0], batch.topics[0]))
             if len(listeners) < 2:
                 posting.copies = None
@@ -146,7 +149,7 @@ class Cutter:
         """Split rows so that each frame keeps to the mailbox's limits; what goes to none keeps to ours."""
         record = self.directory.records.get(mailbox)
         lines = posting.outgoing.lines
-        count = len(posting.batch) if rows is None else len(rows)
+        count = posting.batch.rows if rows is None else len(rows)
         if lines is None or count == 1:
             return [rows]
         most_rows = count if record is None else record.frame_rows
@@ -181,7 +184,7 @@ class Cutter:
             noted, batch = noting.rewritten(posting, batch, rows, mailbox)
         frame = b"" if mailbox == BARE else encode(batch)
         told = batch if publish else None
-        return Crate(posting, mailbox, rows, len(batch), frame, publish, told, noted, verdicts, deadline)
+        return Crate(posting, mailbox, rows, batch.rows, frame, publish, told, noted, verdicts, deadline)
 
     def tell(self, crate: Crate, fates: "int | NDArray[np.intp]") -> list[Crate]:
         """Cut what the log is told of rows that a mailbox has, or that were published, by their fate."""

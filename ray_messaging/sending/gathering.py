@@ -11,7 +11,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.lines import LINE_END, encode_dict
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, Draft, Entry, Many, Parcel
+from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, ROW_CELLS, Draft, Entry, Many, Parcel
 from ray_messaging.sending.room import Room
 
 # Checks a message (channel, payload, from_id, to_id) and returns it as it is kept (from_id, to_id, topic, JSON).
@@ -126,11 +126,15 @@ class Gathering:
         self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
     ) -> "asyncio.Future[Receipt]":
         """Accept one message, and behind the second one as many small ones as there is room for."""
-        size = len(line) + 1
+        size, room = len(line) + 1, self.room
         draft = self._draft(size if size > LARGE_LINE else 0)
-        future = self._new_future()
-        draft.cells += (from_id, to_id, topic, line, time(), future)
-        if len(draft) > 1:  # whoever comes alone is in a hurry
+        future, cells = self._new_future(), draft.cells
+        cells += (from_id, to_id, topic, line, time(), future)
+        draft.counted = len(cells)
+        draft.nbytes += size
+        room.nbytes += size
+        room.rows += 1
+        if draft.counted > ROW_CELLS:  # whoever comes alone is in a hurry
             self._admit()
         self._wake()  # it sleeps only while no draft is open
         return future
@@ -192,7 +196,6 @@ class Gathering:
 
     def _admit(self) -> None:
         """Say how many messages of one line each the open draft may take in without asking, whatever their size."""
-        self._count()
         draft, room = self._open, self.room
         rows = min(BATCH_ROWS - len(draft), room.max_rows - room.rows, (room.max_bytes - room.nbytes) // LARGE_LINE)
         self._futures = starmap(self._new_future, repeat((), 0 if room.waited_for else max(0, rows)))
@@ -206,10 +209,9 @@ class Gathering:
         self._open, self._cells, self._futures = draft, draft.cells, iter(())
 
     def _draft(self, large: int) -> Draft:
-        """Return the parcel that messages are gathered in; `large` counts bytes of payloads that are not small."""
+        """Return the parcel that messages are gathered in, which is counted; `large` counts bytes of large payloads."""
         if self._open is _NONE_OPEN or len(self._open) >= BATCH_ROWS or not self._open.holds(large):
-            self._count()
-            self._use(Draft(self.step))
+            self._use(Draft(self._step))
             self._parcels.append(self._open)
         self._open.large += large
         return self._open

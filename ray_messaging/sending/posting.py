@@ -61,7 +61,7 @@ class Posting:
         self._finished = finished
         self._closed = closed
         self._open: NDArray[np.bool_] | None = None  # by row, once rows get their end apart
-        self._left = len(batch)
+        self._left = batch.rows
         self._told = False
         self._weights: Weights | None = None
 
@@ -73,7 +73,7 @@ class Posting:
     @property
     def untouched(self) -> bool:
         """Tell whether nothing is known of any row yet."""
-        return self._left == len(self.batch) and not self.placed
+        return self._left == self.batch.rows and not self.placed
 
     @property
     def open_rows(self) -> Rows:
@@ -82,7 +82,7 @@ class Posting:
 
     def _opened(self) -> NDArray[np.bool_]:
         if self._open is None:
-            self._open = np.full(len(self.batch), self.open)
+            self._open = np.full(self.batch.rows, self.open)
         return self._open
 
     def still_open(self, rows: Rows) -> Rows:
@@ -133,7 +133,7 @@ class Posting:
         if self.copies is None:
             if copies == 1:
                 return
-            self.copies = np.ones(len(self.batch), np.intp)
+            self.copies = np.ones(self.batch.rows, np.intp)
         self.copies[np.fromiter(rows, np.intp)] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
@@ -141,7 +141,7 @@ class Posting:
         if self.copies is None:
             self.settle(rows, fate)
             return
-        rows = np.arange(len(self.batch)) if rows is None else rows
+        rows = np.arange(self.batch.rows) if rows is None else rows
         for row in rows.tolist():
             self.placed.setdefault(row, set()).add(mailbox)
         self.copies[rows] -= 1
@@ -149,12 +149,12 @@ class Posting:
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
         """Fix the fate of some rows (None: all), those that are still open."""
-        if rows is None and self._left == len(self.batch):
+        if rows is None and self._left == self.batch.rows:
             self.outcome.settle(None, fate)
             self._open, self._left = None, 0
-            self._closed(len(self.batch), 0 if self.batch.lines is None else self.batch.lines.nbytes)
+            self._closed(self.batch.rows, 0 if self.batch.lines is None else self.batch.lines.nbytes)
         else:
-            rows = np.arange(len(self.batch)) if rows is None else rows
+            rows = np.arange(self.batch.rows) if rows is None else rows
             mine = self._opened()[rows]
             rows = rows[mine]
             self.outcome.settle(rows, fate if isinstance(fate, int) else fate[mine])
@@ -173,7 +173,7 @@ class Posting:
     def give_up(self, error: MessagingError) -> MessagingError:
         """Give all rows that are still open an error; return it with what is known of each row."""
         self.fail(None, error)
-        return self._part(0, len(self.batch)) if self.errors else error
+        return self._part(0, self.batch.rows) if self.errors else error
 
     def _close(self, rows: Rows) -> None:
         if len(rows):
@@ -197,7 +197,7 @@ class Posting:
         if self._told:
             return
         self.outcome.done_at = time.time()
-        if rows is None or (not self._left and len(rows) == len(self.batch) and not self.errors):
+        if rows is None or (not self._left and len(rows) == self.batch.rows and not self.errors):
             self._tell_all()
         else:
             self._tell_some(rows)

@@ -74,7 +74,7 @@ class Pump:
         """Say that there is a parcel."""
         if not self._awake:
             self._awake = True
-            self._turn()  # while it slept it had nothing to do
+            self.turned_at = time.monotonic()  # while it slept it had nothing to do
             self._wake.set()
 
     def _turn(self) -> None:
@@ -148,7 +148,7 @@ class Pump:
             await self.judge.close()  # a predecessor that goes on answering must not be asked again
         if not posting.errors:
             verdicts = await self.judge.judge(posting.batch)
-            judgement = verdicts.judgement(len(posting.batch))
+            judgement = verdicts.judgement(posting.batch.rows)
             posting.apply(judgement)
             free = self.deferred.hold(posting, None, judgement.deferred, verdicts.epoch)
             epochs = {verdicts.epoch} if free is None or len(free) else set[int]()
@@ -179,7 +179,7 @@ class Pump:
     def post(self, parcel: Parcel) -> Posting:
         """Give a parcel's messages their numbers."""
         batch = parcel.seal(self._shipper.sender, self._shipper.epoch, self._number)
-        self._number += len(batch)
+        self._number += batch.rows
         self.batches += 1
         return Posting(parcel, batch, self._finish, self._closed)
 
@@ -201,7 +201,7 @@ class Pump:
         """Have rows of a posting judged (None: all), and load what may go; who waits is told where nobody judges."""
         try:
             verdicts = await self.judge.judge(posting.batch)
-            judgement = verdicts.judgement(len(posting.batch))
+            judgement = verdicts.judgement(posting.batch.rows)
         except MessagingError as error:
             posting.fail(rows, error)
             return

@@ -28,7 +28,7 @@ class Room:
     @property
     def crowded(self) -> bool:
         """Tell whether a newcomer must wait: there is no room, or somebody else's turn comes first."""
-        return self.full or self.waited_for
+        return self.waited_for or self.full
 
     async def wait(self) -> None:
         """Wait for one's turn; who comes back from here must accept at once, before anything else is awaited."""

@@ -5,9 +5,10 @@ while the connection is cut, up to its timeout, then raises ConnectionFailed.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from ray_messaging.batch import Batch
 from ray_messaging.directory import Record
@@ -73,8 +74,7 @@ class Noted(NamedTuple):
     rows: int
 
 
-@dataclass(slots=True)
-class Shipment:
+class Shipment(msgspec.Struct):
     """One frame for one mailbox, or publications for channels that nobody's mailbox owns (mailbox "").
 
     `noted` goes to the log stream if, and when, the rest is written; it is all there is where the mailbox is LOG. While
@@ -101,8 +101,7 @@ class Cursor(NamedTuple):
 START = Cursor("0-0", 0)
 
 
-@dataclass(slots=True)
-class Conclusion:
+class Conclusion(msgspec.Struct):
     """What a transaction changes beside what it sends: the cursor (None: it stays) and the state of its own mailbox.
 
     `messages` and `nbytes` are totals, as in `commit`. With `state_changed` the state becomes `state` (None: there is
@@ -119,8 +118,7 @@ class Conclusion:
     number: int = 0
 
 
-@dataclass(slots=True)
-class SendRequest:
+class SendRequest(msgspec.Struct):
     """A call of `send`: everything under one sender's epoch, one directory version and one interceptor's epoch.
 
     With a `conclusion` it is a transaction: all of it is written, or nothing.
@@ -134,8 +132,7 @@ class SendRequest:
     conclusion: Conclusion | None = None
 
 
-@dataclass(slots=True)
-class SendReply:
+class SendReply(msgspec.Struct):
     """What became of a call of `send`, shipment by shipment; `takers` per publication of the bare channels.
 
     `repeated` says that an earlier attempt may still be on its way to the server: what was refused here can be written
@@ -143,8 +140,8 @@ class SendReply:
     """
 
     status: SendStatus
-    fates: list[FrameFate] = field(default_factory=list)
-    takers: list[int] = field(default_factory=list)
+    fates: list[FrameFate] = []
+    takers: list[int] = []
     repeated: bool = False
 
 

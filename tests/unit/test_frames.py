@@ -50,7 +50,7 @@ def batches(draw):
         step=draw(st.sampled_from([None, 7, -(2**63), np.array(column(INT64), np.int64)])),
         sent_at=draw(st.sampled_from([0.0, 1.5e9, np.array(column(st.floats(0, 1e10)), np.float64)])),
         lines=None if kind == "none" else Lines.of(lines, index, raw=raw),
-        labels=draw(st.dictionaries(TEXT, chosen(rows, least=1), max_size=3)) if rows else None,
+        labels=draw(st.dictionaries(TEXT, chosen(rows, least=1), max_size=3)) if rows else {},
         noted=draw(st.none() | chosen(rows, least=1)) if rows else None,
     )
 

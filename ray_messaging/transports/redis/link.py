@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -217,36 +217,31 @@ class RedisLink:
             return ConnectionFailed(f"cannot reach the server at {self.where}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
-    async def script(
+    def script(
         self,
         name: str,
         keys: Sequence[str],
         args: Sequence[Any],
         cut: Callable[[], None] | None = None,
         large: Sequence[int] = (),
-    ) -> Any:  # noqa: ANN401 - a reply
+    ) -> Awaitable[Any]:
         """Run a script of ours; it is repeated, with the same arguments, while the connection is cut.
 
         `cut` is called for each attempt of which nobody knows what became; `large` are the places of large bytes in
         the arguments.
         """
+        return self.persist(partial(self._run, name, (len(keys), *keys, *args), large, len(args)), cut)
 
-        def command(name: bytes, script: Any) -> Sequence[Any]:  # noqa: ANN401 - its text or its hash
-            args_of = (name, script, len(keys), *keys, *args)
-            before = len(args_of) - len(args)
-            return LargeCommand(args_of, [before + place for place in large]) if large else args_of
-
-        async def run() -> Any:  # noqa: ANN401 - a reply
-            sha = self._shas.get(name)
-            if sha is None:
-                sha = self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
-            try:
-                return await self._once(command(b"EVALSHA", sha))
-            except NoScriptError:
-                del self._shas[name]
-                return await self._once(command(b"EVAL", script_text(name)))
-
-        return await self.persist(run, cut)
+    async def _run(self, name: str, args: Sequence[Any], large: Sequence[int], count: int) -> Any:  # noqa: ANN401
+        """Run a script once by its hash; `large` are places among the last `count` arguments."""
+        sha = self._shas.get(name)
+        if sha is None:
+            sha = self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
+        try:
+            return await self._once(_command((b"EVALSHA", sha, *args), large, count))
+        except NoScriptError:
+            del self._shas[name]
+            return await self._once(_command((b"EVAL", script_text(name), *args), large, count))
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
         """Run one command that may be repeated; replies come as RESP2 gives them."""
@@ -274,3 +269,8 @@ class RedisLink:
             # Jitter, so that a server that comes back is not met by everybody at once.
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _command(args: Sequence[Any], large: Sequence[int], count: int) -> Sequence[Any]:
+    """Return a command whose large arguments are at places among its last `count`."""
+    return LargeCommand(args, [len(args) - count + place for place in large]) if large else args
