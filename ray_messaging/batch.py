@@ -37,7 +37,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     rows: int = 0
 
     def __post_init__(self) -> None:
-        self.rows = len(self.from_ids.values)
+        self.rows = len(self.from_ids)
 
     def __repr__(self) -> str:
         return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may come into a log, which gets no payloads

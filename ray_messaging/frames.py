@@ -63,7 +63,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
     sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
     flags = 0
-    columns: list[NDArray[Any]] = [from_ids.values, to_ids.values]
+    columns: list[NDArray[Any]] = []
     optional = (
         batch.numbers,
         from_ids.kinds,
@@ -80,7 +80,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
                 flags |= flag
                 columns.append(column)
     header = _encode_header(_header(batch, flags, lines, step, sent_at))
-    parts: list[bytes | memoryview] = [header, *map(_view, map(np.ascontiguousarray, columns))]
+    parts = [header, from_ids.packed, to_ids.packed, *map(_view, map(np.ascontiguousarray, columns))]
     if lines is not None:
         parts.append(lines.blob)
     checksum = 0
@@ -127,16 +127,21 @@ class _Reader(msgspec.Struct):
     """Cut columns off a frame from a place on, never past its end."""
 
     frame: bytes
+    view: memoryview
     at: int
     rows: int
     flags: int
 
     def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
-        count, at = self.rows if rows is None else rows, self.at
-        self.at = at + count * dtype.itemsize
-        if self.at > len(self.frame):
+        return np.frombuffer(self.cut((self.rows if rows is None else rows) * dtype.itemsize), dtype)
+
+    def cut(self, nbytes: int) -> memoryview:
+        """Return so many bytes."""
+        at = self.at
+        self.at = at + nbytes
+        if self.at > len(self.view):
             raise _no_frame("it ends within a column")
-        return np.frombuffer(self.frame, dtype, count, at)
+        return self.view[at : self.at]
 
     def optional(self) -> list[Any]:
         """Return a column for each that may be there, None where it is not."""
@@ -165,7 +170,7 @@ def decode(frame: bytes) -> Batch:
     why = _header_trouble(header, size)
     if why is not None:
         raise _no_frame(why)
-    batch = _decode_columns(header, _Reader(frame, at, header.rows, header.flags))
+    batch = _decode_columns(header, _Reader(frame, view, at, header.rows, header.flags))
     batch.frame = frame
     return batch
 
@@ -189,7 +194,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
 
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
-    from_values, to_values = reader.column(_I8), reader.column(_I8)
+    from_values, to_values = reader.cut(header.rows * 8), reader.cut(header.rows * 8)
     numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
     from_ids = _ids(from_values, from_kinds, header.from_strings)
     to_ids = _ids(to_values, to_kinds, header.to_strings)
@@ -230,14 +235,16 @@ def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) ->
         lines = Lines.cut(bytes(reader.frame[reader.at :]), lengths.tolist(), index)
     else:
         lines = Lines(reader.frame, header.lines, index, reader.at)
-    _check(lines.whole(header.rows), "its payloads do not match its rows")
+    if not lines.whole(header.rows):
+        raise _no_frame("its payloads do not match its rows")
     return lines
 
 
-def _ids(values: NDArray[np.int64], kinds: NDArray[np.uint8] | None, strings: tuple[str, ...]) -> Ids:
+def _ids(packed: memoryview, kinds: NDArray[np.uint8] | None, strings: tuple[str, ...]) -> Ids:
+    ids = Ids(None, kinds, strings, packed)
     if kinds is not None and len(kinds):
         _check(int(kinds.max()) <= NONE, "it uses an unknown kind of id")
-        indices = values[kinds == STR]
+        indices = ids.values[kinds == STR]
         if len(indices):
             _check(int(indices.min()) >= 0 and int(indices.max()) < len(strings), "it uses an id it does not name")
-    return Ids(values, kinds, strings)
+    return ids

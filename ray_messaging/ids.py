@@ -1,6 +1,7 @@
 """A column of ids: int64 values, with kinds and a string table only where some are no int."""
 
 from collections.abc import Iterable, Sequence
+from struct import Struct as Packer
 from struct import error as StructError  # noqa: N812 - it is a class
 from struct import pack
 from typing import Any
@@ -13,18 +14,22 @@ from ray_messaging.channels import AgentId, check_id
 from ray_messaging.errors import InvalidAddress
 
 INT, STR, NONE = 0, 1, 2
+_SIZE = 8  # bytes of a value
+_at = Packer("<q").unpack_from
 
 
 # A struct is made by C alone: each batch has two of these, and a message alone is a batch.
 class Ids(msgspec.Struct, eq=False):
     """Hold n ids; `values` int64 (n,), `kinds` uint8 (n,) or None when all are ints, `strings` the table of str ids.
 
-    Where kinds is STR, the value is an index into `strings`; where it is NONE, the id is None (the user).
+    Where kinds is STR, the value is an index into `strings`; where it is NONE, the id is None (the user). The values
+    are kept as an array, or as the bytes that travel, of which the array is made when somebody asks for it.
     """
 
-    values: NDArray[np.int64]
+    _values: NDArray[np.int64] | None
     kinds: NDArray[np.uint8] | None = None
     strings: tuple[str, ...] = ()
+    _packed: bytes | memoryview = b""  # little endian; where there is no array
     _objects: list[AgentId | None] | None = None
 
     @classmethod
@@ -32,7 +37,7 @@ class Ids(msgspec.Struct, eq=False):
         """Build a column from ids in their one form (see `channels.check_id`)."""
         try:
             # It is stricter than numpy, which would read the str "007" as 7, and twice as fast.
-            return cls(np.frombuffer(pack(f"={len(ids)}q", *ids), np.int64))
+            return cls(None, None, (), pack(f"<{len(ids)}q", *ids))
         except StructError:
             return cls._of_mixed(ids)
 
@@ -71,8 +76,20 @@ class Ids(msgspec.Struct, eq=False):
         kind = NONE if agent_id is None else STR
         return cls(np.zeros(rows, np.int64), np.full(rows, kind, np.uint8), () if agent_id is None else (agent_id,))
 
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """Return the values, int64 (n,)."""
+        if self._values is None:
+            self._values = np.frombuffer(self._packed, np.int64)
+        return self._values
+
+    @property
+    def packed(self) -> bytes | memoryview:
+        """Return the values as they travel, int64 (n,), little endian."""
+        return self._packed if self._values is None else np.ascontiguousarray(self._values).data
+
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self._packed) // _SIZE if self._values is None else len(self._values)
 
     def take(self, rows: Any) -> "Ids":  # noqa: ANN401 - a slice, a mask or an index array
         """Return the column of some rows (a slice, a mask or an index array)."""
@@ -102,9 +119,15 @@ class Ids(msgspec.Struct, eq=False):
         return self._objects
 
     def __getitem__(self, row: int) -> AgentId | None:
-        if self.kinds is None:
-            return self.values.item(row)
-        return self.tolist()[row]
+        if self.kinds is not None:
+            return self.tolist()[row]
+        if self._values is None and row >= 0:
+            found: int = _at(self._packed, row * _SIZE)[0]
+            return found
+        return self.values.item(row)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ids, (self.values, self.kinds, self.strings)
 
     def to_numpy(self) -> NDArray[Any]:
         """Return int64 where all ids are ints, else an object array."""

@@ -46,7 +46,10 @@ class Outcome:
 
     def settle(self, rows: NDArray[np.intp] | None, fate: int | NDArray[np.uint8]) -> None:
         """Fix the fate of some rows (None: all)."""
-        np.frombuffer(self.codes, np.uint8)[slice(None) if rows is None else rows] = fate
+        if rows is None and isinstance(fate, int):
+            self.codes[:] = bytes((fate,)) * len(self.codes)
+        else:
+            np.frombuffer(self.codes, np.uint8)[slice(None) if rows is None else rows] = fate
 
     def message_id(self, row: int) -> str:
         """Return the id of one message."""

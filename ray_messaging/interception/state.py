@@ -3,7 +3,7 @@
 import logging
 import math
 import reprlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, KeysView, Mapping, MutableMapping
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -53,6 +53,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
+
+    def keys(self) -> KeysView[Key]:
+        """Return a view of the keys, the dict's own: it answers without a call of ours."""
+        return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._values)

@@ -1,6 +1,7 @@
 """What becomes of a message, and in which order it comes."""
 
 import asyncio
+import gc
 import pickle
 from collections import defaultdict
 
@@ -471,6 +472,30 @@ async def test_receipts_keep_no_frame_alive(messagers):
             assert own(outcome.fates)
             assert own(outcome._numbers)
         assert len(pickle.dumps(receipts)) < 5000
+
+
+async def test_what_was_sent_goes_without_the_collector(messagers):
+    sender, receiver = await messagers(log_list_messages=0), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+
+    async def send():
+        await sender.send_message(channel, {"t": "x" * 100_000}, from_id=2)
+        assert len(await receiver.fetch_messages(timeout=10)) == 1
+
+    await send()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(5):
+            await send()
+        gc.collect()
+        cycles, gc.garbage[:] = list(gc.garbage), []
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+    kept = [len(part) for part in gc.get_referents(*cycles) if isinstance(part, bytes | bytearray)]
+    assert sum(kept) < 50_000, "frames wait for the garbage collector"
 
 
 async def test_frames_to_many_mailboxes_name_only_their_own_agents(messagers, store):

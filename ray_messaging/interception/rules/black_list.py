@@ -65,7 +65,7 @@ class BlackList(Rule):
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
         """Judge a batch; return the rows of blocked pairs."""
-        if not self.state:
+        if not self.state.keys():
             return {}
         found: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
@@ -78,8 +78,9 @@ class BlackList(Rule):
         """Return the entry that blocks a pair."""
         if from_id is None:
             return None
+        pairs = self.state.keys()
         for pair in ((from_id, to_id), (from_id, None), (None, None), (None, to_id)):
-            if pair in self.state:
+            if pair in pairs:
                 return pair
         return None
 

@@ -230,18 +230,21 @@ class RedisLink:
         `cut` is called for each attempt of which nobody knows what became; `large` are the places of large bytes in
         the arguments.
         """
-        return self.persist(partial(self._run, name, (len(keys), *keys, *args), large, len(args)), cut)
+        return self.persist(partial(self._run, name, keys, args, large), cut)
 
-    async def _run(self, name: str, args: Sequence[Any], large: Sequence[int], count: int) -> Any:  # noqa: ANN401
-        """Run a script once by its hash; `large` are places among the last `count` arguments."""
+    def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
         sha = self._shas.get(name)
         if sha is None:
-            sha = self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
-        try:
-            return await self._once(_command((b"EVALSHA", sha, *args), large, count))
-        except NoScriptError:
-            del self._shas[name]
-            return await self._once(_command((b"EVAL", script_text(name), *args), large, count))
+            return self._load_and_run(name, keys, args, large)
+        command = (b"EVALSHA", sha, len(keys), *keys, *args)
+        if large:
+            before = len(command) - len(args)
+            return self._once(LargeCommand(command, [before + place for place in large]))
+        return self._once(command)
+
+    async def _load_and_run(self, name: str, *rest: Any) -> Any:  # noqa: ANN401 - see _run
+        self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
+        return await self._run(name, *rest)
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
         """Run one command that may be repeated; replies come as RESP2 gives them."""
@@ -257,6 +260,11 @@ class RedisLink:
         while True:
             try:
                 return await attempt()
+            except NoScriptError as error:  # it was restarted, and did nothing
+                self._shas.clear()
+                if asyncio.get_running_loop().time() > deadline:
+                    raise self.translated(error) from error
+                continue
             except _FATAL as error:
                 raise self.translated(error) from error
             except (*_PASSING, ResponseError) as error:
@@ -269,8 +277,3 @@ class RedisLink:
             # Jitter, so that a server that comes back is not met by everybody at once.
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
-def _command(args: Sequence[Any], large: Sequence[int], count: int) -> Sequence[Any]:
-    """Return a command whose large arguments are at places among its last `count`."""
-    return LargeCommand(args, [len(args) - count + place for place in large]) if large else args

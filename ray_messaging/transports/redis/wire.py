@@ -7,9 +7,10 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import hiredis
+import msgspec
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AuthenticationError,
@@ -82,7 +83,7 @@ def _items(args: Sequence[Any]) -> bytes:
     return hiredis.pack_command(tuple(args)).partition(b"\n")[2] if args else b""
 
 
-class _Call(NamedTuple):
+class _Call(msgspec.Struct, eq=False):
     future: "asyncio.Future[Any]"
     began: float  # loop time
     due: float  # loop time
