@@ -86,8 +86,8 @@ async def talk(
 
     async def one(number: int, agents: Iterator[int], others: Iterator[Any]) -> int:
         sent, content = 0, make(number)
-        for agent, other in zip(agents, others, strict=False):
-            if await send(other, content, agent):
+        for other in others:  # not zipped: what a zip of each talker keeps falls out of the cache before its next turn
+            if await send(other, content, next(agents)):
                 sent += 1
             if over:
                 break
@@ -126,7 +126,8 @@ class Half:
     async def awaited(self, seconds: float) -> int:
         """Have every agent await one message after the other; return how many were taken."""
         talkers = min(self.at_once or len(self.agents), len(self.agents))
-        agents = (itertools.cycle(self.agents[place::talkers]) for place in range(talkers))
+        turns = (self.agents[place::talkers] for place in range(talkers))
+        agents = (itertools.cycle(turn) if len(turn) > 1 else itertools.repeat(turn[0]) for turn in turns)
         # One of them after the other, whoever sends next: a row of receivers for each would take more than a fast send.
         others = itertools.cycle(self.addresses())
         return await talk(self.plain_send(), ((each, others) for each in agents), seconds)
