@@ -144,9 +144,11 @@ class Half:
 
     async def ping(self, count: int) -> int:
         """Send lone messages, one every 2 ms."""
-        send, other = self.plain_send(), self.addresses()[0]
+        send, other, agent = self.plain_send(), self.addresses()[0], self.agents[0]
         for _ in range(count):
-            await send(other, payload(0) | {"at": time.perf_counter()}, self.agents[0])
+            content = payload(0)
+            content["at"] = time.perf_counter()
+            await send(other, content, agent)
             await asyncio.sleep(PING_GAP_S)
         return count
 

@@ -92,11 +92,13 @@ class Member(Half):
 
     async def ping(self, count: int) -> int:
         """Send lone messages, one every 2 ms, as many as there is time for; return how many."""
-        send, other, end = self.plain_send(), self.addresses()[0], time.perf_counter() + PINGS_S
+        send, other, agent, end = self.plain_send(), self.addresses()[0], self.agents[0], time.perf_counter() + PINGS_S
         for number in range(count):
             if time.perf_counter() > end:
                 return number
-            await send(other, payload(0) | {"at": time.perf_counter()}, self.agents[0])
+            content = payload(0)
+            content["at"] = time.perf_counter()
+            await send(other, content, agent)
             await asyncio.sleep(PING_GAP_S)
         return count
 
