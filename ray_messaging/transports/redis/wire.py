@@ -134,9 +134,9 @@ class Wire(asyncio.Protocol):
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
         # The server begins with it while we note it down.
-        pieces = pieces_of(args)
-        transport.writelines(pieces)  # at once: the first alone would wake the server
-        self._written += sum(map(len, pieces))
+        for piece in pieces_of(args):
+            transport.write(piece)
+            self._written += len(piece)
         now = loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
