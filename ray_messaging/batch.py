@@ -34,10 +34,11 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     labels: dict[str, NDArray[np.uint32]] = {}
     noted: NDArray[np.uint32] | None = None
     frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
-    rows: int = 0
+    rows: int = -1  # whoever knows it says so
 
     def __post_init__(self) -> None:
-        self.rows = len(self.from_ids)
+        if self.rows < 0:
+            self.rows = len(self.from_ids)
 
     def __repr__(self) -> str:
         return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may come into a log, which gets no payloads

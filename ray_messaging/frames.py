@@ -74,7 +74,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         None if lines is None else lines.index,
         np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
     )
-    if not all(map(is_, optional, _ABSENT)):  # as of a message alone, which is in a hurry
+    if not all(map(is_, optional, _ABSENT)):  # a message alone, which is in a hurry, has none of them
         for flag, column in zip(_FLAGS, optional, strict=True):
             if column is not None:
                 flags |= flag
@@ -196,8 +196,11 @@ def _header_trouble(header: Header, size: int) -> str | None:
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
     from_values, to_values = reader.cut(header.rows * 8), reader.cut(header.rows * 8)
     numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
-    from_ids = _ids(from_values, from_kinds, header.from_strings)
-    to_ids = _ids(to_values, to_kinds, header.to_strings)
+    from_ids = Ids(None, from_kinds, header.from_strings, from_values)
+    to_ids = Ids(None, to_kinds, header.to_strings, to_values)
+    if from_kinds is not None or to_kinds is not None:
+        _check_ids(from_ids)
+        _check_ids(to_ids)
     if topic is not None and len(topic):
         _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
     lines = _lines(header, reader, index)
@@ -215,6 +218,7 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         lines=lines,
         labels={name: _rows(rows, header.rows) for name, rows in header.labels} if header.labels else {},
         noted=_rows(header.noted, header.rows) if header.noted else None,
+        rows=header.rows,
     )
 
 
@@ -240,11 +244,10 @@ def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) ->
     return lines
 
 
-def _ids(packed: memoryview, kinds: NDArray[np.uint8] | None, strings: tuple[str, ...]) -> Ids:
-    ids = Ids(None, kinds, strings, packed)
-    if kinds is not None and len(kinds):
-        _check(int(kinds.max()) <= NONE, "it uses an unknown kind of id")
-        indices = ids.values[kinds == STR]
-        if len(indices):
-            _check(int(indices.min()) >= 0 and int(indices.max()) < len(strings), "it uses an id it does not name")
-    return ids
+def _check_ids(ids: Ids) -> None:
+    if ids.kinds is None or not len(ids.kinds):
+        return
+    _check(int(ids.kinds.max()) <= NONE, "it uses an unknown kind of id")
+    indices = ids.values[ids.kinds == STR]
+    if len(indices):
+        _check(int(indices.min()) >= 0 and int(indices.max()) < len(ids.strings), "it uses an id it does not name")

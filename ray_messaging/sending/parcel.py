@@ -122,6 +122,7 @@ class Draft(Parcel):
             step=self.step,
             sent_at=times[0] if len(times) == 1 else np.frombuffer(pack(f"={len(times)}d", *times), np.float64),
             lines=once(lines) if self._shared else Lines.of(lines, nbytes=self.nbytes or -1),
+            rows=len(lines),
         )
 
 

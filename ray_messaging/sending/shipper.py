@@ -127,7 +127,8 @@ class Shipper:
     async def ship(self) -> None:
         """Write all that can be written now; raises Fenced."""
         try:
-            await self.fence()
+            if self.unfenced:
+                await self._fence()
             if refused := self._lanes.refused(asyncio.get_running_loop().time()):
                 await self._look_for_room(refused)
             while not self.stale_verdicts and (ready := self._ready()):

@@ -72,7 +72,7 @@ class BlackList(Rule):
             pair = self._hit(batch.from_ids[row], batch.to_ids[row])
             if pair is not None:
                 found[row] = f"{_side(pair[0])} may not write to {_side(pair[1])}"
-        return blocks(found, found.values())
+        return blocks(found, found.values()) if found else {}
 
     def _hit(self, from_id: AgentId | None, to_id: AgentId | None) -> Pair | None:
         """Return the entry that blocks a pair."""
