@@ -24,7 +24,7 @@ PORT_ATTEMPTS: Final = 5
 HANDOVER_S: Final = 15.0  # a server that stops, and gives back gigabytes of memory, takes seconds
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
-# Latencies are not tracked: each command in a script would be timed by itself, for an INFO section that nobody asks for.
+# Latencies are not tracked: each command in a script would be timed, for a section of INFO that nobody asks for.
 # The last line: what a client does not read counts for its limit only where it is copied, and would fill the memory.
 CONFIG: Final = """\
 bind {redis.server}
