@@ -1,6 +1,7 @@
 """A link to one Redis server: scripts and commands that are repeated while the connection is cut."""
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
@@ -94,6 +95,12 @@ def script_text(name: str) -> str:
     return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
 
 
+@cache
+def script_hash(name: str) -> str:
+    """Return the name that the server gives a script of ours."""
+    return hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
+
+
 def connection_options(config: RedisConfig) -> dict[str, Any]:
     """Return how redis-py is to connect."""
     options: dict[str, Any] = {
@@ -120,7 +127,7 @@ class RedisLink:
         self._client: aioredis.Redis | None = None
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
-        self._shas: dict[str, bytes] = {}
+        self._known: set[str] = set()  # scripts that the server should have
 
     @property
     def where(self) -> str:
@@ -233,18 +240,16 @@ class RedisLink:
         return self.persist(partial(self._run, name, keys, args, large), cut)
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
-        sha = self._shas.get(name)
-        if sha is None:
-            return self._load_and_run(name, keys, args, large)
-        command = (b"EVALSHA", sha, len(keys), *keys, *args)
+        if name in self._known:
+            how, script = b"EVALSHA", script_hash(name)
+        else:
+            self._known.add(name)  # if this never gets there, the hash is refused
+            how, script = b"EVAL", script_text(name)
+        command = (how, script, len(keys), *keys, *args)
         if large:
             before = len(command) - len(args)
             return self._once(LargeCommand(command, [before + place for place in large]))
         return self._once(command)
-
-    async def _load_and_run(self, name: str, *rest: Any) -> Any:  # noqa: ANN401 - see _run
-        self._shas[name] = await self._once(("SCRIPT", "LOAD", script_text(name)))
-        return await self._run(name, *rest)
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
         """Run one command that may be repeated; replies come as RESP2 gives them."""
@@ -260,10 +265,8 @@ class RedisLink:
         while True:
             try:
                 return await attempt()
-            except NoScriptError as error:  # it was restarted, and did nothing
-                self._shas.clear()
-                if asyncio.get_running_loop().time() > deadline:
-                    raise self.translated(error) from error
+            except NoScriptError:  # it was restarted, and did nothing: the next attempt brings the script along
+                self._known.clear()
                 continue
             except _FATAL as error:
                 raise self.translated(error) from error
