@@ -194,7 +194,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
 
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
-    from_values, to_values = reader.cut(header.rows * 8), reader.cut(header.rows * 8)
+    from_values, to_values = reader.cut(header.rows * _I8.itemsize), reader.cut(header.rows * _I8.itemsize)
     numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
     from_ids = Ids(None, from_kinds, header.from_strings, from_values)
     to_ids = Ids(None, to_kinds, header.to_strings, to_values)

@@ -80,7 +80,7 @@ class Ids(msgspec.Struct, eq=False):
     def values(self) -> NDArray[np.int64]:
         """Return the values, int64 (n,)."""
         if self._values is None:
-            self._values = np.frombuffer(self._packed, np.int64)
+            self._values = np.frombuffer(self._packed, "<i8")
         return self._values
 
     @property

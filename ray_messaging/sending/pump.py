@@ -74,7 +74,7 @@ class Pump:
         """Say that there is a parcel."""
         if not self._awake:
             self._awake = True
-            self.turned_at = time.monotonic()  # while it slept it had nothing to do
+            self._turn()  # while it slept it had nothing to do
             self._wake.set()
 
     def _turn(self) -> None:
@@ -112,7 +112,7 @@ class Pump:
         if isinstance(parcel, Bundle):
             await self._transact(parcel)
         elif parcel is not None:
-            posting = self._judging = self.post(parcel) if self._shipper.epoch else await self._begin(parcel)
+            posting = self._judging = await self._begin(parcel)
             if posting.open:
                 await self._judge(posting, None)
             self._judging = None

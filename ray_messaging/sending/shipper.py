@@ -127,8 +127,7 @@ class Shipper:
     async def ship(self) -> None:
         """Write all that can be written now; raises Fenced."""
         try:
-            if self.unfenced:
-                await self._fence()
+            await self.fence()
             if refused := self._lanes.refused(asyncio.get_running_loop().time()):
                 await self._look_for_room(refused)
             while not self.stale_verdicts and (ready := self._ready()):
