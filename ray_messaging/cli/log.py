@@ -1,5 +1,6 @@
 """The event log from the command line: `ray-messaging log stats|query|conversation|tail|export`."""
 
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,10 @@ Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw traffic and groups into a .png, .pdf or .svg.")
 ]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin so many rows, of all, before the log's end.")]
+TailLimit = Annotated[
+    int | None,
+    typer.Option("--limit", min=0, metavar="N", help="End after N rows: the last ones, then those that come."),
+]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Where to: a .parquet, .csv or .jsonl file.")]
 
 app = typer.Typer(
@@ -96,11 +101,19 @@ def conversation(
 
 
 @app.command(short_help="Print rows as they come.")
-@with_fields("after")
-def tail(target: Target, fields: dict[str, Any], lines: Lines = 10, as_json: Json = False) -> None:
+@with_fields("after", "limit")
+def tail(
+    target: Target, fields: dict[str, Any], lines: Lines = 10, limit: TailLimit = None, as_json: Json = False
+) -> None:
     """Print those of the last rows that match, then those that come; Ctrl-C ends it. In a finished run none come."""
     log = open_log(target)
-    rows = log.tail(**fields, after=max(-1, log.end - lines))
+    after = max(-1, log.end - lines)
+    if limit is not None:
+        before = deque([after], limit + 1)  # the rows to print, and the one that they come after
+        for page in log.pages(**fields, after=after):
+            before.extend(page["position"].to_pylist())
+        after, fields = before[0], fields | {"limit": limit}
+    rows = log.tail(**fields, after=after)
     console = output()
     try:
         for row in rows:

@@ -77,7 +77,7 @@ def _allow_graph(argument: str) -> Rule:
 
 
 def _max_length(argument: str) -> Rule:
-    return MaxLength(_number("max-length", argument, int))
+    return MaxLength(**_settings("max-length", argument, {"limit_bytes": int}, bare="limit_bytes"))
 
 
 def _pattern(argument: str) -> Rule:
@@ -96,8 +96,7 @@ def _round_quota(argument: str) -> Rule:
 
 
 def _sample(argument: str) -> Rule:
-    share, _, rest = argument.partition(",")
-    return Sample(_number("sample", share, float), **_settings("sample", rest, {"seed": int}))
+    return Sample(**_settings("sample", argument, {"share": float, "seed": int}, bare="share"))
 
 
 def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
@@ -105,7 +104,7 @@ def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
         after, _, check = argument.partition(":")
         if not check.strip():
             raise ConfigError(f"{kind}:{argument}: name the rule that finds violations, as in {kind}:3:max-length:500")
-        return make(_parse(check.strip()), _number(kind, after, int))
+        return make(_parse(check.strip()), _settings(kind, after, {"after": int}, bare="after")["after"])
 
     return build
 
@@ -120,15 +119,23 @@ def _number(kind: str, text: str, number: Callable[[str], Any]) -> Any:  # noqa:
         ) from error
 
 
-def _settings(kind: str, text: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """Read `key=value,key=value`."""
+def _settings(
+    kind: str, text: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
+) -> dict[str, Any]:
+    """Read `key=value,key=value`; `bare` names the parameter that must be there, whose value may come first, alone."""
     settings: dict[str, Any] = {}
-    for part in filter(str.strip, text.split(",")):
-        key, _, value = part.partition("=")
+    for place, part in enumerate(filter(str.strip, text.split(","))):
+        key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
+        if bare is not None and place == 0 and not equals:
+            key, value = bare, part
         if key not in known:
             raise ConfigError(f"{kind}: cannot read {part.strip()!r}: write {KNOWN[kind].example}")
+        if key in settings:
+            raise ConfigError(f"{kind}: {key} is there twice: write {KNOWN[kind].example}")
         settings[key] = _number(kind, value, known[key])
+    if bare is not None and bare not in settings:
+        raise ConfigError(f"{kind}: {bare} is missing: write {KNOWN[kind].example}")
     return settings
 
 
@@ -202,12 +209,13 @@ KNOWN = {
     "black-list": Known(_black_list, "black-list:1-2,3-*,*-4 or black-list:FILE.csv"),
     "allow-graph": Known(_allow_graph, "allow-graph:FILE.csv or allow-graph:1-2,2-1"),
     "sender-ban": Known(
-        _ban(SenderBan, "sender-ban"), "sender-ban:3:max-length:500 (after 3 violations of the other rule)"
+        _ban(SenderBan, "sender-ban"),
+        "sender-ban:3:max-length:500 (after 3 violations of the other rule) or sender-ban:after=3:max-length:500",
     ),
     "edge-ban": Known(_ban(EdgeBan, "edge-ban"), "edge-ban:3:max-length:500 (the same for a pair)"),
     "rate-limit": Known(_rate_limit, "rate-limit:per_second=5,per_round=100"),
     "round-quota": Known(_round_quota, "round-quota:contacts=10,blocked=5"),
     "pattern": Known(_pattern, "pattern:word|some words or pattern:FILE.txt"),
-    "sample": Known(_sample, "sample:0.1 (a share to block) or sample:0.1,seed=7"),
-    "max-length": Known(_max_length, "max-length:500 (bytes of JSON)"),
+    "sample": Known(_sample, "sample:0.1 (a share to block) or sample:share=0.1,seed=7"),
+    "max-length": Known(_max_length, "max-length:500 (bytes of JSON) or max-length:limit_bytes=500"),
 }

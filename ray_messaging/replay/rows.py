@@ -41,12 +41,12 @@ class Columns:
         self.receivers: list[AgentId] = []
         # Not a list: 8 bytes a message instead of 32.
         self.times = array("d")
-        self._sender = _id_getter("sender", asked.sender, FROM_FIELDS, keys)
-        self._receiver = _id_getter("receiver", asked.receiver, TO_FIELDS, keys)
+        sender = _id_getter("sender", asked.sender, FROM_FIELDS, keys)
+        receiver = _id_getter("receiver", asked.receiver, TO_FIELDS, keys)
         time = find_field("time", asked.time, TIME_FIELDS, keys)
-        if time is None:
-            raise RowError(_none_found("time", TIME_FIELDS, keys))
-        self._time = itemgetter(keys[time])
+        if sender is None or receiver is None or time is None:
+            raise RowError(_none_found({"sender": sender, "receiver": receiver, "time": time}, keys))
+        self._sender, self._receiver, self._time = sender, receiver, itemgetter(keys[time])
         text = find_field("text", asked.text, TEXT_FIELDS, keys)
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
@@ -65,25 +65,30 @@ class Columns:
             if self._text is not None and self.texts is not None:
                 self.texts.append(read_text(self._text(row)))
         except KeyError as error:
-            raise RowError(f"this row has no field {error.args[0]!r}: add it, or name one that every row has") from None
+            raise RowError(
+                f"this row has no field {error.args[0]!r}, only {shown(row)}: add it, or name one that every row has "
+                "(on the command line by --from, --to, --time, --text)"
+            ) from None
 
     def times_array(self) -> npt.NDArray[np.float64]:
         """Return the times as an array of their own, float64."""
         return np.array(self.times, dtype=np.float64)
 
 
-def _id_getter(noun: str, asked: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> Getter:
+def _id_getter(noun: str, asked: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> Getter | None:
     if asked is not None and is_template(asked):
         return compile_template(noun, asked, keys)
     found = find_field(noun, asked, defaults, keys)
-    if found is None:
-        raise RowError(_none_found(noun, defaults, keys))
-    return itemgetter(keys[found])
+    return None if found is None else itemgetter(keys[found])
 
 
-def _none_found(noun: str, defaults: Sequence[str], keys: Mapping[str, Any]) -> str:
-    option = {"sender": "from", "receiver": "to"}.get(noun, noun)
-    return (
-        f"no field for the {noun}: expected one of {', '.join(defaults)}, found {shown(keys)}; "
-        f"name yours by {option}_field (on the command line --{option})"
-    )
+def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
+    """Say which fields were looked for in vain, what the file has instead, and how to name each."""
+    options = {"sender": ("from", FROM_FIELDS), "receiver": ("to", TO_FIELDS), "time": ("time", TIME_FIELDS)}
+    told = [
+        f"for the {noun}: expected one of {', '.join(options[noun][1])}, found {shown(keys)}; "
+        f"name yours by {options[noun][0]}_field (on the command line --{options[noun][0]})"
+        for noun, found in fields.items()
+        if found is None
+    ]
+    return "no field " + "; nor ".join(told)

@@ -142,6 +142,28 @@ def test_tail_of_a_run_that_goes_on(folder, monkeypatch):
     assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-5", "s-1-6", "s-1-7"]
 
 
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (["--limit", 2], [4, 5]),
+        (["--limit", 1, "-n", 3], [5]),
+        (["--limit", 2, "--fate", "delivered", "--from-id", 2], [1, 5]),
+        (["--limit", 9, "-n", 3], [3, 4, 5]),
+        (["--limit", 0], []),
+    ],
+)
+def test_a_tail_with_a_limit_shows_the_last_rows_that_match(run, options, numbers):
+    assert [one["message_id"] for one in objects(run("tail", "--json", *options))] == [f"s-1-{n}" for n in numbers]
+
+
+def test_a_limited_tail_of_a_run_that_goes_on_ends_with_its_last_rows(folder, monkeypatch):
+    source = ViewSource(folder)
+    source.coming = [[row(6, 1, 2)]]
+    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EventLog(source))
+    found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "--json", "--limit", "2"])
+    assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-4", "s-1-5"]
+
+
 def test_export(run, tmp_path):
     path = tmp_path / "rows.csv"
     assert run("export", path, "--fate", "delivered") == f"Wrote 5 rows to {path}.\n"

@@ -138,6 +138,18 @@ def test_broken_csv(write, content, line, message, blame):
     assert message in found[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("m.csv", "who,whom,at\n1,2,3\n"), ("m.jsonl", '{"who":1,"whom":2,"at":3}\n')]
+)
+def test_all_fields_that_are_missing_are_named_at_once_with_their_options(write, blame, name, content):
+    line, found = blame(write(name, content))
+    assert line == 1
+    assert "found 'who', 'whom', 'at'" in found
+    for noun, option in (("sender", "from"), ("receiver", "to"), ("time", "time")):
+        assert f"for the {noun}: " in found
+        assert f"by {option}_field (on the command line --{option})" in found
+
+
 @pytest.mark.parametrize("option", ["from_field", "to_field", "time_field", "text_field"])
 def test_field_asked_for_is_absent(write, option, blame):
     noun = {"from_field": "sender", "to_field": "receiver"}.get(option, option.removesuffix("_field"))
@@ -159,6 +171,8 @@ def test_json_lines(write):
         ("[1]", "expected a JSON object (Expected `object`, got `array`)"),
         ("[" * 100_000, "expected a JSON object"),
         ('{"sender":"a","seq":1,"text":""}', "this row has no field 'receiver'"),
+        ('{"receiver":"a","seq":1}', "this row has no field 'sender', only 'receiver', 'seq': add it, or name one"),
+        ('{"receiver":"a","seq":1}', "that every row has (on the command line by --from, --to, --time, --text)"),
         ('{"sender":"","receiver":"b","seq":1,"text":""}', "the sender is empty"),
         ('{"sender":"a","receiver":null,"seq":1,"text":""}', "the receiver is empty"),
         ('{"sender":true,"receiver":"b","seq":1,"text":""}', "agent id True is a bool"),
