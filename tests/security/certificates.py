@@ -1,9 +1,8 @@
 """Certificates for tests, made by openssl: an authority and whom it vouches for, and one that nobody knows."""
 
-import shutil
 import subprocess
 
-import pytest
+from servers import find_binary
 
 HOST = "127.0.0.1"
 # Python 3.13 asks for these, and for the authority's key usage.
@@ -22,11 +21,10 @@ CERTIFICATES = {
 
 def make_certificates(folder):
     """Write <name>.pem and <name>.key of all, and of the authorities ca and stranger."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not on PATH: apt-get install openssl")
+    program = find_binary("openssl")
 
     def openssl(*args):
-        subprocess.run(["openssl", *map(str, args)], cwd=folder, check=True, capture_output=True)
+        subprocess.run([program, *map(str, args)], cwd=folder, check=True, capture_output=True)
 
     for name in ("ca", "stranger"):
         openssl("req", "-x509", *KEY, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",

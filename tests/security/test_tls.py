@@ -38,7 +38,10 @@ def servers(certificates, tmp_path_factory):
                 "tls_auth_clients": "yes" if asks else "no",
             }
             folder = tmp_path_factory.mktemp("tls-redis")
-            process = RedisProcess(folder, tls_port=(port := free_port()), appendonly="no", **files)
+            # The Valkey that the package brings is built without TLS.
+            process = RedisProcess(
+                folder, binary="redis-server", tls_port=(port := free_port()), appendonly="no", **files
+            )
             process.tls_port = port
             started[name, asks] = process
             process.start()
@@ -187,8 +190,8 @@ async def test_a_server_with_nothing_but_old_tls(certificates, tmp_path):
     old = {"tls_protocols": '"TLSv1.1"', "tls_ciphers": "ALL:@SECLEVEL=0"}
     files = {f"tls_{kind}_file": certificates / f"server.{end}" for kind, end in (("cert", "pem"), ("key", "key"))}
     process = RedisProcess(
-        tmp_path, tls_port=(port := free_port()), tls_ca_cert_file=certificates / "ca.pem", tls_auth_clients="no",
-        appendonly="no", **files, **old,
+        tmp_path, binary="redis-server", tls_port=(port := free_port()), tls_ca_cert_file=certificates / "ca.pem",
+        tls_auth_clients="no", appendonly="no", **files, **old,
     )  # fmt: skip
     try:
         process.start()

@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 from mqtt_support import CONNACK, FakeBroker, Watched, listener, until
+from servers import find_binary
 
 from ray_messaging import ConfigError, ConnectionFailed
 from ray_messaging.config import MqttConfig
@@ -23,9 +24,10 @@ KEYS = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
 def tls_files(tmp_path_factory):
     """Make an authority, a server and a client that it vouches for, and an authority that nobody knows."""
     folder = tmp_path_factory.mktemp("tls")
+    program = find_binary("openssl")
 
     def openssl(*args):
-        subprocess.run(["openssl", *map(str, args)], cwd=folder, check=True, capture_output=True)
+        subprocess.run([program, *map(str, args)], cwd=folder, check=True, capture_output=True)
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     for name in ("ca", "stranger"):
@@ -232,10 +234,8 @@ async def test_tls_files_that_cannot_be_used(tls_files, field, tmp_path):
 @pytest.fixture
 def locked_key(tls_files, tmp_path):
     locked = tmp_path / "locked.key"
-    subprocess.run(
-        ["openssl", "pkey", "-in", tls_files / "client.key", "-aes128", "-passout", "pass:x", "-out", locked],
-        check=True,
-    )
+    asked = ["pkey", "-in", tls_files / "client.key", "-aes128", "-passout", "pass:x", "-out", locked]
+    subprocess.run([find_binary("openssl"), *asked], check=True)
     return locked
 
 

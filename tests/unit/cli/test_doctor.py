@@ -50,7 +50,8 @@ def client(redis_process):
 def test_a_server_that_will_do(run, redis_process, client):
     found = run("--redis", url(redis_process.config))
     assert found.exit_code == 0, found.output
-    assert "ok: server: Redis 7" in found.stdout
+    kind = "Redis 7" if redis_process.binary.endswith("redis-server") else "Valkey 9"
+    assert f"ok: server: {kind}" in found.stdout
     assert "ok: server trial: a message was there after" in found.stdout
     assert client.dbsize() == 0
     assert redis_process.config.password not in found.output
