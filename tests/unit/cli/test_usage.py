@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
@@ -31,9 +32,18 @@ def test_version(run):
     assert (found.exit_code, found.stdout) == (0, f"ray-messaging {version('ray-messaging')}\n")
 
 
-@pytest.mark.parametrize("command", [["--help"], ["demo", "--help"], ["replay", "--help"]])
+def commands(group, path=()):
+    """Give the words of each command and of each group of commands."""
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("command", list(commands(get_command(app))), ids=lambda words: "-".join(words) or "all")
 def test_help(run, command):
-    assert run(*command).exit_code == 0
+    found = run(*command, "--help")
+    assert found.exit_code == 0, found.exception
+    assert "Usage: " in found.stdout
 
 
 def test_a_broken_line_is_named(run, tmp_path):
