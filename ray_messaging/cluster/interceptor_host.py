@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ray_messaging.channels import AgentId, check_id
 from ray_messaging.cluster.keeping import Keeping
-from ray_messaging.cluster.rule_store import RuleStore, description, unpickled
+from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Directory
@@ -115,11 +115,7 @@ class InterceptorHost:
         self._interceptor = interceptor
 
     def _given(self) -> list[Rule]:
-        rules = []
-        for data in self._spec.rules:
-            rules.append(unpickled(data))
-            self._store.admit(rules[-1], data)
-        return rules
+        return [self._store.admit(data) for data in self._spec.rules]
 
     async def _retire_log(self) -> None:
         """Take out the event log of an earlier run: nobody would read on, and senders would wait for it."""
@@ -184,21 +180,22 @@ class InterceptorHost:
 
     async def insert_rule(self, call: str, rule: Rule, index: int | None) -> None:
         """Put a rule in; raise RuleError where it is none, or its name is taken."""
-        self._admit(rule)
-        await self.change_rules(call, lambda rules: rules.insert(rule, index))
+        own = self._admit(rule)
+        await self.change_rules(call, lambda rules: rules.insert(own, index))
 
     async def replace_rule(self, call: str, which: int | str, rule: Rule) -> None:
         """Put a rule in another one's place."""
-        self._admit(rule)
-        await self.change_rules(call, lambda rules: rules.replace(which, rule))
+        own = self._admit(rule)
+        await self.change_rules(call, lambda rules: rules.replace(which, own))
 
     async def pop_rule(self, call: str, which: int | str) -> dict[str, Any]:
         """Take a rule out; return its description."""
         return await self.change_rules(call, lambda rules: rules.pop(which))
 
-    def _admit(self, rule: Rule) -> None:
-        if isinstance(rule, Rule):  # else putting it in says what is wrong
-            self._store.admit(rule)
+    def _admit(self, rule: Rule) -> Rule:
+        if not isinstance(rule, Rule):  # putting it in says what is wrong
+            return rule
+        return self._store.admit(pickled(rule))
 
     @property
     def black_lists(self) -> list[BlackList]:

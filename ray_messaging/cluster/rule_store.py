@@ -105,17 +105,21 @@ class RuleStore:
 
     # -- the rules themselves -------------------------------------------------------------------------------------
 
-    def admit(self, rule: Rule, as_pickled: PickledRule | None = None) -> None:
-        """Pickle a rule before it is put in: at work it may hold what cannot be. Raises RuleError."""
-        if id(rule) not in self._known:
-            self._known[id(rule)] = _Known(rule, as_pickled or pickled(rule))
+    def admit(self, data: PickledRule) -> Rule:
+        """Return a rule that is to be put in, and keep it as it came: at work it may hold what cannot be pickled.
+
+        It is made from bytes, so that its arrays are its own: those of an argument Ray hands over read-only. Raises
+        RuleError.
+        """
+        rule = unpickled(data)
+        self._known[id(rule)] = _Known(rule, data)
+        return rule
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
         """Keep the rules for a successor of this actor; they are in force with the next write to the server."""
         kept = tuple(rules)
-        for rule in kept:
-            self.admit(rule)
-        self._known = {id(rule): self._known[id(rule)] for rule in kept}
+        # Who is not known was made here: a black list.
+        self._known = {id(rule): self._known.get(id(rule)) or _Known(rule, pickled(rule)) for rule in kept}
         while len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
         code = ray.cloudpickle.dumps(([known.pickled for known in self._known.values()], self.calls))
@@ -135,9 +139,7 @@ class RuleStore:
             )
         self._kept = name.decode()
         kept, self.calls = ray.cloudpickle.loads(code)
-        known = [_Known(unpickled(rule), rule) for rule in kept]
-        self._known = {id(each.rule): each for each in known}
-        return tuple(each.rule for each in known)
+        return tuple(self.admit(rule) for rule in kept)
 
     async def forget_rules(self) -> None:
         """Let Ray forget the rules of this experiment: it ends, or begins where one before it died."""
@@ -166,7 +168,8 @@ def pickled(rule: Rule) -> PickledRule:
     """Pickle a rule; raise RuleError where it cannot be."""
     context, rule.context = rule.context, None  # one that is in does not take its interceptor along
     try:
-        return PickledRule(rule.name, ray.cloudpickle.dumps(rule))
+        # From protocol 5 on an array that is read-only, as those are that come by Ray, would come back so.
+        return PickledRule(rule.name, ray.cloudpickle.dumps(rule, protocol=4))
     except Exception as error:  # what a rule holds raises what it likes
         raise RuleError(
             f"rule {rule.name!r} cannot be sent to the interceptor, nor kept for its restart ({error}): make "

@@ -1,0 +1,171 @@
+"""Every kind of rule, given at the start, put in, or put in another one's place, judges until its state changes."""
+
+import json
+import sys
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import numpy as np
+import pytest
+import ray
+from cluster_support import Shouting
+
+from ray_messaging import Messaging, rules
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+BAD, FINE = {"content": "bad"}, {"content": "fine"}
+
+
+class Model(BaseHTTPRequestHandler):
+    """Be a language model that does not like what is bad."""
+
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers["content-length"])).decode()
+        verdict = {"allow": '\\"bad\\"' not in asked, "reason": "bad"}
+        said = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": json.dumps(verdict)}}
+        answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [said]}
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shared(ray_cluster):
+    """Give the experiment that rules are put into; the classes here travel by value, as a notebook's do."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with Messaging.start(f"put-in-{uuid.uuid4().hex[:8]}") as started:
+        yield started
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+class Once(rules.Rule):
+    """Let each agent write once: a user's rule, that writes to an array and to bytes of its own."""
+
+    def __init__(self):
+        self.seen = np.zeros(100_000, np.int64)  # so large that Ray would keep it apart
+        self.last = bytearray(8)
+
+    def check(self, message):
+        self.seen[message.from_id] += 1
+        self.last[0] = message.from_id
+        return rules.ALLOW if self.seen[message.from_id] == 1 else rules.block("once is enough")
+
+
+class Counter:
+    """Be a block of AgentSociety's that refuses what is bad, and all that comes after three messages."""
+
+    def __init__(self):
+        self.asked = np.zeros(1, np.int64)
+
+    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
+        self.asked += 1
+        if "bad" in msg:
+            black_set.add((from_id, to_id))
+        return "bad" not in msg and bool(self.asked[0] <= 3), "refused"
+
+
+async def dislikes_bad(message):
+    return message.payload["content"] != "bad"
+
+
+def bans(make):
+    return lambda _: make(rules.Pattern(["bad"]), after=2)
+
+
+# What makes the rule, and messages in batches (who writes, to whom, what, and whether it is blocked).
+BANNED = [[(1, 2, BAD, True), (3, 2, BAD, True)], [(1, 2, BAD, True), (3, 2, FINE, False)], [(1, 2, FINE, True)] * 2]
+CASES = {
+    "AllowGraph": (lambda _: rules.AllowGraph([(1, 2)]), [[(1, 2, FINE, False), (2, 1, FINE, True)]] * 2),
+    "BlackList": (lambda _: rules.BlackList([(1, 2), (3, None)]), [[(1, 2, FINE, True), (3, 1, FINE, True)]] * 2),
+    "Block": (lambda _: rules.Block(Counter()), [[(1, 2, BAD, True)], [(1, 3, FINE, False)] * 2, [(1, 3, FINE, True)]]),
+    "EdgeBan": (bans(rules.EdgeBan), [*BANNED, [(1, 3, FINE, False)]]),
+    "MaxLength": (lambda _: rules.MaxLength(20), [[(1, 2, FINE, False), (1, 2, {"content": "x" * 20}, True)]] * 2),
+    "Moderator": (lambda _: rules.Moderator(dislikes_bad), [[(1, 2, FINE, False), (1, 3, BAD, True)]] * 2),
+    "OpenAIModerator": (
+        lambda url: rules.OpenAIModerator("be nice", model="m", base_url=url, api_key="a-key"),
+        [[(1, 2, FINE, False), (1, 3, BAD, True)]] * 2,
+    ),
+    "Pattern": (lambda _: rules.Pattern(["bad"], ["b.d"]), [[(1, 2, FINE, False), (1, 2, BAD, True)]] * 2),
+    "RateLimit": (lambda _: rules.RateLimit(1e-6, 2), [[(1, 2, FINE, False)], [(1, 2, FINE, True)]]),
+    "RoundQuota": (
+        lambda _: rules.RoundQuota(contacts=1, blocked=2),
+        [[(1, 2, FINE, False), (1, 3, FINE, True)], [(1, 3, FINE, True)], [(1, 2, FINE, True)]],
+    ),
+    "Rule": (lambda _: Once(), [[(1, 2, FINE, False), (3, 2, FINE, False)], [(1, 2, FINE, True)]]),
+    "Sample": (lambda _: rules.Sample(1.0), [[(1, 2, FINE, True)]]),
+    "SenderBan": (bans(rules.SenderBan), [*BANNED, [(1, 3, FINE, True)]]),
+    "SlowRule": (lambda _: rules.Moderator(dislikes_bad, cache=0), [[(1, 2, BAD, True)], [(1, 2, FINE, False)]]),
+    "a rule that travels by value": (lambda _: Shouting(), [[(1, 2, {"text": "HEY"}, True), (1, 2, FINE, False)]]),
+    "a ban round a user's rule": (
+        lambda _: rules.SenderBan(Once(), after=1),
+        [[(1, 2, FINE, False)], [(1, 2, FINE, True), (3, 2, FINE, False)], [(1, 2, FINE, True)]],
+    ),
+}
+
+
+# An interceptor of its own for each takes seconds.
+AT_START = [
+    pytest.param(name, marks=[] if name in {"EdgeBan", "SenderBan", "Rule"} else [pytest.mark.long]) for name in CASES
+]
+
+
+def test_no_kind_of_rule_is_left_out():
+    classes = {name: found for name in rules.__all__ if isinstance(found := getattr(rules, name), type)}
+    assert {name for name, found in classes.items() if issubclass(found, rules.Rule)} <= set(CASES)
+
+
+async def judged_as_told(messaging, batches):
+    messager = await messaging.open_messager("all", range(5))
+    try:
+        for batch in batches:
+            from_ids, to_ids, payloads, wanted = map(list, zip(*batch, strict=True))
+            receipts = await messager.send_columns(from_ids, to_ids, payloads)
+            told = [(receipt.fate, receipt.reason) for receipt in receipts]
+            assert [fate == "blocked" for fate, _ in told] == wanted, told
+            assert not [reason for _, reason in told if reason and "the rule failed" in reason]
+    finally:
+        await messager.close()
+        await messaging.interceptor.remove.remote("all")
+
+
+@pytest.mark.parametrize("name", AT_START)
+async def test_a_rule_given_at_the_start_judges_until_its_state_changes(name, shared, model):
+    make, batches = CASES[name]
+    exp_id = f"given-{uuid.uuid4().hex[:8]}"
+    with Messaging.start(exp_id, redis=shared.redis, rules=[make(model)]) as messaging:
+        await judged_as_told(messaging, batches)
+        messaging.shutdown(erase=True)
+
+
+@pytest.mark.parametrize("way", ["insert_rule", "replace_rule"])
+@pytest.mark.parametrize("name", CASES)
+async def test_a_rule_put_in_judges_until_its_state_changes(name, way, shared, model):
+    make, batches = CASES[name]
+    interceptor, rule = shared.interceptor, make(model)
+    await interceptor.reset_violation_counts.remote()
+    if way == "replace_rule":
+        await interceptor.insert_rule.remote(rules.MaxLength(1_000_000, name="before"))
+        await interceptor.replace_rule.remote("before", rule)
+    else:
+        await interceptor.insert_rule.remote(rule)
+    try:
+        await judged_as_told(shared, batches)
+    finally:
+        for listed in await interceptor.rules.remote():
+            await interceptor.pop_rule.remote(listed["name"])
