@@ -45,7 +45,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
     async def __anext__(self) -> BlockedMessage:
         try:
             while (event := next(self._found, None)) is None:
-                page, self._seen = await self._log.blocked.remote(self._cursor, self._seen, _WAIT_S)
+                page, self._seen = _taken(await self._log.blocked.remote(self._cursor, self._seen, _WAIT_S))
                 self._found = _events(page, self._cursor)
         except (RayTaskError, RayActorError) as error:
             raise translated(error, what=_WHAT) from error
@@ -104,7 +104,7 @@ class BlockedListener:
             while not ray.wait([ref], timeout=_GLANCE_S)[0]:
                 if self._closing.is_set():
                     return
-            page, seen = self._ask(ref)
+            page, seen = _taken(self._ask(ref))
             for event in _events(page, self.cursor):
                 if self._closing.is_set():
                     return
@@ -113,6 +113,13 @@ class BlockedListener:
                 except Exception:
                     logger.exception("the callback failed on blocked message %s", event.message_id)
                 self.cursor = event.cursor
+
+
+def _taken(answer: tuple[pa.Table, Seen] | MessagingError) -> tuple[pa.Table, Seen]:
+    """Return an answer of the log, or raise it where it is an error."""
+    if isinstance(answer, MessagingError):
+        raise answer
+    return answer
 
 
 def _events(page: pa.Table, cursor: int) -> Iterator[BlockedMessage]:

@@ -81,10 +81,16 @@ class LogActor:
         await self.ready()
         return await self._host.wait(position, timeout_s)
 
-    async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
-        """Return blocked messages after the first `cursor` of them; wait for one."""
-        await self.ready()
-        return await self._host.blocked(cursor, seen, timeout_s)
+    async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen] | MessagingError:
+        """Return blocked messages after the first `cursor` of them; wait for one.
+
+        An error is returned, not raised: Ray prints one that nobody takes, and a listener may be closed meanwhile.
+        """
+        try:
+            await self.ready()
+            return await self._host.blocked(cursor, seen, timeout_s)
+        except MessagingError as error:
+            return error
 
     async def count_blocked(self) -> int:
         """Return how many messages were blocked by now."""

@@ -148,3 +148,31 @@ async def test_the_end_of_the_experiment_ends_the_listening(ray_cluster, tmp_pat
     assert not listener._thread.is_alive()
     with pytest.raises(Closed, match=r"EventLog\.open"):
         messaging.blocked()
+
+
+@pytest.fixture
+def unhandled(monkeypatch):
+    """Return what Ray would print of errors that nobody took."""
+    found = []
+    monkeypatch.setattr(ray._private.worker.logger, "error", lambda *args: found.append(args))
+    return found
+
+
+async def test_a_listener_that_was_closed_before_the_end_prints_nothing(ray_cluster, tmp_path, unhandled):
+    messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
+    log = messaging.log_actor
+    events, listener = messaging.blocked(), messaging.on_blocked(print)
+
+    def waiting():
+        return ray.get(log.__ray_call__.remote(lambda self: len(self._host._writer._goals._event._waiters)))
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await anext(events)
+    await asyncio.to_thread(wait_for, lambda: waiting() == 2, "two questions that wait")
+    listener.close()
+    last = log.blocked.remote(0, None, PATIENCE_S)  # answered behind the other two
+    await asyncio.to_thread(wait_for, lambda: waiting() == 3, "a third one")
+    await asyncio.to_thread(messaging.shutdown)
+    assert isinstance(await last, Closed)
+    assert not unhandled
