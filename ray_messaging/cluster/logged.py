@@ -21,6 +21,14 @@ class Logged:
     _experiment: Experiment
 
     @property
+    def log_dir(self) -> str | None:
+        """Return where the event log is kept: an absolute path, on the node where the experiment was started, or a URI.
+
+        None: no log is kept.
+        """
+        return self._experiment.log_dir
+
+    @property
     def log_actor(self) -> Any:  # noqa: ANN401 - a handle
         """Return the handle of the actor that keeps the event log; raise ConfigError where there is none, Closed."""
         if self._experiment.log_dir is None:

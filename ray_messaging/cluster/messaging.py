@@ -34,6 +34,7 @@ from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, Unk
 from ray_messaging.health import Health
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import Messager
+from ray_messaging.transports import redis_of
 
 
 class Messaging(Logged, DeadLettered):
@@ -65,7 +66,8 @@ class Messaging(Logged, DeadLettered):
         """Start an experiment; Ray too, where it does not run yet.
 
         Args: redis is a server of yours (None: an embedded one, which ends with the experiment). log_dir is where
-        the event log is kept: a folder, or a URI of pyarrow's file systems (None: no log). on_existing says what to do
+        the event log is kept: a folder, or a URI of pyarrow's file systems (None: no log); `messaging.log_dir` says the
+        absolute path. on_existing says what to do
         where `exp_id` has data on the server or in log_dir, or runs already. mirror has messages to agents PUBLISHed,
         too, for foreign listeners.
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
@@ -73,7 +75,7 @@ class Messaging(Logged, DeadLettered):
         check_name("exp_id", exp_id)
         if on_existing not in {"error", "resume", "reset"}:
             raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
-        config = RedisConfig.from_url(redis) if isinstance(redis, str) else redis
+        config = redis_of(redis)
         settings = settings or MessagingConfig()
         if mirror:
             settings = settings.model_copy(update={"mirror": True})
@@ -121,7 +123,7 @@ class Messaging(Logged, DeadLettered):
         return Messaging, (self._experiment.without_password(), self._interceptor)
 
     def __repr__(self) -> str:
-        return f"Messaging({self.exp_id!r})"
+        return f"Messaging({self.exp_id!r}{f', log_dir={self.log_dir!r}' if self.log_dir else ''})"
 
     # -- the experiment -------------------------------------------------------------------------------------------
 

@@ -1,11 +1,17 @@
 """What the actors of one experiment are told when they start."""
 
+import logging
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ray_messaging.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.config import MessagingConfig, RedisConfig
+
+logger = logging.getLogger(__name__)
+
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # the name of a folder of Ray's
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
@@ -66,7 +72,18 @@ def no_log(exp_id: str) -> str:
 
 
 def absolute(log_dir: str | Path | None) -> str | None:
-    """Return a path as other processes understand it; a URI as it is."""
+    """Return a path as other processes understand it, and warn of one that Ray will delete; a URI as it is."""
     if log_dir is None or "://" in str(log_dir):
         return None if log_dir is None else str(log_dir)
-    return str(Path(log_dir).expanduser().absolute())
+    given = Path(log_dir).expanduser()
+    found = given.absolute()
+    if not given.is_absolute() and any(map(_SESSION.fullmatch, found.parts)):
+        logger.warning(
+            "log_dir=%r is relative, and this process runs in Ray's session folder (a Ray job, a Tune trial), so the "
+            "event log is kept in %s, which goes with the session: pass an absolute path, or a URI",
+            str(log_dir),
+            found,
+        )
+    else:
+        logger.info("the event log is kept in %s", found)
+    return str(found)

@@ -27,6 +27,30 @@ def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Tr
     )
 
 
+def redis_of(server: object) -> RedisConfig | None:
+    """Return what an experiment's actors connect to; None: an embedded server. Raises ConfigError."""
+    if server is None or isinstance(server, RedisConfig):
+        return server
+    if isinstance(server, MqttConfig) or (isinstance(server, str) and server.startswith("mqtt")):
+        raise ConfigError(
+            "an experiment's server is Redis or Valkey: pass redis= a RedisConfig or a redis:// URL, or leave it out "
+            "for an embedded one. An MQTT broker goes to Messager(MqttConfig(...), exp_id), or ray_messaging.mqtt"
+        )
+    if isinstance(server, str):
+        return RedisConfig.from_url(server)
+    if isinstance(server, MemoryServer):
+        raise ConfigError(
+            "a MemoryServer lives in one process, and an experiment's actors have their own: pass it to "
+            "Messager(MemoryServer(), exp_id) in a test; leave redis= out for an embedded server, or give it your own"
+        )
+    if isinstance(server, BaseModel):
+        return _redis_config(server)
+    raise ConfigError(
+        f"redis={type(server).__name__} says no server: pass a RedisConfig or a redis:// URL, or leave it out for an "
+        "embedded server"
+    )
+
+
 def _redis_config(server: BaseModel) -> RedisConfig:
     """Read a config's fields anew: AgentSociety's own does as well, and what was assigned to a field is checked."""
     try:

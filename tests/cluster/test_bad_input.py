@@ -6,7 +6,7 @@ import threading
 import pytest
 import ray
 
-from ray_messaging import Messaging, Outgoing, rules
+from ray_messaging import Messaging, MessagingConfig, MqttConfig, Outgoing, rules
 from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.cluster.server_keeper import ServerKeeper
 from ray_messaging.errors import (
@@ -21,6 +21,7 @@ from ray_messaging.errors import (
     ServerFailed,
     UnknownName,
 )
+from ray_messaging.transports.memory import MemoryServer
 
 
 def raised(error_type, call, /, *words, **facts):
@@ -50,6 +51,22 @@ def test_names_that_cannot_be_used(messaging, name):
         lambda: messaging.create_group(name, [1]),
     ):
         raised(InvalidAddress, call, repr(name), "A-Z a-z 0-9", value=name)
+
+
+@pytest.mark.parametrize(
+    ("redis", "words"),
+    [
+        (MemoryServer(), ["MemoryServer", "Messager(MemoryServer(), exp_id)", "embedded"]),
+        (MqttConfig(server="127.0.0.1"), ["Messager(MqttConfig(...), exp_id)"]),
+        ("mqtt://127.0.0.1", ["Messager(MqttConfig(...), exp_id)"]),
+        (7, ["redis=int", "redis:// URL"]),
+        ({"server": "127.0.0.1"}, ["redis=dict", "RedisConfig"]),
+        (MessagingConfig(), ["MessagingConfig says no server"]),
+    ],
+    ids=["memory", "mqtt", "mqtt url", "int", "dict", "settings"],
+)
+def test_what_is_no_redis_server(redis, words):
+    raised(ConfigError, lambda: Messaging.start("never", redis=redis), *words)
 
 
 def test_an_experiment_that_runs_already(messaging):

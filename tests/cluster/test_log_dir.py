@@ -1,0 +1,44 @@
+"""Where the event log of an experiment is kept, and who says so."""
+
+import logging
+import uuid
+from pathlib import Path
+
+import pytest
+import ray
+
+from ray_messaging import Messaging
+from ray_messaging.cluster.spec import absolute
+
+
+@pytest.fixture
+def session(ray_cluster):
+    """Return Ray's session folder, where jobs and trials run."""
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir()) / context.get_session_name()
+
+
+def test_a_relative_log_dir_in_rays_session_folder_is_warned_of(session, monkeypatch, caplog):
+    trial = session / "artifacts" / uuid.uuid4().hex / "working_dirs" / "trial"
+    trial.mkdir(parents=True)
+    monkeypatch.chdir(trial)
+    with Messaging.start(f"trial-{uuid.uuid4().hex[:8]}", log_dir="town-log") as messaging:
+        assert messaging.log_dir == str(trial / "town-log")
+        assert repr(messaging) == f"Messaging({messaging.exp_id!r}, log_dir={messaging.log_dir!r})"
+        assert Messaging.connect(messaging.exp_id).log_dir == messaging.log_dir
+    (record,) = caplog.records
+    assert "log_dir='town-log' is relative" in record.message
+    assert str(trial / "town-log") in record.message
+    assert "absolute path" in record.message
+    assert list((trial / "town-log").iterdir())
+
+
+def test_other_folders_are_told_and_not_warned_of(session, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.INFO, "ray_messaging"):
+        assert absolute("town-log") == str(tmp_path / "town-log")
+        assert absolute(session / "town-log") == str(session / "town-log")  # as its user wrote it
+        assert absolute("s3://bucket/town") == "s3://bucket/town"
+        assert absolute(None) is None
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+    assert str(tmp_path / "town-log") in caplog.text
