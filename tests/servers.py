@@ -60,17 +60,18 @@ def redis_or_valkey():
 class RedisProcess:
     """A redis-server (or Valkey) on a free port, with a password and an append-only file in `folder`.
 
-    `binary` None is either, whichever is here. `options` are further lines of its configuration, by name; None leaves
-    a default out.
+    `binary` None is either, whichever is here. `env` goes into its environment, a clock of its own (clock.ServerClock)
+    for one. `options` are further lines of its configuration, by name; None leaves a default out.
     """
 
-    def __init__(self, folder, *, binary=None, timeout=10.0, **options):
+    def __init__(self, folder, *, binary=None, timeout=10.0, env=None, **options):
         self.binary = find_binary(binary or redis_or_valkey())
         self.folder = Path(folder)
         self.config = RedisConfig(server=HOST, port=free_port(), password=PASSWORD, timeout=timeout)
         self.process = None
         self.lines = deque(maxlen=200)
         self._reader = None
+        self._env = env or {}
         defaults = {"appendonly": "yes", "appendfsync": "always", "save": "''", "maxmemory-policy": "noeviction"}
         self._options = defaults | {name.replace("_", "-"): value for name, value in options.items()}
 
@@ -91,6 +92,7 @@ class RedisProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env=os.environ | self._env,
             restore_signals=False,  # SIGXFSZ stays ignored: a file that may not grow is an error of write()
         )
         self.process.stdin.write(self._configured())
