@@ -15,10 +15,13 @@ from operator import index
 from typing import NamedTuple
 from uuid import UUID
 
+import numpy as np
+
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.patterns import GLOBS, Patterns
 
 AgentId = int | str
+_BOOLS = (bool, np.bool_)  # numpy 1's is an integer to operator.index
 
 AGENT_CHAT = "agent-chat"
 USER_CHAT = "user-chat"
@@ -69,6 +72,8 @@ def check_id(agent_id: object) -> AgentId:
 
     numpy integers become int; a str that spells an integer is that integer, as no channel can tell them apart.
     """
+    if type(agent_id) is int and INT64_MIN <= agent_id <= INT64_MAX:
+        return agent_id
     if isinstance(agent_id, str):
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
@@ -77,7 +82,7 @@ def check_id(agent_id: object) -> AgentId:
     if isinstance(agent_id, UUID):
         return str(agent_id)
     try:
-        number = None if isinstance(agent_id, bool) else index(agent_id)  # type: ignore[arg-type]  # others raise
+        number = None if isinstance(agent_id, _BOOLS) else index(agent_id)  # type: ignore[arg-type]  # others raise
     except TypeError:
         number = None
     if number is not None:

@@ -1,11 +1,12 @@
 """A clock of its own for a server's process, which a test steps while the server runs."""
 
 import mmap
-import shutil
 import struct
 import subprocess
 import time
 from pathlib import Path
+
+from servers import find_binary
 
 # It needs no header files, nor libc's own: gcc alone compiles it.
 _SHIM = """
@@ -59,23 +60,13 @@ long time(long *into) {
 """
 
 
-class NoCompilerError(LookupError):
-    """There is no C compiler on this machine."""
-
-
 class ServerClock:
-    """A clock that is the system's but for its steps; a server whose environment has `env` goes by it.
-
-    Raises NoCompilerError.
-    """
+    """A clock that is the system's but for its steps; a server whose environment has `env` goes by it."""
 
     def __init__(self, folder):
-        compiler = shutil.which("gcc")
-        if compiler is None:
-            raise NoCompilerError("gcc is not on PATH: apt-get install gcc")
         shim, offset = Path(folder) / "server_clock.so", Path(folder) / "server_clock.offset"
         subprocess.run(
-            [compiler, "-x", "c", "-shared", "-fPIC", "-O1", "-fno-builtin", "-nostdlib", "-o", shim, "-"],
+            [find_binary("gcc"), "-x", "c", "-shared", "-fPIC", "-O1", "-fno-builtin", "-nostdlib", "-o", shim, "-"],
             input=_SHIM,
             text=True,
             check=True,

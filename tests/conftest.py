@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from clock import NoCompilerError, ServerClock
+from clock import ServerClock
 from hypothesis import HealthCheck, settings
 from servers import HOST, RedisProcess, find_binary, free_port
 
@@ -68,18 +68,12 @@ def redis_process(tmp_path) -> Iterator[RedisProcess]:
 @pytest.fixture
 def server_clock(tmp_path) -> ServerClock:
     """Give a clock for a server of the test's own, which the test steps."""
-    try:
-        return ServerClock(tmp_path)
-    except NoCompilerError as error:
-        if os.environ.get("RAY_MESSAGING_REQUIRE_SERVERS") == "1":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    return ServerClock(tmp_path)
 
 
 @pytest.fixture(params=["valkey", "redis-server"])
 def clocked_server(request, tmp_path, server_clock) -> Iterator[RedisProcess]:
     """Start each kind of server on a clock that the test steps: `server_clock.step(client, seconds)`."""
-    binary(request.param)
     process = RedisProcess(tmp_path, binary=request.param, env=server_clock.env)
     try:
         yield process.start()
