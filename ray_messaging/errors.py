@@ -137,9 +137,10 @@ class TraceError(MessagingError, ValueError):
 
 
 class LogError(MessagingError, RuntimeError):
-    """The event log's folder cannot be used; `path` says which file or folder."""
+    """The event log's folder cannot be used, or lacks rows (`lost`: the server lost them); `path` says which."""
 
     path: str
+    lost: bool = False
 
 
 class InvalidQuery(MessagingError, ValueError):

@@ -8,6 +8,8 @@ from typing import Any
 from ray_messaging.health.reports import Disk, Report
 from ray_messaging.loops import Loop
 
+LOST = "shut the experiment down, see why the server lost its data, and start again by on_existing='resume'"
+
 
 def disk_of(path: str) -> Disk | None:
     """Return the room that is left for a folder; None where it is on no disk of this machine."""
@@ -24,7 +26,9 @@ def log_report(stats: dict[str, Any], path: str) -> Report:
     """Say how the event log's actor is doing."""
     error = str(stats.get("error") or "")
     writer = Loop("writer", not error, busy=False, age_s=0.0)
-    return Report(time.time(), error=error, loops=[] if error else [writer], stats=stats, disk=disk_of(path))
+    remedy = LOST if stats.get("lost") else ""
+    loops = [] if error else [writer]
+    return Report(time.time(), error=error, remedy=remedy, loops=loops, stats=stats, disk=disk_of(path))
 
 
 def server_report(stats: dict[str, Any]) -> Report:

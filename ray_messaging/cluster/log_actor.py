@@ -109,7 +109,9 @@ class LogActor:
 
     async def stats(self) -> dict[str, Any]:
         """Return rows, segments, lag and what is wrong."""
-        return self._host.stats() if self._failure is None else {"error": str(self._failure)}
+        if self._failure is None:
+            return self._host.stats()
+        return {"error": str(self._failure), "lost": getattr(self._failure, "lost", False)}
 
     async def health(self) -> Report:
         """Say how it is doing, at once and without the server."""
@@ -123,3 +125,5 @@ class LogActor:
             await asyncio.gather(self._trying, return_exceptions=True)
         if self._failure is None:
             await asyncio.shield(self._host.close())
+        elif self._trying is not None:  # what its predecessor had read is not written
+            raise self._failure

@@ -9,13 +9,16 @@ import pyarrow.compute as pc
 
 from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import AlreadyExists
+from ray_messaging.errors import AlreadyExists, LogError
+from ray_messaging.eventlog.account import claim, forget_missing, note_missing, read_account
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED, answer
 from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.eventlog.reading.shaping import INTERNAL
+from ray_messaging.eventlog.writing.refusals import died_before_loss
+from ray_messaging.eventlog.writing.storing import when_free
 from ray_messaging.eventlog.writing.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
@@ -42,6 +45,8 @@ class LogHost:
             self._transport,
             self._folder,
             experiment.exp_id,
+            run=experiment.run,
+            known=self._known,
             limits=limits,
             # Senders wait for what is not in a file yet as if it were unread: a mailbox must not fill by that alone.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
@@ -60,25 +65,50 @@ class LogHost:
         cleared = await self._transport.link.command("HGET", self._transport.keys.meta, _CLEARED)
         self._cleared_ms = int(cleared or -1)
 
+    async def _known(self) -> bool:
+        """Tell whether the server knows the log of this run: one that was flushed does not, or knows a newer run's."""
+        return bool(await self._meta("log_run") == self._experiment.run.encode())
+
+    async def _meta(self, field: str) -> bytes | None:
+        found: bytes | None = await self._transport.link.command("HGET", self._transport.keys.meta, field)
+        return found
+
     async def _take_folder(self) -> None:
         """Make way in the folder, once in a run; whatever process of this run comes later goes on in it."""
-        run = self._experiment.run.encode()
-        link, meta = self._transport.link, self._transport.keys.meta
-        if await link.command("HGET", meta, "log_run") == run:
+        run, exp_id = self._experiment.run, self._experiment.exp_id
+        if await self._known():
             return
-        await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
-        if await asyncio.to_thread(self._folder.segments):
-            if self._on_existing == "error":
-                raise AlreadyExists(
-                    f"{self._folder.where} holds the log of an earlier run: go on with it by on_existing='resume', "
-                    "delete it by on_existing='reset', or choose another log_dir",
-                    kind="log",
-                    value=self._folder.where,
-                    owner=None,
-                )
-            if self._on_existing == "reset":
-                await asyncio.to_thread(self._folder.erase)
-        await link.command("HSET", meta, "log_run", run)
+        holder = await self._meta("run")
+        if holder not in {None, run.encode()}:
+            raise LogError(
+                f"the server has a newer run of experiment {exp_id!r}, so this one's log is not written any more: what "
+                f"{self._folder.where} has of it stays. Shut this run down",
+                path=self._folder.where,
+            )
+        await asyncio.to_thread(self._folder.prepare, exp_id)
+        await when_free(self._folder, self._make_way, asyncio.sleep)
+        await self._transport.link.command("HSET", self._transport.keys.meta, "log_run", run)
+
+    def _make_way(self) -> None:
+        """Claim the folder for this run, under its lock: no writer of another one names a file in it from here on."""
+        run = self._experiment.run
+        segments, account = self._folder.segments(), read_account(self._folder)
+        if account.writer.startswith(f"{run}/"):  # our predecessor has written here, and the server forgot it
+            error = died_before_loss(self._experiment.exp_id, self._folder, segments)
+            note_missing(self._folder, account.writer, str(error))
+            raise error
+        if segments and self._on_existing == "error":
+            raise AlreadyExists(
+                f"{self._folder.where} holds the log of an earlier run: go on with it by on_existing='resume', "
+                "delete it by on_existing='reset', or choose another log_dir",
+                kind="log",
+                value=self._folder.where,
+                owner=None,
+            )
+        claim(self._folder, run)
+        if self._on_existing == "reset":
+            self._folder.erase()
+            forget_missing(self._folder)
 
     async def close(self) -> None:
         """Write all that was sent, and take the log out."""

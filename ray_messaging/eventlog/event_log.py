@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import LogError
+from ray_messaging.eventlog.account import read_account
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
@@ -26,11 +27,12 @@ class FolderSource:
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
         if not self._folder.segments():
-            raise LogError(
-                f"{str(log_dir)!r} holds no event log: pass the log_dir of a run (one that runs, and has no "
-                "whole file yet, is asked by its exp_id, or by Messaging.connect(exp_id).log)",
-                path=str(log_dir),
+            missing = "; ".join(read_account(self._folder).missing)
+            advice = (
+                "pass the log_dir of a run (one that runs, and has no whole file yet, is asked by its exp_id, or by "
+                "Messaging.connect(exp_id).log)"
             )
+            raise LogError(f"{str(log_dir)!r} holds no event log: {missing or advice}", path=str(log_dir))
 
     def follower(self) -> "FolderSource":
         """Return itself: what is finished is followed by all alike."""
@@ -115,7 +117,10 @@ class EventLog:
         return graph
 
     def balance(self) -> Balance:
-        """Check that every send ended in exactly one fate; raise Unbalanced, with the offenders, where one did not."""
+        """Check that every send ended in exactly one fate; raise Unbalanced, with the offenders, where one did not.
+
+        It is raised, too, where rows are known to be missing, as the server lost them.
+        """
         found: Balance = self._source.ask("balance")
         return found
 

@@ -26,7 +26,7 @@ VERSION = 1
 KEY = b"ray_messaging"  # of the footer's metadata
 
 _SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
-_LEFTOVER = re.compile(r"_events-\d+\.parquet\.tmp|_probe")
+_LEFTOVER = re.compile(r"_events-\d+\.parquet\.tmp|_probe|_\w+\.json\.tmp")
 _LOCK = "_lock"
 
 
@@ -136,6 +136,27 @@ class Folder:
                 _fsync(self.path)
         except OSError as error:
             raise self._error(f"its segments cannot be removed: {error}; {_advice(error)}") from error
+
+    def read_small(self, name: str) -> bytes:
+        """Return what a small file beside the segments holds; nothing where it is not there. Raises LogError."""
+        try:
+            with self.filesystem.open_input_stream(self._file(name)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise self._error(f"its {name} cannot be read: {error}; {_advice(error)}") from error
+
+    def write_small(self, name: str, data: bytes) -> None:
+        """Write a small file beside the segments, whole and durable when this returns. Raises OSError."""
+        path = self._file(name)
+        temporary = f"{path}.tmp" if self.local else path
+        with self.filesystem.open_output_stream(temporary) as stream:
+            stream.write(data)
+        if self.local:
+            _fsync(temporary)
+            Path(temporary).replace(path)
+            _fsync(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[bool]:

@@ -43,7 +43,9 @@ def judge_actor(actor: ActorFacts) -> Iterator[Finding]:
         return
     if report.error:
         yield critical(
-            actor.name, report.error, _without(actor, "mend what it says: it tries again by itself once a second")
+            actor.name,
+            report.error,
+            report.remedy or _without(actor, "mend what it says: it tries again by itself once a second"),
         )
     problems = [finding for loop in report.loops if (finding := _loop(actor.name, loop)) is not None]
     yield from problems

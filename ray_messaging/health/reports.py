@@ -19,10 +19,14 @@ class Disk:
 
 @dataclass(slots=True)
 class Report:
-    """Be an actor's answer: its clock (unix s), its loops and counters; `error` says why it does not work."""
+    """Be an actor's answer: its clock (unix s), its loops and counters; `error` says why it does not work.
+
+    `remedy` is what to do about that, where it is not that it tries again by itself.
+    """
 
     now: float
     error: str = ""
+    remedy: str = ""
     loops: list[Loop] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     disk: Disk | None = None

@@ -73,6 +73,9 @@ class LogStore(Transport, Protocol):
         Args: dropped are streams that ended and were read to their end.
         """
 
+    async def log_epoch(self) -> int:
+        """Return the epoch of who took the log over last; 0 where nobody has, or the server lost its data."""
+
     async def close_log(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced.
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
+from ray_messaging.eventlog.account import read_account
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.hashing import hashes
 from ray_messaging.eventlog.reading.scan import View, scan
@@ -44,10 +45,13 @@ class Balance:
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS) -> Balance:
-    """Return the balance; raise Unbalanced naming sends with two fates, or that are twice in the log.
+    """Return the balance; raise Unbalanced naming sends with two fates, or twice in the log, or what is missing in it.
 
     Args: partition_rows is about how many rows are in memory at a time.
     """
+    missing = read_account(view.folder).missing
+    if missing:
+        raise Unbalanced("the log is not complete: " + "; ".join(missing), offenders=[])
     partitions = min(_MOST_FILES, max(1, -(-view.end // partition_rows)))
     rows = sends = 0
     fates = np.zeros(_NO_FATE + 1, np.int64)

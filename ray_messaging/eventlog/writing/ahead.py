@@ -22,6 +22,11 @@ class Ahead:
         self._streams = streams
         self._coming: asyncio.Task[list[LogItem]] | None = None
 
+    @property
+    def coming(self) -> bool:
+        """Tell whether entries are on the way that were asked for ahead."""
+        return self._coming is not None
+
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
         """Return the next entries; wait for some up to `patience_s`, unless others of the streams have their turn."""
         if self._coming is None:

@@ -61,12 +61,12 @@ class Intake:
 
     async def look(self) -> tuple[LogStreams, dict[str, str]]:
         """Return the streams that are there, and the ends of those that ended."""
-        streams = await self._insist(self._transport.log_streams)
-        return streams, await self._insist(partial(self._transport.log_ends, streams.ended))
+        streams = await self.insist(self._transport.log_streams)
+        return streams, await self.insist(partial(self._transport.log_ends, streams.ended))
 
     async def read(self, read: Read, block_s: float) -> list[LogItem]:
         """Read the next entries."""
-        items = await self._insist(partial(self._transport.read_log, read.cursors, read.limit, block_s))
+        items = await self.insist(partial(self._transport.read_log, read.cursors, read.limit, block_s))
         oldest = min((key(item.entry)[0] for item in items), default=None)
         self._read_at = time.time()
         self._age_s = 0.0 if oldest is None else max(0.0, self._read_at - oldest / 1000)
@@ -92,7 +92,7 @@ class Intake:
         """Keep what nobody can read of the log stream; what a mailbox holds is for its own reader to keep."""
         refused, self._refused = self._refused, []
         for item, why in refused:
-            await self._insist(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
+            await self.insist(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
 
     def _chunks(self, items: list[LogItem]) -> Iterator[Chunk]:
         done: list[Done] = []
@@ -135,7 +135,7 @@ class Intake:
         for piece, end in pieces(part, begin if entry == item.entry else 0, PIECE_BYTES):
             yield piece, Done(item, messages, None if end == len(part.batch) else end)
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Wait for a server that is away, or out of memory, as the messages do."""
         while True:
             try:

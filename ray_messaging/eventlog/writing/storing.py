@@ -1,4 +1,8 @@
-"""Make segments durable, then let the streams be trimmed; whatever is in the way is said, and tried again."""
+"""Make segments durable, then let the streams be trimmed; whatever is in the way is said, and tried again.
+
+A server may lose the streams (it is flushed, or restored from before this log): then what was read of them is nowhere
+else, and is written all the same, as long as nobody newer has the folder.
+"""
 
 import asyncio
 import logging
@@ -9,9 +13,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.errors import ConnectionFailed, LogError, MailboxFull, ServerRefused
+from ray_messaging.errors import ConnectionFailed, Fenced, LogError, MailboxFull, ServerRefused
+from ray_messaging.eventlog.account import claim, note_missing, read_account
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
 from ray_messaging.eventlog.writing.growing import Sealed
+from ray_messaging.eventlog.writing.refusals import taken_over
 from ray_messaging.transports.log_store import LogMark, LogStore
 
 logger = logging.getLogger(__name__)
@@ -30,7 +36,8 @@ class Storing:
 
     Only the newest one keeps its cursors: each has those of all streams.
 
-    `crash` is called at each point where a crash could harm, `troubled` when something is in the way.
+    `crash` is called at each point where a crash could harm, `troubled` when something is in the way. `writer` is its
+    name in the folder's account; `known` tells whether the server knows our run's log.
     """
 
     def __init__(
@@ -39,16 +46,21 @@ class Storing:
         folder: Folder,
         exp_id: str,
         *,
+        writer: str,
+        known: Callable[[], Awaitable[bool]],
         crash: Callable[[str], None],
         troubled: Callable[[], None],
     ) -> None:
         self.segments: list[Segment] = []
         self.epoch = -1
+        self.lost = False  # the server has lost the streams
         self.trouble: str | None = None
         self.last_s: float | None = None  # what the last write took
         self._transport = transport
         self._folder = folder
         self._exp_id = exp_id
+        self._writer = writer
+        self._known = known
         self._crash = crash
         self._troubled = troubled
         self._hurried = asyncio.Event()
@@ -56,15 +68,12 @@ class Storing:
     async def take_over(self, epoch: int) -> None:
         """Begin, under an epoch that fences every earlier writer; look at what is there. Raises LogError."""
         self.epoch = epoch
-        deadline = time.monotonic() + _TAKE_OVER_S
-        while not await self._list():
-            if time.monotonic() > deadline:
-                raise LogError(
-                    f"the event log's folder {self._folder.where} is held by another process, which has stopped in the "
-                    f"middle of a write for {_TAKE_OVER_S:.0f} s: end that process",
-                    path=self._folder.where,
-                )
-            await self._rest(_PAUSE_S)
+        found = await when_free(self._folder, self._list, self._rest)
+        self.segments = [*map(_light, found[:-1]), *found[-1:]]
+
+    def _list(self) -> list[Segment]:
+        claim(self._folder, self._writer)
+        return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
         """Tell the transport what the segments hold, which their writer may not have told. Raises Fenced."""
@@ -86,8 +95,27 @@ class Storing:
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
         """Tell the transport what is durable. Raises Fenced."""
-        await self._insist(lambda: self._transport.log_written(self.epoch, marks, finished))
+        await self._insist(lambda: self._tell(marks, finished))
         self._crash("written")
+
+    async def look(self) -> None:
+        """See whether the log is still this writer's, or `lost`. Raises Fenced, ConnectionFailed."""
+        self.lost = self.lost or not await self._known()
+        await self._tell({}, ())
+
+    async def _tell(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
+        if self.lost:
+            return
+        try:
+            await self._transport.log_written(self.epoch, marks, finished)
+        except Fenced:
+            if await self._transport.log_epoch() > self.epoch and await self._known():
+                raise
+            self.lost = True
+
+    async def note_missing(self, text: str) -> None:
+        """Write into the folder's account what is missing. Raises LogError once `hurry` was called."""
+        await self._insist(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
 
     async def give_back(self) -> None:
         """Return memory that no segment uses to the system: only a writer at rest does not need it again at once."""
@@ -97,34 +125,28 @@ class Storing:
         """Try everything once more at most: whoever closes does not wait for room on a disk."""
         self._hurried.set()
 
-    async def _list(self) -> bool:
-        with self._folder.lock() as mine:
-            if mine:
-                found = await asyncio.to_thread(self._folder.segments)
-                self.segments = [*map(_light, found[:-1]), *found[-1:]]
-            return mine
-
     async def _write(self, sealed: Sealed) -> Segment:
-        await self._check()
+        await self.look()
         self._crash("checked")
         staged = await asyncio.to_thread(self._stage, sealed)
         self._crash("staged")
-        return await self._publish(staged)
+        return await self._under_lock(lambda: self._publish(staged), self.look if self._folder.local else None)
 
-    async def _check(self) -> None:
-        """Make sure that nobody newer writes this log. Raises Fenced."""
-        await self._transport.log_written(self.epoch, {}, ())
-
-    async def _publish(self, staged: Staged) -> Segment:
+    async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
         # Who takes over fences us first and looks at the folder then, under the lock: it sees this file, or we see
-        # the fence. (Where there is no lock, nor renaming, the check before has to do.)
+        # the fence. (Where there is no lock, nor renaming, the look before has to do.)
         with self._folder.lock() as mine:
             if not mine:
                 raise BlockingIOError(f"another process holds {self._folder.where} right now")
-            if self._folder.local:
-                await self._check()
-            self._crash("locked")
-            return await asyncio.to_thread(self._folder.publish, staged)
+            if first is not None:
+                await first()
+            return await asyncio.to_thread(work)
+
+    def _publish(self, staged: Staged) -> Segment:
+        self._crash("locked")
+        if not read_account(self._folder).belongs_to(self._writer):
+            raise taken_over(self._exp_id, self._folder, staged.segment)
+        return self._folder.publish(staged)
 
     def _stage(self, sealed: Sealed) -> Staged:
         table = sealed.table().unify_dictionaries()  # else Parquet gives up dictionaries where they change
@@ -190,6 +212,22 @@ class Storing:
             "set this right and start a writer again",
             path=self._folder.where,
         )
+
+
+async def when_free(folder: Folder, work: Callable[[], T], rest: Callable[[float], Awaitable[None]]) -> T:
+    """Do something in a thread under a folder's lock, once no other process has that. Raises LogError."""
+    deadline = time.monotonic() + _TAKE_OVER_S
+    while True:
+        with folder.lock() as mine:
+            if mine:
+                return await asyncio.to_thread(work)
+        if time.monotonic() > deadline:
+            raise LogError(
+                f"the event log's folder {folder.where} is held by another process, which has stopped in the middle "
+                f"of a write for {_TAKE_OVER_S:.0f} s: end that process",
+                path=folder.where,
+            )
+        await rest(_PAUSE_S)
 
 
 def _light(segment: Segment) -> Segment:

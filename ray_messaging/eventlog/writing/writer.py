@@ -2,19 +2,20 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from ray_messaging.errors import Fenced, MessagingError
+from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.writing.ahead import Ahead
 from ray_messaging.eventlog.writing.goals import Goals
 from ray_messaging.eventlog.writing.growing import Growing, Sealed
 from ray_messaging.eventlog.writing.intake import Chunk, Intake
-from ray_messaging.eventlog.writing.refusals import gone, stuck
+from ray_messaging.eventlog.writing.refusals import gone, lost, stuck
 from ray_messaging.eventlog.writing.storing import Storing
 from ray_messaging.eventlog.writing.streams import Streams
 from ray_messaging.transports.base import Limits
@@ -34,6 +35,7 @@ LOG_LIMITS = Limits(messages=1_000_000, nbytes=256 * 2**20, lease_s=0.0, leased=
 
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # lone messages gather for so long: as a batch of their own each would cost 0.3 ms
+_SAVE_S = 30.0  # so long is waited at the end for what was read of lost streams to be written
 _BUSY_S = 0.2  # a read waits so long while a file is being written whose successor is due already
 
 
@@ -41,9 +43,15 @@ def _live_on(_point: str) -> None:
     """Do not crash."""
 
 
+async def _known() -> bool:
+    """Take whatever log the server knows for ours."""
+    return True
+
+
 class LogWriter:
     """Write one experiment's log into a folder while it runs.
 
+    Args: run names the run of the experiment to which it belongs, known tells whether the server knows that run's log.
     `crash` is called at each point where a crash could harm: checked, staged, locked, renamed, written.
     """
 
@@ -53,6 +61,8 @@ class LogWriter:
         folder: Folder,
         exp_id: str,
         *,
+        run: str = "",
+        known: Callable[[], Awaitable[bool]] = _known,
         limits: Limits = LOG_LIMITS,
         segment_rows: int = SEGMENT_ROWS,
         segment_bytes: int = SEGMENT_BYTES,
@@ -65,7 +75,8 @@ class LogWriter:
         self._transport = transport
         self._limits = limits
         self._full_rows, self._full_bytes, self._old_s = segment_rows, segment_bytes, segment_age_s
-        self._storing = Storing(transport, folder, exp_id, crash=crash, troubled=self._hold)
+        writer = f"{run}/{secrets.token_hex(8)}"
+        self._storing = Storing(transport, folder, exp_id, writer=writer, known=known, crash=crash, troubled=self._hold)
         self._intake = Intake(transport, exp_id)
         self._streams = Streams()
         self._ahead = Ahead(self._intake, self._streams)
@@ -103,10 +114,13 @@ class LogWriter:
         try:
             if stopped is None:
                 await self.caught_up()
+        except LogError as error:
+            if not error.lost:  # else it is only known at the end what became of it
+                raise
         finally:
             await self._wind_up(self._reading)
-        if self.error is not stopped and not isinstance(self.error, Fenced):
-            assert self.error is not None
+        told = self.error is stopped and not self._storing.lost  # of a loss the last one to ask hears, too
+        if self.error is not None and not told and not isinstance(self.error, Fenced):
             raise self.error
 
     async def retire(self) -> None:
@@ -133,6 +147,8 @@ class LogWriter:
 
         Raises: LogError while that cannot be, as the folder cannot be written; why the writer stopped, if it did.
         """
+        self._check()
+        await self._storing.look()
         self._check()
         streams = await self._transport.log_streams()
         ends = await self._transport.log_ends([*streams.live, *streams.ended])
@@ -161,6 +177,7 @@ class LogWriter:
             "lag_s": self._intake.behind_s(held=self._held),
             "unreadable": self._intake.unreadable,
             "write_s": self._storing.last_s,
+            "lost": self._storing.lost,
             "error": str(self.error) if self.error is not None else self._storing.trouble or self._intake.away,
         }
 
@@ -168,12 +185,24 @@ class LogWriter:
 
     async def _read(self) -> None:
         try:
-            while True:
-                await self._take(await self._ahead.items(self._patience))
+            while self._ahead.coming or not self._storing.lost:
+                items = await self._ahead.items(self._patience)
+                await self._take(items)
                 if self._ahead.few:
                     await self._goals.lull(_GATHER_S)
+                elif not items:
+                    await self._intake.insist(self._storing.look)
         finally:
             await self._ahead.close()
+        await self._save()
+
+    async def _save(self) -> None:
+        """Write all that was read of streams that the server has lost, say what is missing, and stop."""
+        await self._written()
+        await self._store_rest()
+        error = self._lost()
+        await self._storing.note_missing(str(error))
+        raise error
 
     async def _take(self, items: list[LogItem]) -> None:
         marked = False
@@ -183,7 +212,9 @@ class LogWriter:
             if self._growing.rows >= self._full_rows or self._growing.nbytes >= self._full_bytes:
                 await self._rotate()
         if marked:
-            self._streams.update(*await self._intake.look())
+            await self._intake.insist(self._storing.look)
+            if not self._storing.lost:  # else they are a newer run's
+                self._streams.update(*await self._intake.look())
         if self._growing.age() >= self._old_s and not self._busy:
             sealed = self._growing.seal(self._streams)
             self._writing = self._spawn(partial(self._store, sealed, closed=False), "file")
@@ -257,14 +288,22 @@ class LogWriter:
     async def _wind_up(self, reading: asyncio.Task[None]) -> None:
         self._closed = True
         self._storing.hurry()
+        if self._storing.lost:  # it comes to its end by itself, as what it has in hand is nowhere else
+            await asyncio.wait([reading], timeout=_BLOCK_S + _SAVE_S)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await self._written()
         self._goals.fail(gone(self.exp_id, self.folder))
-        if self.error is None and self._growing.waiting:
+        if self.error is None:
+            await self._guard(self._store_rest)
+        if self.error is None and self._storing.lost:
+            await self._guard(self._save)
+
+    async def _store_rest(self) -> None:
+        if self._growing.waiting:
             closed = self._growing.rows > 0
             sealed = self._next() if closed else self._growing.seal(self._streams)
-            await self._guard(partial(self._store, sealed, closed=closed))
+            await self._store(sealed, closed=closed)
 
     def _spawn(self, work: Callable[[], Awaitable[None]], what: str) -> asyncio.Task[None]:
         return asyncio.create_task(self._guard(work), name=f"ray_messaging log {what} of {self.exp_id}")
@@ -287,9 +326,14 @@ class LogWriter:
         if self._reading is not None and self._reading is not asyncio.current_task():
             self._reading.cancel()
 
+    def _lost(self) -> LogError:
+        return lost(self.exp_id, self.folder, self.rows)
+
     def _check_alive(self) -> None:
         if self.error is not None:
             raise self.error.with_traceback(None)
+        if self._storing.lost:
+            raise self._lost()
         if self._closed:
             raise gone(self.exp_id, self.folder)
 

@@ -112,6 +112,10 @@ class MemoryLog:
         for stream in dropped:
             log.ended.pop(stream, None)
 
+    async def log_epoch(self) -> int:
+        """Return the epoch of who took the log over last."""
+        return self._exp.log.epoch
+
     async def close_log(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
         exp = self._exp

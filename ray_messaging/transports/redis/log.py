@@ -95,6 +95,10 @@ class RedisLog:
             args += [stream, messages, nbytes]
         await self._under_epoch("resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
+    async def log_epoch(self) -> int:
+        """Return the epoch of who took the log over last; 0 where nobody has, or the server lost its data."""
+        return int(await self.link.command("HGET", self.keys.state(LOG), "epoch") or 0)
+
     async def close_log(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]

@@ -1,0 +1,91 @@
+"""FLUSHALL while an experiment with a log runs: what queries have answered with is in a file, and the loss is told."""
+
+import logging
+import uuid
+
+import pytest
+import redis
+from cluster_support import kill, numbered, wait_for
+from servers import RedisProcess
+
+from ray_messaging import Messaging
+from ray_messaging.errors import LogError, Unbalanced
+from ray_messaging.eventlog.event_log import EventLog
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(90)]
+
+ROWS = 5_000
+
+
+@pytest.fixture
+def valkey_process(tmp_path):
+    process = RedisProcess(tmp_path, binary="valkey")
+    yield process.start()
+    process.kill()
+
+
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.long)])
+def config(request):
+    """Give a server that the test may flush."""
+    return request.getfixturevalue(f"{request.param}_process").config
+
+
+@pytest.fixture
+def messaging(config, tmp_path):
+    """Run an experiment whose log has rows that a query has answered with, and no file."""
+    exp_id = f"flushed-{uuid.uuid4().hex[:8]}"
+    with Messaging.start(exp_id, redis=config, log_dir=tmp_path / "log") as messaging:
+        group = messaging.create_group("all", range(10))
+        group.send_columns([1] * ROWS, [2] * ROWS, numbered(ROWS))
+        assert len(messaging.log.query()) == ROWS
+        assert not list((tmp_path / "log").glob("events-*"))
+        yield messaging
+
+
+def flush(config):
+    with redis.Redis(config.server, config.port, password=config.password) as client:
+        client.flushall()
+
+
+def findings(messaging):
+    return [finding for finding in messaging.health().of("log") if finding.level == "critical"]
+
+
+def test_what_was_answered_with_is_in_a_file_and_all_say_that_rows_are_missing(messaging, config, tmp_path, caplog):
+    flush(config)
+    with pytest.raises(LogError, match="lost the data"):
+        messaging.log.query()
+    [finding] = wait_for(lambda: findings(messaging), "the finding")
+    assert f"all {ROWS:,} rows" in finding.value
+    assert "resume" in finding.remedy
+    with caplog.at_level(logging.ERROR):
+        messaging.shutdown()
+    assert (
+        f"the event log is not complete: the server has lost the data of experiment '{messaging.exp_id}'" in caplog.text
+    )
+    log = EventLog.open(tmp_path / "log")
+    assert log.query()["payload"].to_pylist() == [f'{{"n":{n}}}' for n in range(ROWS)]
+    with pytest.raises(Unbalanced, match=f"all {ROWS:,} rows"):
+        log.balance()
+
+
+def test_a_shutdown_right_after_it_writes_what_was_read_and_says_so(messaging, config, tmp_path, caplog):
+    flush(config)
+    with caplog.at_level(logging.ERROR):
+        messaging.shutdown()
+    assert "the event log is not complete" in caplog.text
+    assert len(EventLog.open(tmp_path / "log").query()) == ROWS
+
+
+def test_a_log_that_is_killed_after_it_says_that_what_it_held_is_missing(messaging, config, tmp_path, caplog):
+    flush(config)
+    kill(messaging.log_actor)
+    [finding] = wait_for(lambda: [each for each in findings(messaging) if "lost" in each.value], "the finding")
+    assert "the log's process died" in finding.value
+    assert "in no file by then is missing" in finding.value
+    assert "resume" in finding.remedy
+    with caplog.at_level(logging.ERROR):
+        messaging.shutdown()
+    assert "the event log is not complete: the log's process died" in caplog.text
+    with pytest.raises(LogError, match="in no file by then is missing"):
+        EventLog.open(tmp_path / "log")

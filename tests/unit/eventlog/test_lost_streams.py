@@ -1,0 +1,271 @@
+"""A server that loses its data while the log is written: what was read is in a file, and what is missing is said."""
+
+import asyncio
+
+import pytest
+import redis.asyncio as aioredis
+from servers import RedisProcess
+from writing_support import WAIT_S, Society, logged, seen
+
+from ray_messaging.cluster.log_host import LogHost
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import AlreadyExists, LogError, MessagingError, Unbalanced
+from ray_messaging.eventlog.account import read_account
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing import writer as writing
+from ray_messaging.eventlog.writing.writer import LogWriter
+
+
+@pytest.fixture
+def valkey_process(tmp_path):
+    process = RedisProcess(tmp_path, binary="valkey")
+    yield process.start()
+    process.kill()
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request):
+    """Give a server that the test may flush."""
+    return request.getfixturevalue(f"{request.param}_process").config
+
+
+@pytest.fixture
+async def flush(server):
+    client = aioredis.Redis(host=server.server, port=server.port, password=server.password)
+    yield client.flushall
+    await client.aclose()
+
+
+@pytest.fixture
+async def society(server):
+    society = Society(server)
+    await society.mailbox("a")
+    yield society
+    await society.transport.close()
+
+
+@pytest.fixture
+async def start(society, tmp_path):
+    """Start a writer on a folder: by default the same, and never a file by age."""
+    opened = []
+
+    async def start(where="log", **settings):
+        writer = LogWriter(society.connection(), Folder(tmp_path / where), "exp", **{"segment_age_s": 1e9} | settings)
+        opened.append(writer)
+        await writer.start()
+        return writer
+
+    yield start
+    for writer in opened:
+        if not writer._closed:
+            await end(writer)
+        await writer._transport.close()
+
+
+@pytest.fixture
+def hosts(server, tmp_path):
+    """Return a function that makes the log's process of a run."""
+
+    def host(run, on_existing="error", **settings):
+        experiment = Experiment("exp", run, server, MessagingConfig(**settings), str(tmp_path / "log"))
+        return LogHost(experiment, on_existing)
+
+    return host
+
+
+async def end(writer):
+    try:
+        await writer.close()
+    except MessagingError as error:
+        return error
+
+
+async def until(condition):
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.001)
+
+
+async def begin(society, host, **columns):
+    """Have a log's process read some rows, which a question has seen, and no file has."""
+    await host.start()
+    await society.send("a", 5, **columns)
+    assert await host.ask("end", {}) == 4
+    return host
+
+
+def missing_in(where):
+    return read_account(Folder(where)).missing
+
+
+async def test_what_was_read_of_a_server_that_was_flushed_is_written_and_the_loss_is_said(
+    society, start, flush, tmp_path
+):
+    writer = await start()
+    await society.send("a", 5_000)
+    await writer.caught_up()
+    assert seen(writer) == society.written
+    await flush()
+    with pytest.raises(LogError, match=r"lost the data.*all 5,000 rows.*resume") as caught:
+        await writer.close()
+    assert caught.value.lost
+    assert logged(tmp_path / "log") == society.written
+    assert missing_in(tmp_path / "log") == (str(caught.value),)
+    log = EventLog.open(tmp_path / "log")
+    assert len(log.query()) == 5_000
+    with pytest.raises(Unbalanced, match=r"not complete.*lost the data"):
+        log.balance()
+
+
+async def test_a_writer_at_rest_notices_the_loss_by_itself(society, start, flush, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(writing, "_BLOCK_S", 0.02)
+    monkeypatch.setattr(LogWriter, "_patience", lambda _: 0.02)
+    writer = await start()
+    await society.send("a", 10)
+    await writer.caught_up()
+    await flush()
+    await until(lambda: writer.error)
+    assert logged(tmp_path / "log") == society.written
+    assert "all 10 rows" in writer.stats()["error"]
+    assert writer.stats()["lost"]
+    assert "lost the data" in caplog.text
+    with pytest.raises(LogError, match="lost the data"):
+        await writer.caught_up()
+    with pytest.raises(LogError, match="lost the data"):  # whoever ends it last hears of it once more
+        await writer.close()
+
+
+async def test_a_file_that_is_due_finds_the_loss_and_is_written(society, start, flush, tmp_path):
+    def flushed(point):
+        if point == "checked" and not task:
+            task.append(asyncio.ensure_future(flush()))
+
+    task = []
+    writer = await start(segment_rows=4, crash=flushed)
+    await society.send("a", 4)
+    await until(lambda: task and task[0].done() and not writer._busy)
+    await end(writer)
+    assert writer.stats()["lost"]
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_who_asks_after_the_loss_is_told_and_not_answered_as_if_nothing_were(society, start, flush):
+    writer = await start()
+    await society.send("a", 3)
+    await writer.caught_up()
+    await flush()
+    with pytest.raises(LogError, match="all 3 rows"):
+        await writer.caught_up()
+
+
+async def test_an_old_runs_writer_writes_nothing_into_a_folder_that_a_new_run_has(society, hosts, flush, tmp_path):
+    old = await begin(society, hosts("old"))
+    await flush()
+    new = hosts("new")
+    await new.start()
+    await society.mailbox("a")
+    before = list(society.written)
+    society._epoch, society._seq = None, {}
+    await society.send("a", 2)
+    with pytest.raises(LogError, match=r"5 rows.*in no file.*another run"):
+        await old.close()
+    await new.close()
+    assert logged(tmp_path / "log") == society.written[len(before) :]
+    assert missing_in(tmp_path / "log") == ()
+
+
+async def test_an_old_runs_writer_whose_epoch_is_the_new_ones_writes_nothing_into_its_folder(
+    society, start, flush, tmp_path
+):
+    old = await start(run="old", segment_rows=4)
+    await flush()
+    new = await start(run="new")
+    old._storing.epoch = new._storing.epoch  # as those of two runs that count from one
+    await society.mailbox("a")
+    society._epoch, society._seq = None, {}
+    old._streams.update(*await old._intake.look())
+    await society.send("a", 4)
+    await until(lambda: old.error)
+    assert "another run" in str(old.error)
+    assert logged(tmp_path / "log") == []
+    await new.close()
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_writer_whose_server_has_a_new_run_elsewhere_keeps_what_it_read_in_its_own_folder(
+    society, start, hosts, flush, tmp_path
+):
+    old = await begin(society, hosts("old"))
+    await flush()
+    new = hosts("new")
+    new._folder = new._writer.folder = new._writer._storing._folder = Folder(tmp_path / "other")
+    await new.start()
+    with pytest.raises(LogError, match="all 5 rows"):
+        await old.close()
+    await new.close()
+    assert logged(tmp_path / "log") == society.written
+    assert logged(tmp_path / "other") == []
+
+
+async def test_a_successor_that_finds_the_server_flushed_says_so_and_what_there_is(society, hosts, flush, tmp_path):
+    first = await begin(society, hosts("run", mailbox_messages=10))  # a file for each five rows
+    await first._writer._written()
+    await society.send("a", 2)
+    assert await first.ask("end", {}) == 6
+    first._writer._reading.cancel()  # it is killed
+    await asyncio.gather(first._writer._reading, return_exceptions=True)
+    await first.abandon()
+    await flush()
+    for _ in range(2):  # it tries again and again
+        successor = hosts("run")
+        with pytest.raises(LogError, match=r"process died.*lost the data.*has 5 rows") as caught:
+            await successor.start()
+        await successor.abandon()
+    assert caught.value.lost
+    assert missing_in(tmp_path / "log") == (str(caught.value),)
+    assert logged(tmp_path / "log") == society.written[:5]
+    with pytest.raises(Unbalanced, match="not complete"):
+        EventLog.open(tmp_path / "log").balance()
+
+
+async def test_an_old_runs_log_that_starts_again_leaves_a_new_run_alone(society, hosts, flush):
+    await end_of(await begin(society, hosts("old")), flush)
+    new = hosts("new", "resume")
+    await new._transport.link.command("HSET", new._transport.keys.meta, "run", "new")
+    await new.start()
+    again = hosts("old")
+    with pytest.raises(LogError, match="newer run"):
+        await again.start()
+    await again.abandon()
+    await new.ask("end", {})
+    await new.close()
+
+
+async def end_of(host, flush):
+    await flush()
+    with pytest.raises(LogError, match="lost the data"):
+        await host.close()
+
+
+async def test_a_new_run_goes_on_in_the_folder_and_only_a_reset_forgets_what_is_missing(
+    society, hosts, flush, tmp_path
+):
+    await end_of(await begin(society, hosts("one")), flush)
+    refused = hosts("two")
+    with pytest.raises(AlreadyExists):
+        await refused.start()
+    await refused.abandon()
+    resumed = hosts("two", "resume")
+    await resumed.start()
+    assert await resumed.ask("end", {}) == 4
+    with pytest.raises(Unbalanced, match="all 5 rows"):
+        await resumed.ask("balance", {})
+    await resumed.close()
+    assert logged(tmp_path / "log") == society.written
+    reset = hosts("three", "reset")
+    await reset.start()
+    assert (await reset.ask("balance", {})).rows == 0
+    await reset.close()
+    assert missing_in(tmp_path / "log") == ()
