@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,7 +134,9 @@ def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = F
     log = open_log(target)
     console = output()
     columns = (TextColumn("{task.completed:>12,} rows"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=as_json or not console.is_terminal) as bars:
+    bars = Progress(*columns, console=console)
+    # Not by disable=: rich before 14.3 ends even then with an empty line.
+    with bars if console.is_terminal and not as_json else nullcontext():
         task = bars.add_task("rows", total=None)
         rows = log.export(file, on_progress=lambda done: bars.update(task, completed=done), **fields)
     if as_json:
