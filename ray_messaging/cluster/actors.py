@@ -115,8 +115,9 @@ class InterceptorActor:
     # -- control: once a change has returned, no later send escapes it --------------------------------------------
 
     async def rules(self) -> list[dict[str, Any]]:
-        """Return a description of each rule, in order."""
-        return [description(rule) for rule in self._host.interceptor.rules]
+        """Return a description of each rule, in order; of one that has failed also at what, and how often."""
+        failures = self._host.interceptor.failures
+        return [description(rule) | failures.of(rule) for rule in self._host.interceptor.rules]
 
     async def insert_rule(self, rule: Rule, index: int | None = None) -> None:
         """Put a rule before the one at `index` (None: at the end); raises RuleError."""
@@ -146,6 +147,10 @@ class InterceptorActor:
         else:
             forgiven = [check_id(agent) for agent in ([agents] if isinstance(agents, int | str) else agents)]
             await self._host.change(lambda: [counts.pop(agent, None) for agent in forgiven])
+
+    async def reset_rule_failures(self, which: int | str | None = None) -> None:
+        """Forget what a rule (given by place or name; None: all) failed at, and say it anew; raises RuleError."""
+        self._host.reset_failures(which)
 
     async def black_set(self) -> set[Pair]:
         """Return the blocked pairs."""

@@ -248,7 +248,19 @@ class InterceptorHost:
             "lane_connections": len(self._lane.connections),
             "lane_refused": self._lane.refused,
             "standing": self.interceptor.standing.offer > 0,
+            "rule_failures": self.failures(),
         }
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """Return what rules failed at, by name, of those that did."""
+        interceptor = self.interceptor
+        return {rule.name: found for rule in interceptor.rules if (found := interceptor.failures.of(rule))}
+
+    def reset_failures(self, which: int | str | None) -> None:
+        """Forget what a rule, or all, failed at; raise RuleError where there is no such rule."""
+        interceptor = self.interceptor
+        for rule in interceptor.rules.now if which is None else [interceptor.rules.get(which)]:
+            interceptor.failures.forget(rule)
 
     async def close(self, *, erase: bool) -> None:
         """End the experiment; `erase` removes its data from the server, whatever rules do as they are closed."""

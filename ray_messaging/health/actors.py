@@ -1,6 +1,7 @@
 """Judge actors by what they, and Ray, say of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ray_messaging.health.findings import Finding, critical, ok, warning, worst_first
 from ray_messaging.health.mailboxes import SHOWN
@@ -128,6 +129,8 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
             f"what it read last had waited for {stats['lag_s']:,.0f} s",
             "give its disk and its process time; if it stays behind, senders wait for it",
         )
+    for rule, found in stats.get("rule_failures", {}).items():
+        yield _failing(actor, rule, found)
     if "lane_connections" in stats:
         yield by_share(
             f"{actor}: lane connections",
@@ -143,6 +146,17 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
             "somebody connects to its port without the token, or sends what is no frame: keep that port inside the "
             "cluster",
         )
+
+
+def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
+    then = "passes unjudged" if found["on_error"] == "allow" else "is blocked"
+    times = f"{found['failures']:,} time{'s' * (found['failures'] != 1)}"
+    return critical(
+        f"{actor}: rule {rule!r}",
+        f"has failed {times}; what it fails on {then}; the last error: {found['last_error']}",
+        f"mend it and replace_rule({rule!r}, ...), or pop_rule({rule!r}); the log of the {actor} has the traceback; "
+        f"reset_rule_failures({rule!r}) where no more is to be done",
+    )
 
 
 def judge_disk(what: str, disk: Disk) -> Finding:

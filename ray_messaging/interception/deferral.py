@@ -196,7 +196,6 @@ class Deferrals:
                 raise found
             return checked(found)
         except FAILURES as error:
-            logger.exception("rule %r failed on a message", rule.name)
             return failed(rule, error)
 
     async def close(self) -> None:
@@ -219,7 +218,8 @@ class _Said(Rule):
 
     def __init__(self, rule: SlowRule, verdict: Verdict) -> None:
         self.name = rule.name
-        self.on_error = rule.on_error
+        self.context = rule.context
+        self.count_failure = rule.count_failure  # type: ignore[method-assign]  # a verdict that cannot be sent is its failure
         self._verdict = verdict
 
     def check(self, message: Message) -> Verdict:  # noqa: ARG002 - a Rule's

@@ -14,6 +14,7 @@ from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.frames import decode
 from ray_messaging.interception.alone import Alone
 from ray_messaging.interception.answers import key_of, record
+from ray_messaging.interception.failures import Failures
 from ray_messaging.interception.farewell import Farewell
 from ray_messaging.interception.forwarding import forwarded
 from ray_messaging.interception.grants import decode_standing
@@ -60,6 +61,7 @@ class Interceptor:
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
+        self.failures = Failures()
         self.rules = RuleSet(rules, self)
         self.standing = Standing(self.rules, epoch, stand)
         self._tables: dict[str, Table[Any]] = {}
@@ -90,6 +92,10 @@ class Interceptor:
         found = self.rules.black_list
         self._follow_rules()
         return found
+
+    def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
+        """Count messages at which a rule failed: the one that is at work, which may have asked this one."""
+        self.failures.note(self.watch.rule or rule, error, messages)
 
     @property
     def deferred(self) -> int:
@@ -131,6 +137,7 @@ class Interceptor:
             for rule in self.rules:
                 if rule.state is not None and rule not in before:
                     rule.state.rewrite()
+            self.failures.keep(self.rules)
             self._farewell.begin(before)
             if also is not None:
                 await also()
@@ -148,8 +155,8 @@ class Interceptor:
                     rule.new_round()
                 finally:
                     self.watch.leave()
-            except FAILURES:  # the others' rounds begin nevertheless
-                logger.exception("rule %r failed at a new round", rule.name)
+            except FAILURES as error:  # the others' rounds begin nevertheless
+                self.failures.note(rule, error, at="a new round")
                 failures.append(rule.name)
         return failures
 

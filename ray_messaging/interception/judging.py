@@ -75,8 +75,7 @@ class Course:
             elif not isinstance(found, Mapping):
                 raise TypeError(f"{found!r} is no mapping of rows to verdicts")
         except FAILURES as error:
-            logger.exception("rule %r failed on a batch of %d messages", rule.name, len(batch))
-            verdict = failed(rule, error)
+            verdict = failed(rule, error, len(batch))
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
         return found
 
@@ -93,7 +92,6 @@ class Course:
                     self._watch.leave()
                 verdict = None if verdict is None else checked(verdict)
             except FAILURES as error:
-                logger.exception("rule %r failed on a message", rule.name)
                 verdict = failed(rule, error)
             if verdict is None:
                 slow.append(row)
@@ -179,14 +177,18 @@ def joined(before: Judgement, after: Judgement) -> Judgement:
     return both
 
 
-def failed(rule: Rule, error: BaseException) -> Verdict:
-    """Return a rule's verdict on what it failed at."""
+def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
+    """Count messages that a rule failed at; return its verdict on each."""
     if isinstance(error, Stuck):
-        error = TimeoutError("it was at work for too long, and was interrupted")
+        trace = error.__traceback__
+        error = TimeoutError("it was at work for too long, and was interrupted").with_traceback(trace)
+    if rule.context is None:  # it stands in no interceptor, or was let go
+        logger.error("rule %r failed on %d messages", rule.name, messages, exc_info=error)
     try:
-        return checked(rule.failed(error))
-    except Exception:
-        logger.exception("rule %r cannot say what becomes of messages at which it fails: they are blocked", rule.name)
+        return checked(rule.count_failure(error, messages))
+    except Exception as worse:  # noqa: BLE001 - it cannot say what becomes of them, so they are blocked
+        if rule.context is not None:
+            rule.context.rule_failed(rule, worse, 0)
         return block(f"the rule failed: {type(error).__name__}")
 
 

@@ -45,6 +45,10 @@ class RuleSet:
             rule=str(which),
         )
 
+    def get(self, which: int | str) -> Rule:
+        """Return a rule, given by place or name; raise RuleError."""
+        return self._rules[self.find(which)]
+
     def insert(self, rule: object, index: int | None = None) -> Rule:
         """Put a rule before the one at `index` (None: at the end); raise RuleError where that cannot be."""
         return self._put(rule, [*self._rules], len(self) if index is None else _place(index))

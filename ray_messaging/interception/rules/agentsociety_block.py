@@ -76,7 +76,7 @@ class Block(SlowRule):
             answer = await self._calls.run(lambda: self._forward(message))
             return self._verdict(answer, message)
         except Exception as error:  # noqa: BLE001 - the user's class: fail as they wish
-            return self.failed(error)
+            return self.count_failure(error)
 
     async def close(self) -> None:
         """Wait a moment for a call that was cancelled."""

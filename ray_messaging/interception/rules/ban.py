@@ -111,7 +111,7 @@ class Ban(Rule):
                 int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
             }
         except Exception as error:  # noqa: BLE001 - a check is the user's code: fail closed, and say so
-            verdict = self._check_failed(error)
+            verdict = self._check_failed(error, len(rest))
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
         begins: dict[Any, int] = {}
         for row in sorted(row for row, verdict in verdicts.items() if _is_violation(verdict)):
@@ -147,8 +147,9 @@ class Ban(Rule):
             self._index = PairIndex(map(self._pair, self._banned()))
         return True
 
-    def _check_failed(self, error: Exception) -> Verdict:
-        return ALLOW if self.inner.on_error == "allow" else self.failed(error)
+    def _check_failed(self, error: Exception, messages: int = 1) -> Verdict:
+        verdict = self.count_failure(error, messages)
+        return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
         """Keep in our state what changed in the check's, as only ours is written to the server."""

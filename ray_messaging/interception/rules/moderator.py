@@ -188,11 +188,11 @@ class Moderator(SlowRule):
     def _fail(self, error: Exception) -> Verdict:
         desk = self._desk
         desk.failed += 1
-        if not desk.failing:  # once for all that fail in a row: a service that is down fails for every message
-            desk.failing = True
+        if not desk.failing and self.context is None:  # else the interceptor says it, once
+            desk.failing = True  # once for all that fail in a row: a service that is down fails for every message
             then = "passes" if self.on_error == "allow" else "is blocked"
             logger.warning("rule %r fails, what it should judge %s: %s: %s", self.name, then, _kind(error), error)
-        return self.failed(error)
+        return self.count_failure(error)
 
 
 class _Desk:

@@ -76,9 +76,9 @@ class Pattern(Rule):
                 verdict = self._judge(lines[line])
             except TimeoutError as error:
                 ran_away += 1
-                verdict = self.failed(error)
+                verdict = self.count_failure(error)
             except Exception as error:  # noqa: BLE001 - one odd payload must not stop the whole batch
-                verdict = self.failed(error)
+                verdict = self.count_failure(error)
             if verdict is not ALLOW:
                 found[line] = verdict
         if batch.lines.index is None or not found:

@@ -49,6 +49,9 @@ class Context(Protocol):
     def black_list(self) -> "BlackList":
         """Return the first black list; an empty one is put before all other rules where there is none."""
 
+    def rule_failed(self, rule: "Rule", error: BaseException, messages: int) -> None:
+        """Count messages at which a rule failed."""
+
 
 class Rule:
     """Judge messages, one by one or a whole batch at once.
@@ -80,10 +83,16 @@ class Rule:
             try:
                 verdict = checked(self.check(Message(exp_id, batch, row)))
             except Exception as error:  # noqa: BLE001 - a rule is the user's code: fail closed, and say so
-                verdict = self.failed(error)
+                verdict = self.count_failure(error)
             if verdict is not ALLOW:
                 found[row] = verdict
         return found
+
+    def count_failure(self, error: BaseException, messages: int = 1) -> Verdict:
+        """Have messages counted at which this rule failed; return the verdict on each of them."""
+        if self.context is not None:
+            self.context.rule_failed(self, error, messages)
+        return self.failed(error)
 
     def failed(self, error: BaseException) -> Verdict:
         """Return the verdict on a message at which this rule failed."""
@@ -136,4 +145,12 @@ def checked(verdict: object) -> Verdict:
 
 def failure(error: BaseException) -> str:
     """Say as a reason that a rule failed."""
-    return f"the rule failed: {type(error).__name__}: {error}"
+    return f"the rule failed: {said_of(error)}"
+
+
+def said_of(error: BaseException) -> str:
+    """Return an error's type and text; a user's error may fail at saying it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the error at hand is the one to tell of
+        return type(error).__name__

@@ -1,0 +1,93 @@
+"""A rule that fails shows in the rules, in stats(), in health() and to the doctor, until it goes."""
+
+import asyncio
+
+import pytest
+from cluster_support import control
+from typer.testing import CliRunner
+
+from ray_messaging import rules
+from ray_messaging.cli import app
+from ray_messaging.errors import RuleError
+
+
+def odd(name="odd", on_error="block"):
+    """Make a rule, of a class that travels as it is, that fails on what says so."""
+
+    class Odd(rules.Rule):
+        needs_payload = True
+
+        def check(self, message):
+            return rules.block("no") if message.payload["n"] else rules.ALLOW
+
+    rule = Odd()
+    rule.name, rule.on_error = name, on_error
+    return rule
+
+
+def late():
+    class Late(rules.SlowRule):
+        name = "late"
+        time_limit_s = 0.01
+
+        async def judge(self, message):
+            await asyncio.Event().wait()
+
+    return Late()
+
+
+def findings(messaging, rule="odd"):
+    return messaging.health().of(f"interceptor: rule {rule!r}")
+
+
+def listed(messaging):
+    return {rule["name"]: rule for rule in control(messaging, "rules")}
+
+
+def test_the_first_failure_is_critical_everywhere(town):
+    messaging, west, _ = town(rules.MaxLength(100), odd())
+    assert west.send(1, 11, {"n": 0})
+    assert (findings(messaging), messaging.stats()["rule_failures"]) == ([], {})
+    assert "failures" not in listed(messaging)["odd"]
+
+    assert west.send(1, 11, {"m": 0}).reason == "the rule failed: KeyError: 'n'"
+    (finding,) = findings(messaging)
+    assert finding.level == messaging.health().level == "critical"
+    assert finding.value == "has failed 1 time; what it fails on is blocked; the last error: KeyError: 'n'"
+    assert "replace_rule('odd', ...)" in finding.remedy
+    told = messaging.stats()["rule_failures"]["odd"]
+    assert (told["failures"], told["last_error"], told["on_error"]) == (1, "KeyError: 'n'", "block")
+    assert listed(messaging)["odd"].items() >= told.items()
+    assert told["errors"][0]["error"] == "KeyError: 'n'"
+    assert "failures" not in listed(messaging)["max_length"]
+    doctor = CliRunner().invoke(app, ["doctor", messaging.exp_id])
+    assert doctor.exit_code == 1
+    assert "interceptor: rule 'odd'" in doctor.output
+
+
+def test_what_passes_unjudged_is_told_and_what_is_too_late(town):
+    messaging, west, _ = town(odd(on_error="allow"), late())
+    receipts = west.send_columns([1, 2, 3], [11, 12, 13], [{"m": 0}] * 3)
+    assert {receipt.reason for receipt in receipts} == {"the rule failed: TimeoutError: no verdict within 0.01 s"}
+    told = messaging.stats()["rule_failures"]
+    assert {name: found["failures"] for name, found in told.items()} == {"odd": 3, "late": 3}
+    assert "what it fails on passes unjudged" in findings(messaging)[0].value
+    assert "TimeoutError: no verdict" in findings(messaging, "late")[0].value
+
+
+@pytest.mark.parametrize("end", ["replace_rule", "pop_rule", "reset_rule_failures"])
+def test_the_finding_ends_with_the_rule_or_when_it_is_told_to(town, end):
+    messaging, west, _ = town(odd())
+    assert west.send(1, 11, {"m": 0}).rule == "odd"
+    assert findings(messaging)
+    control(messaging, end, "odd", *([odd()] if end == "replace_rule" else []))
+    assert (findings(messaging), messaging.stats()["rule_failures"]) == ([], {})
+    if end != "pop_rule":
+        assert west.send(1, 11, {"m": 0}).rule == "odd"
+        assert findings(messaging)
+
+
+def test_failures_of_a_rule_that_is_not_there(town):
+    messaging, _, _ = town(odd())
+    with pytest.raises(RuleError, match="there is no rule 'even'"):
+        control(messaging, "reset_rule_failures", "even")
