@@ -222,6 +222,7 @@ class Keys:
         self.ended = prefix + "ended"  # names the streams of mailboxes that are gone, which the event log still reads
         self.own = prefix + "own"  # Pub/Sub: brackets round what our own script publishes
         self.wide = self.own + ":wide"  # Pub/Sub: who takes all agents' channels, and drops what is not for it
+        self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: its messager is connected
 
     def table(self, name: str) -> str:
         """Build the key of what a rule of this name counts."""

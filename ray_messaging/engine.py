@@ -18,6 +18,7 @@ from ray_messaging.lines import encode_payload
 from ray_messaging.local_log import LocalLog
 from ray_messaging.loops import Loop
 from ray_messaging.receipt import Receipt
+from ray_messaging.receiving.leases import Gone
 from ray_messaging.receiving.renewal import KEEP_S
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.concluding import Concluder
@@ -213,9 +214,11 @@ class Engine:
         await self.receiving.subscribe(channels)
         await self._succeed()
 
-    async def host(self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str) -> None:
+    async def host(
+        self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: Gone | None = None
+    ) -> None:
         """Claim agents for this messager alone and listen on their channels; raise AlreadyExists."""
-        await self.receiving.host(agents, subtopics, owner=owner)
+        await self.receiving.host(agents, subtopics, owner=owner, gone=gone)
         await self._succeed()
 
     async def _succeed(self) -> None:

@@ -14,6 +14,7 @@ from ray_messaging.message import Message, Outgoing
 from ray_messaging.messages import Messages
 from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.leases import Gone
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.bulk import columns_of, entries_of
 from ray_messaging.transaction import Transaction
@@ -133,12 +134,15 @@ class Messager(names.ChannelNames):
         """Listen on channels, and on patterns (Redis's * ? [ ], MQTT's + #); more can be added later."""
         await self.engine.subscribe(channels)
 
-    async def host_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "") -> None:
+    async def host_agents(
+        self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: Gone | None = None
+    ) -> None:
         """Claim agents for this messager alone and listen on their channels; raise AlreadyExists if one is claimed.
 
-        Args: owner names who holds the mailbox: while one lives, no other can take it over.
+        Args: owner names who holds the mailbox: while one lives, no other can take it over. gone tells of another owner
+        whether it is known to be dead: then nobody waits for its lease.
         """
-        await self.engine.host(agents, subtopics, owner=owner)
+        await self.engine.host(agents, subtopics, owner=owner, gone=gone)
 
     async def fetch_messages(self, *, limit: int | None = None, timeout: float | None = 0.0) -> Messages:
         """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.

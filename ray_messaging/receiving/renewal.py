@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from ray_messaging.errors import Fenced, MessagingError, NotListening
 from ray_messaging.loops import Loop
+from ray_messaging.receiving.leases import LeaseWatch
 from ray_messaging.transports.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ _LOOK_S = 0.1
 
 class Renewal:
     """Renew the lease of a mailbox (`epoch` is its reader's, None before there is one), and keep the sender's state.
+
+    Whoever renews its own watches those of others.
 
     `stop` is told why it cannot be renewed any more.
     """
@@ -42,6 +45,7 @@ class Renewal:
         self._epoch = epoch
         self._stop = stop
         self._keep_s = 0 if named else KEEP_S
+        self._others = LeaseWatch(transport, name)
         self._looked_at = time.monotonic()
         self._stood_still = False
 
@@ -55,6 +59,7 @@ class Renewal:
             await self._pause()
             try:
                 await self._renew()
+                await self._others.look()
             except ConnectionError as error:
                 logger.warning("cannot renew the lease of %s: %s", self._name, error)
                 continue

@@ -26,10 +26,11 @@ from ray_messaging.receiving.commits import Commits
 from ray_messaging.receiving.foreign import Foreign
 from ray_messaging.receiving.holding import Holding
 from ray_messaging.receiving.inbox import NOTHING, Handled, Inbox
+from ray_messaging.receiving.leases import Gone, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.renewal import Renewal
 from ray_messaging.receiving.wishes import Wishes, check_claims
-from ray_messaging.transports.base import START, Cursor, Limits, Transport
+from ray_messaging.transports.base import START, Cursor, Held, Limits, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -69,23 +70,27 @@ class Subscription:
         async with self._changing:
             await self._listen(self._wishes.with_channels(channels))
 
-    async def host(self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str) -> None:
-        """Claim agents exclusively and listen on their channels."""
+    async def host(
+        self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: Gone | None = None
+    ) -> None:
+        """Claim agents exclusively and listen on their channels; `gone` tells whether another owner is dead."""
         async with self._changing:
-            await self._listen(self._wishes.with_agents(agents, subtopics, owner))
+            await self._listen(self._wishes.with_agents(agents, subtopics, owner), gone)
 
-    async def _listen(self, wishes: Wishes) -> None:
+    async def _listen(self, wishes: Wishes, gone: Gone | None = None) -> None:
         settings = self._settings
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
-        record = wishes.record(self._name, settings)
+        record, over = wishes.record(self._name, settings), ""
         while True:
             delta = await self._transport.load_directory(self._directory.version)
             self._directory.update(*delta)
             check_claims(record, self._directory)
             listening = await self._transport.listen(
-                record, self._directory.version, limits, owner=wishes.owner, epoch=self._epoch
+                record, self._directory.version, limits, owner=wishes.owner, epoch=self._epoch, over=over
             )
-            if listening is not None:
+            if isinstance(listening, Held):
+                over = await outlast(self._transport, self._name, listening, gone)
+            elif listening is not None:
                 break
         self._wishes = wishes
         if self._epoch is None:
@@ -271,7 +276,7 @@ class Subscription:
         await commits.write()
         if self._named:
             # Whoever comes next under this name need not wait for the lease to end.
-            await self._transport.renew(self._name, self._name, epoch, lease_s=0.001, keep_s=0)
+            await self._transport.renew(self._name, self._name, epoch, lease_s=0, keep_s=0)
         else:
             await self._transport.remove(self._name, epoch)
 

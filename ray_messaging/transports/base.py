@@ -4,7 +4,7 @@ Each call but `read` may be repeated with the same arguments and has its effect 
 while the connection is cut, up to its timeout, then raises ConnectionFailed.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -163,6 +163,14 @@ class Listening(NamedTuple):
     state: bytes | None = None
 
 
+class Held(NamedTuple):
+    """A mailbox that another owner holds: its lease as it stands; `overdue`: it may be over, by the server's clock."""
+
+    owner: str
+    lease: str
+    overdue: bool
+
+
 class SenderState(NamedTuple):
     """A sender's new epoch, the last seq per mailbox that was written, the takers of its last publications.
 
@@ -235,11 +243,19 @@ class Transport(Protocol):
         """
 
     async def listen(
-        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
-    ) -> Listening | None:
+        self,
+        record: Record,
+        version: int,
+        limits: Limits,
+        *,
+        owner: str,
+        epoch: int | None,
+        over: str = "",
+    ) -> Listening | Held | None:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not.
 
-        Args: epoch is the reader's own when it only widens its record, None when it takes the mailbox over.
+        Args: epoch is the reader's own when it only widens its record, None when it takes the mailbox over. over is
+        another owner's lease that is known to be over.
         Raises: Fenced, AlreadyExists where another live owner holds the mailbox.
         """
 
@@ -268,6 +284,15 @@ class Transport(Protocol):
 
         Raises: Fenced if a newer reader holds the mailbox.
         """
+
+    async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
+        """Return leases as they stand, `beat:ms that it lasts:...`: of some mailboxes, and of others by chance.
+
+        Empty where the server itself knows which messagers live.
+        """
+
+    async def end_leases(self, over: Mapping[str, str]) -> None:
+        """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames.

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists
@@ -68,7 +68,14 @@ class MemoryTransport(MemoryPost):
         return SenderState(state.epoch, dict(state.last), state.takers, state.transactions)
 
     async def listen(
-        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
+        self,
+        record: Record,
+        version: int,
+        limits: Limits,
+        *,
+        owner: str,
+        epoch: int | None,
+        over: str = "",  # noqa: ARG002 - a Transport's
     ) -> Listening | None:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
         exp, now = self._exp, time.monotonic()
@@ -125,6 +132,13 @@ class MemoryTransport(MemoryPost):
             raise (lost if box.epoch < epoch else fenced)(mailbox, epoch)
         box.alive_until = time.monotonic() + lease_s
         return True
+
+    async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:  # noqa: ARG002 - a Transport's
+        """Return nothing: all messagers are in this process, and go by its clock."""
+        return {}
+
+    async def end_leases(self, over: Mapping[str, str]) -> None:
+        """Do nothing, as above."""
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.directory import Record
@@ -165,7 +165,14 @@ class MqttTransport:
         return DirectoryDelta(registry.version, registry.changed(since), list(registry.entries), logged=self.logs_apart)
 
     async def listen(
-        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
+        self,
+        record: Record,
+        version: int,
+        limits: Limits,
+        *,
+        owner: str,
+        epoch: int | None,
+        over: str = "",  # noqa: ARG002 - a Transport's
     ) -> Listening | None:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
         await self._control.ready()
@@ -200,6 +207,13 @@ class MqttTransport:
         elif not self._control.link.connected:
             raise reasons.cut(self._config, f"{mailbox!r} stays for its lease")
         return True
+
+    async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:  # noqa: ARG002 - a Transport's
+        """Return nothing: the broker ends the sessions of those that are gone."""
+        return {}
+
+    async def end_leases(self, over: Mapping[str, str]) -> None:
+        """Do nothing, as above."""
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Take a mailbox out of the directory; what is unread of ours becomes dead letters. Returns their frames."""

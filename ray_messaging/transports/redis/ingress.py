@@ -36,14 +36,20 @@ class RedisIngress:
     """Subscribe to exact channels, and to patterns only where the user wrote one, or the channels are very many.
 
     Who takes the channels of all agents subscribes to `keys.wide`, too: the send script counts nobody there as a taker.
+    Who listens on its ear is connected, which keeps a mailbox whose messager stands still; and is told there when the
+    mailbox has gone: what is published from then on is not for it.
     Our own send script publishes between two brackets on a channel of its own, and a script is atomic: what arrives
     between them is ours, and is dropped here. One channel that several subscriptions match is handed on once.
     """
 
-    def __init__(self, link: RedisLink, keys: Keys, pattern: str, sink: Callable[[Ingress], None]) -> None:
+    def __init__(
+        self, link: RedisLink, keys: Keys, pattern: str, sink: Callable[[Ingress], None], ears: Sequence[str] = ()
+    ) -> None:
         self._link = link
         self._brackets = keys.own.encode()
         self._marker, self._pattern = keys.wide.encode(), pattern.encode()
+        self._ears = ears
+        self._signals = {self._marker, *(ear.encode() for ear in ears)}
         self._sink = sink
         self._few: dict[str, None] = {}
         self._many: list[ChannelSet] = []
@@ -57,6 +63,7 @@ class RedisIngress:
         self._waiting: list[asyncio.Future[None]] = []
         self._ours = False
         self._first: dict[bytes, bytes] = {}
+        self._gone = False  # our mailbox is
         self.cuts = 0
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str]) -> None:
@@ -120,9 +127,13 @@ class RedisIngress:
                 self._commands.clear()
                 self._asked = self._unconfirmed = 0
                 # The brackets come first: else what we publish ourselves would be taken for a foreign client's.
-                self._plan(self._connection, [self._brackets.decode(), *self._few], self._many, self._globs)
+                few = [self._brackets.decode(), *self._ears, *self._few]
+                self._plan(self._connection, few, self._many, self._globs)
                 await self._watch(self._connection)
             except (RedisError, OSError) as error:
+                if self._gone:
+                    self._fail(Closed("this messager's mailbox was removed: open a new one"))
+                    return
                 refused = self._link.translated(error)
                 if isinstance(error, NoPermissionError) and self._many and not self._exact:
                     self._exact = True
@@ -173,7 +184,11 @@ class RedisIngress:
             _, channel, data = reply
             if channel == self._brackets:
                 self._ours = data == b"("
-            elif not self._ours and channel != self._marker:
+            elif channel in self._signals:
+                self._gone = self._gone or data == b"gone"
+                if self._gone and self._connection is not None:
+                    self._connection.close()
+            elif not self._ours:
                 self._sink(Ingress(channel.decode(errors="replace"), data, None))
         elif kind == b"pmessage":
             if not self._ours:
@@ -187,7 +202,7 @@ class RedisIngress:
     def _take_match(self, pattern: bytes, name: bytes, data: bytes) -> None:
         """Hand on what a pattern brings, unless the channel comes otherwise."""
         channel = name.decode(errors="replace")
-        if channel in self._few or name == self._brackets:
+        if channel in self._few or name == self._brackets or name in self._signals:
             return
         if any(channel in some for some in self._many):
             if pattern == self._pattern and not self._exact:

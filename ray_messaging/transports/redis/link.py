@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -40,6 +40,8 @@ from ray_messaging.transports.redis.tls import tls_options, tls_trouble
 from ray_messaging.transports.redis.wire import LargeCommand, ServerBusyError, Wire, reply_error
 
 T = TypeVar("T")
+# Called with a connection, and the streams (their keys) that are read over it, each with the last entry that was read.
+Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 # Patience must be enough for another connection, where one has died without a word.
@@ -70,18 +72,21 @@ def _passes(error: BaseException) -> bool:
     )
 
 
-_WITH_BURY = ("directory", "remove", "reject", "requeue", "drop")
+_WITH_BURY = ("directory", "lapse", "remove", "reject", "requeue", "drop")
 
 
 _MOVE = ("order", "cursor")
+_LEASE = ("ceiling", "lease")
 _SHARED: dict[str, tuple[str, ...]] = {
     "commit": _MOVE,
     "send": ("direct", *_MOVE),
     "settle": (*_MOVE, "send"),
     "logged": ("order",),
     "epoch": ("rise",),
-    "listen": ("rise",),
-    "retake": ("rise", "listen"),
+    "listen": ("rise", *_LEASE),
+    "renew": _LEASE,
+    "retake": ("rise", *_LEASE, "listen"),
+    "revive": ("order", "ceiling"),
     **dict.fromkeys(_WITH_BURY, ("bury",)),
 }
 
@@ -128,6 +133,9 @@ class RedisLink:
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
         self._known: set[str] = set()  # scripts that the server should have
+        # Is called with each new connection before a script, or a blocking read, goes over it.
+        self.greet: Greet | None = None
+        self._greeted: Wire | None = None
 
     @property
     def where(self) -> str:
@@ -245,11 +253,24 @@ class RedisLink:
         else:
             self._known.add(name)  # if this never gets there, the hash is refused
             how, script = b"EVAL", script_text(name)
-        command = (how, script, len(keys), *keys, *args)
+        command: Sequence[Any] = (how, script, len(keys), *keys, *args)
         if large:
             before = len(command) - len(args)
-            return self._once(LargeCommand(command, [before + place for place in large]))
-        return self._once(command)
+            command = LargeCommand(command, [before + place for place in large])
+        wire = self._wire
+        if wire is not None and wire is self._greeted and wire.is_open:
+            return self._over(wire, command)
+        return self._greeting(command)
+
+    async def _greeting(self, command: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
+        async with self._opening:
+            if self._wire is None or not self._wire.is_open:
+                self._wire = await Wire.open(self.dedicated())
+            wire = self._wire
+            if wire is not self._greeted and self.greet is not None:
+                await self.greet(wire, {})
+            self._greeted = wire
+        return await self._over(wire, command)
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
         """Run one command that may be repeated; replies come as RESP2 gives them."""

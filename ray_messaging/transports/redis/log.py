@@ -9,7 +9,8 @@ from ray_messaging.channels import Keys
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
-from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.link import RedisLink, script_text
+from ray_messaging.transports.redis.lives import Lives
 from ray_messaging.transports.redis.reads import BlockingReads, after
 
 # One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
@@ -24,6 +25,8 @@ class RedisLog:
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self.link = link
         self.keys = keys
+        self._lives = Lives(keys, script_text("revive"), link.config.timeout)
+        link.greet = self._lives.greet
         self._log_reading = BlockingReads(link)
         self._largest = _GUESS  # frame in the last reply
         self._turn = 0  # where a reply has no room for all streams: with which the next read begins

@@ -27,24 +27,31 @@ class BlockingReads:
         command = ["XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values()]
         done = False
         try:
-            reply = await self._link.persist(lambda: self._once(command, (block_s or 0.0) + _MARGIN_S))
+            reply = await self._link.persist(lambda: self._once(command, (block_s or 0.0) + _MARGIN_S, cursors))
             done = True
         finally:
             if not done:  # cancelled: its reply may still come, so this connection cannot be used again
                 self.close()
         return reply or []
 
-    def _once(self, command: list[Any], timeout_s: float) -> Awaitable[Any]:
+    def _once(self, command: list[Any], timeout_s: float, cursors: Mapping[str, str]) -> Awaitable[Any]:
         wire = self._wire
         # A reply may be large, and the link slow: it may take as long as it takes, while it comes.
         return (
-            self._opened(command, timeout_s)
+            self._opened(command, timeout_s, cursors)
             if wire is None or not wire.is_open
             else wire.call(command, math.inf, timeout_s)
         )
 
-    async def _opened(self, command: list[Any], timeout_s: float) -> Any:  # noqa: ANN401 - a reply
-        wire = self._wire = await Wire.open(self._link.dedicated())
+    async def _opened(self, command: list[Any], timeout_s: float, cursors: Mapping[str, str]) -> Any:  # noqa: ANN401 - a reply
+        wire = await Wire.open(self._link.dedicated())
+        try:
+            if self._link.greet is not None:
+                await self._link.greet(wire, cursors)
+        except BaseException:
+            wire.close()
+            raise
+        self._wire = wire
         return await wire.call(command, math.inf, timeout_s)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Mailboxes as Redis streams."""
 
+import asyncio
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from ray_messaging.channels import Keys, all_agents
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
-from ray_messaging.errors import AlreadyExists, ConnectionFailed, Fenced, MailboxFull, ServerRefused
+from ray_messaging.errors import ConnectionFailed, Fenced, MailboxFull, ServerRefused
 from ray_messaging.loops import Loop
 from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
@@ -19,6 +20,7 @@ from ray_messaging.transports.base import (
     Cursor,
     DirectoryDelta,
     FrameFate,
+    Held,
     Ingress,
     Limits,
     Listening,
@@ -34,6 +36,8 @@ from ray_messaging.transports.redis.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.reads import BlockingReads, after
 from ray_messaging.transports.redis.wire import LARGE
+
+_OTHERS = 16  # leases that are looked at by chance
 
 
 class RedisTransport(RedisLog):
@@ -88,8 +92,15 @@ class RedisTransport(RedisLog):
         return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
     async def listen(
-        self, record: Record, version: int, limits: Limits, *, owner: str, epoch: int | None
-    ) -> Listening | None:
+        self,
+        record: Record,
+        version: int,
+        limits: Limits,
+        *,
+        owner: str,
+        epoch: int | None,
+        over: str = "",
+    ) -> Listening | Held | None:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
         name = record.mailbox
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
@@ -105,7 +116,7 @@ class RedisTransport(RedisLog):
             int(limits.leased),
             owner,
         ]
-        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE)]
+        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE), over]
         reply: Any = await self.link.script("retake", keys, [*args, 1, *rest]) if epoch is None else [4]
         if reply[0] == 4:
             reply = await self.link.script("listen", keys, [*args, 0, *rest])
@@ -116,13 +127,7 @@ class RedisTransport(RedisLog):
         if reply[0] == 5:
             raise lost(name, epoch or 0)
         if reply[0] == 3:
-            raise AlreadyExists(
-                f"mailbox {name!r} is held by {reply[1].decode()!r}, which is alive: choose another name, or close it "
-                f"(if it died, wait {limits.lease_s:g} s)",
-                kind="group",
-                value=name,
-                owner=reply[1].decode(),
-            )
+            return Held(reply[1].decode(), reply[2].decode(), bool(reply[3]))
         self._born[name] = str(reply[5])
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6])
 
@@ -224,13 +229,26 @@ class RedisTransport(RedisLog):
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
         """Renew a lease; raise Fenced if a newer reader holds the mailbox; False if it has been removed."""
-        keys = [self.keys.sender(sender)]
+        keys, asked_at = [self.keys.sender(sender), self.keys.meta], asyncio.get_running_loop().time()
         if mailbox is not None:
             keys += [self.keys.state(mailbox), self.keys.lease(mailbox)]
         reply = await self.link.script("renew", keys, [int(keep_s * 1000), epoch, int(lease_s * 1000)])
         if reply < 0:
             raise (fenced if reply == -1 else lost)(mailbox or sender, epoch)
+        if reply > 0:
+            self._lives.heard(reply, asked_at)
         return bool(reply)
+
+    async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
+        """Return leases as they stand: of some mailboxes, and of others by chance."""
+        found = await self.link.script("leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
+        return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
+
+    async def end_leases(self, over: Mapping[str, str]) -> None:
+        """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
+        pairs = [part for pair in over.items() for part in pair]
+        await self.link.script("lapse", keys, [self.keys.prefix, self._dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames."""
@@ -250,7 +268,8 @@ class RedisTransport(RedisLog):
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
         if self._ingress is None:
-            self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink)
+            ears = [self.keys.ears + name for name in self._born]
+            self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
         await self._ingress.subscribe(channels, globs)
 
     async def unsubscribe(self) -> None:

@@ -74,6 +74,7 @@ end
 -- log has read it to its end, under another key, as its reader must not go on reading what became dead letters:
 -- ended:<mailbox>:<born>. The set `ended` names it, and an entry in the log stream (m = <mailbox>:<born>) wakes the
 -- log's writer. What its reader has rejected is a dead letter already: the stream rejected:<mailbox>:<born> has its ids.
+-- Its messager, where it lives, hears on its ear, and subscribes to nothing any more: it would count as a taker.
 local function bury(keys, prefix, name, reason, limit)
   local state = prefix .. 'state:' .. name
   local now = redis.call('HMGET', state, 'entry', 'row', 'born', 'exclusive')
@@ -113,6 +114,7 @@ local function bury(keys, prefix, name, reason, limit)
     redis.call('DEL', rejected)
   end
   redis.call('DEL', state, prefix .. 'lease:' .. name)
+  redis.pcall('PUBLISH', prefix .. 'own:ear:' .. name, 'gone')
   if redis.call('HDEL', keys[2], name) + redis.call('HDEL', keys[3], name) > 0 then
     redis.call('HINCRBY', keys[1], 'directory', 1)
   end

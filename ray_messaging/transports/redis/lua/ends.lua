@@ -6,9 +6,12 @@ local ends = {}
 for i, key in ipairs(KEYS) do
   local place = math.ceil(i / 2)
   ends[place] = ends[place] or '0-0'
-  local facts = redis.pcall('XINFO', 'STREAM', key)
-  for at = 1, facts.err and 0 or #facts, 2 do
-    if facts[at] == 'last-generated-id' then ends[place] = facts[at + 1] end
+  local facts, known = redis.pcall('XINFO', 'STREAM', key), {}
+  for at = 1, facts.err and 0 or #facts, 2 do known[facts[at]] = facts[at + 1] end
+  ends[place] = known['last-generated-id'] or ends[place]
+  -- Nothing was written since revive.lua raised it. What was trimmed the log has.
+  if known['max-deleted-entry-id'] == ends[place] then
+    ends[place] = known['last-entry'] and known['last-entry'][1] or '0-0'
   end
 end
 return ends

@@ -4,23 +4,24 @@
 -- KEYS[1] meta     hash: interceptor = epoch, log = 1 while an event log is registered
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- KEYS[3] dead     stream of dead letters
--- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see listen.lua), lease:<mailbox> a string that
---         expires, mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
+-- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see listen.lua), lease:<mailbox> a string (see
+--         lease.lua), mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
 -- ARGV[2] mailboxes at most  [3] bytes of frames that may be looked at: an entry's age cannot be had without its frame
 -- Returns {interceptor's epoch, log, dead letters, those lost to their limit, unlogged, unlogged_bytes, max_messages, max_bytes of the log stream,
 -- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or
--- "", ms of its lease that are left or -2, leased, unlogged, unlogged_bytes, 1 where it alone listens for agents}
+-- "", ms of its lease that are left by the server's clock, below 0 where none are, leased, unlogged, unlogged_bytes, 1
+-- where it alone listens for agents, owner}
 local meta = redis.call('HMGET', KEYS[1], 'interceptor', 'log')
 local log = redis.call('HMGET', ARGV[1] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
 local names = redis.call('HKEYS', KEYS[2])
 local reply = {meta[1] or 0, meta[2] or 0, redis.call('XLEN', KEYS[3]),
                redis.call('HGET', ARGV[1] .. 'state::dead', 'dropped') or 0, log[1] or 0,
                log[2] or 0, log[3] or 0, log[4] or 0, #names}
-local looked = 0
+local looked, clock = 0, redis.call('TIME')
 for i = 1, math.min(#names, tonumber(ARGV[2])) do
   local name = names[i]
   local now = redis.call('HMGET', ARGV[1] .. 'state:' .. name, 'messages', 'bytes', 'max_messages', 'max_bytes', 'born',
-                         'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes', 'exclusive')
+                         'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes', 'exclusive', 'owner')
   local oldest = ''
   -- Whatever was counted: what others wrote there was not, and waits all the same.
   if now[5] and looked < tonumber(ARGV[3]) then
@@ -32,9 +33,12 @@ for i = 1, math.min(#names, tonumber(ARGV[2])) do
       for _, part in ipairs(entry[2]) do looked = looked + #part end
     end
   end
-  for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest,
-                          redis.call('PTTL', ARGV[1] .. 'lease:' .. name), now[8] or 0, now[9] or 0, now[10] or 0,
-                          now[11] or 0}) do
+  local left = -2
+  for lasts, renewed in (redis.call('GET', ARGV[1] .. 'lease:' .. name) or ''):gmatch(':(%d+):(%d+)$') do
+    left = renewed + lasts - clock[1] * 1000 - math.floor(clock[2] / 1000)
+  end
+  for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest, left, now[8] or 0,
+                          now[9] or 0, now[10] or 0, now[11] or 0, now[12] or ''}) do
     reply[#reply + 1] = value
   end
 end

@@ -1,0 +1,14 @@
+#!lua flags=no-writes
+-- Tell leases as they stand: of some mailboxes that are asked for, and of others by chance.
+--
+-- KEYS[1] changes  hash: its fields are the mailboxes
+-- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string, see lease.lua  [2] how many others
+-- ARGV[3...] mailboxes
+-- Returns {mailbox, lease...} of those that have one
+local names, leases = redis.call('HRANDFIELD', KEYS[1], ARGV[2]), {}
+for arg = 3, #ARGV do names[#names + 1] = ARGV[arg] end
+for _, name in ipairs(names) do
+  local lease = redis.call('GET', ARGV[1] .. 'lease:' .. name)
+  if lease then leases[#leases + 1], leases[#leases + 2] = name, lease end
+end
+return leases

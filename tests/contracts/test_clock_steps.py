@@ -1,0 +1,281 @@
+"""Servers whose clock is stepped: what is acknowledged is handed out, and who lives keeps its mailbox."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from contract_support import WAIT_S, fetch_all, until, vanish
+
+from ray_messaging import AlreadyExists
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.transports.redis import RedisTransport
+
+sys.path.append(str(Path(__file__).parents[1]))
+from faults.injector import aof_files, tear
+
+
+def numbers(messages):
+    return [message.payload["n"] for message in messages]
+
+
+class Torn:
+    """A server that loses what it wrote after `mark`, and comes back with a clock that is behind."""
+
+    def __init__(self, server, clock):
+        self.server = server
+        self.clock = clock
+
+    def mark(self):
+        """Note how much of the append-only file is to stay."""
+        self.kept = self._size()
+
+    def _size(self):
+        return aof_files(self.server)[-1].stat().st_size
+
+    async def restart(self, seconds_back):
+        with self.server.client() as client:
+            self.clock.step(client, -seconds_back)
+        self.server.kill()
+        assert tear(self.server, self._size() - self.kept)
+        await asyncio.to_thread(self.server.start)
+
+
+@pytest.fixture
+def torn(clocked_server, server_clock):
+    return Torn(clocked_server, server_clock)
+
+
+# -- what is acknowledged is handed out -------------------------------------------------------------------------------
+
+
+async def send(sender, *values):
+    receipts = await sender.send_columns([1] * len(values), [1] * len(values), [{"n": n} for n in values])
+    assert receipts.counts()["delivered"] == len(values)
+
+
+@pytest.mark.parametrize("seconds_back", [2, 30])
+async def test_what_is_acknowledged_by_a_torn_server_that_is_behind_is_handed_out(torn, opener, seconds_back):
+    receiver, sender = await opener(torn.server.config, host=[1]), await opener(torn.server.config)
+    await send(sender, 0)
+    assert numbers(await fetch_all(receiver, 1)) == [0]
+    torn.mark()
+    await send(sender, *range(1, 500))
+    assert numbers(await fetch_all(receiver, 499)) == list(range(1, 500))
+    await torn.restart(seconds_back)
+    for low in range(1000, 1500, 100):
+        await send(sender, *range(low, low + 100))
+    assert numbers(await fetch_all(receiver, 500)) == list(range(1000, 1500))
+    await receiver.ack()
+    await send(sender, 2000)
+    assert numbers(await fetch_all(receiver, 1)) == [2000]
+
+
+@pytest.mark.parametrize("seconds_back", [2, 30])
+async def test_a_commit_of_what_the_server_lost_takes_nothing_new_away(torn, opener, seconds_back):
+    receiver, sender = await opener(torn.server.config, name="group", host=[1]), await opener(torn.server.config)
+    await send(sender, 0)
+    torn.mark()
+    await send(sender, *range(1, 500))
+    assert len(await fetch_all(receiver, 500)) == 500  # and it is not committed yet
+    await torn.restart(seconds_back)
+    await send(await opener(torn.server.config), *range(1000, 1500))
+    await receiver.ack()
+    await receiver.engine.close(commit=False)
+    heir = await opener(torn.server.config, name="group", host=[1])
+    assert numbers(await fetch_all(heir, 500)) == list(range(1000, 1500))
+
+
+@pytest.mark.parametrize("seconds_back", [2, 30])
+async def test_the_log_has_what_a_torn_server_that_is_behind_acknowledges(torn, opener, exp_id, tmp_path, seconds_back):
+    async def write():
+        transport = RedisTransport(torn.server.config, exp_id, patience_s=WAIT_S)
+        await transport.connect()
+        writer = LogWriter(transport, Folder(str(tmp_path / "log")), exp_id)
+        await writer.start()
+        return transport, writer
+
+    transport, writer = await write()
+    receiver, sender = await opener(torn.server.config, host=[1]), await opener(torn.server.config)
+    await send(sender, 0)
+    torn.mark()
+    await send(sender, *range(1, 100))
+    assert len(await fetch_all(receiver, 100)) == 100
+    await writer.close()  # its cursors are in files now
+    await transport.close()
+    await torn.restart(seconds_back)
+    transport, writer = await write()
+    await send(await opener(torn.server.config), *range(1000, 1100))
+    await writer.close()
+    await transport.close()
+    logged = EventLog.open(str(tmp_path / "log")).query(fate="delivered")
+    assert len(logged) == 200
+
+
+async def test_the_log_catches_up_with_a_server_that_came_back_though_nothing_is_written(
+    torn, opener, exp_id, tmp_path
+):
+    transport = RedisTransport(torn.server.config, exp_id, patience_s=WAIT_S)
+    await transport.connect()
+    writer = LogWriter(transport, Folder(str(tmp_path / "log")), exp_id, segment_rows=1)
+    await writer.start()
+    receiver, other, sender = [await opener(torn.server.config, host=agents) for agents in ([1], [2], [])]
+    await send(sender, *range(100))
+    assert len(await fetch_all(receiver, 100)) == 100
+    await receiver.ack()
+    await writer.caught_up()
+    for _ in range(2):
+        torn.mark()
+        await send(sender, 100)
+        await torn.restart(30)
+        async with asyncio.timeout(WAIT_S):
+            await writer.caught_up()
+    await other.close()
+    await receiver.close()
+    async with asyncio.timeout(WAIT_S):
+        await writer.caught_up()
+        await writer.close()
+    await transport.close()
+
+
+# -- who lives keeps its mailbox --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [35, 80_000, -35])
+async def test_a_step_of_the_servers_clock_ends_no_mailbox(clocked_server, server_clock, opener, seconds):
+    receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config, lease_s=0.3)
+    await send(sender, 0)
+    with clocked_server.client() as client:
+        server_clock.step(client, seconds)
+    for low in range(1, 101, 10):
+        await send(sender, *range(low, low + 10))
+    await opener(clocked_server.config, host=[2])  # who loads the directory
+    await send(sender, 101)
+    assert numbers(await fetch_all(receiver, 102)) == list(range(102))
+
+
+@pytest.mark.parametrize("seconds", [35, 80_000, -35])
+async def test_a_step_of_the_servers_clock_lets_no_second_owner_in(clocked_server, server_clock, opener, seconds):
+    first, sender = (
+        await opener(clocked_server.config, name="group", host=[1], owner="one", lease_s=1.5),
+        await opener(clocked_server.config),
+    )
+    with clocked_server.client() as client:
+        server_clock.step(client, seconds)
+    with pytest.raises(AlreadyExists, match="held by 'one', which is alive"):
+        await opener(clocked_server.config, name="group", host=[1], owner="two", lease_s=1.5)
+    await send(sender, 1)
+    assert numbers(await fetch_all(first, 1)) == [1]
+
+
+async def test_an_owner_that_died_is_succeeded_though_the_clock_was_set_back(clocked_server, server_clock, opener):
+    first = await opener(clocked_server.config, name="group", host=[1], owner="one", lease_s=0.3)
+    await vanish(first)
+    with clocked_server.client() as client:
+        server_clock.step(client, -3600)
+
+    async def succeeded():
+        try:
+            await opener(clocked_server.config, name="group", host=[1], owner="two", lease_s=0.3)
+        except AlreadyExists:
+            return False
+        return True
+
+    await until(succeeded)
+
+
+# -- who stands still -------------------------------------------------------------------------------------------------
+
+RECEIVER = """
+import asyncio, sys
+from ray_messaging import Messager, MessagingConfig, RedisConfig
+
+async def main(url, exp_id):
+    async with Messager(RedisConfig.from_url(url), exp_id, settings=MessagingConfig(lease_s=0.3)) as messager:
+        await messager.host_agents([1], ["agent-chat"])
+        print("listens", flush=True)
+        while True:
+            for message in await messager.fetch_messages(timeout=None):
+                print(message.payload["n"], flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+async def process(server, exp_id):
+    """Run a receiver without a name in a process of its own."""
+    config = server
+    url = f"redis://:{config.password}@{config.server}:{config.port}/{config.db}"
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RECEIVER, url, exp_id, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(WAIT_S):
+        assert await running.stdout.readline() == b"listens\n"
+    yield running
+    if running.returncode is None:
+        running.kill()
+        await running.wait()
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request):
+    return request.getfixturevalue(f"{request.param}_config")
+
+
+async def see_it_over(watcher):
+    """Wait until a messager has seen some lease unchanged for as long as it lasts."""
+    seen, transport = asyncio.Event(), watcher.engine.transport
+    end_leases = transport.end_leases
+
+    async def end(over):
+        await end_leases(over)
+        seen.set()
+
+    transport.end_leases = end
+    async with asyncio.timeout(WAIT_S):
+        await seen.wait()
+    transport.end_leases = end_leases
+
+
+async def test_a_receiver_that_stands_still_for_longer_than_its_lease_gets_what_is_sent_to_it(process, messagers):
+    sender = await messagers(lease_s=0.3)
+    process.send_signal(signal.SIGSTOP)
+    await see_it_over(sender)
+    for n in range(20):
+        await send(sender, n)
+    await see_it_over(sender)
+    process.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(WAIT_S):
+        assert [int(await process.stdout.readline()) for _ in range(20)] == list(range(20))
+
+
+async def test_a_receiver_that_was_killed_takes_nothing(process, messagers):
+    sender = await messagers(lease_s=0.3)
+    await send(sender, 0)
+    process.kill()
+    await process.wait()
+    fates = []
+
+    async def gone():
+        fates.append((await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1})).fate)
+        return fates[-1] == "undeliverable"
+
+    await until(gone)
+    assert set(fates) == {"delivered", "undeliverable"}
+
+
+async def test_nothing_is_published_to_a_messager_whose_mailbox_was_removed(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    await receiver.engine.transport.remove(receiver.name, None)
+    (ingress,) = receiver.engine.transport.loops()
+    assert ingress.alive
+
+    async def deaf():
+        return not receiver.engine.transport.loops()[0].alive
+
+    await until(deaf)  # long before its lease would tell it
+    assert (await sender.send_message(sender.get_agent_chat_channel(1), {})).fate == "undeliverable"

@@ -1,0 +1,101 @@
+"""Leases of others: over when nothing has changed for as long as they last, by the clock of whoever watches."""
+
+import pytest
+
+from ray_messaging.errors import AlreadyExists
+from ray_messaging.receiving import leases
+from ray_messaging.receiving.leases import LeaseWatch, outlast
+from ray_messaging.transports.base import Held
+
+
+class Server:
+    """Keep leases as a server does, and a clock for whoever watches them."""
+
+    def __init__(self, monkeypatch):
+        self.leases = {}
+        self.ended = []
+        self.now = 100.0
+        self.step = 0.0  # that each look takes
+        monkeypatch.setattr(leases, "monotonic", lambda: self.now)
+
+    async def leases_of(self, _mailboxes):
+        self.now += self.step
+        return dict(self.leases)
+
+    async def end_leases(self, over):
+        self.ended += over
+
+    def beat(self, name, beat, lease_ms=30_000):
+        self.leases[name] = f"{beat}:{lease_ms}:0"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    return Server(monkeypatch)
+
+
+class Transport:
+    def __init__(self, server):
+        self.leases, self.end_leases = server.leases_of, server.end_leases
+
+
+@pytest.fixture
+def watch(server):
+    return LeaseWatch(Transport(server), "me")
+
+
+async def looks(server, watch, *seconds):
+    for passed in seconds:
+        server.now += passed
+        await watch.look()
+
+
+async def test_a_lease_that_stays_as_it_is_for_as_long_as_it_lasts_is_over(server, watch):
+    server.beat("dead", 7)
+    await looks(server, watch, 0, 10, 10)
+    assert server.ended == []
+    await looks(server, watch, 10)
+    assert server.ended == ["dead"]
+
+
+async def test_a_beat_begins_the_count_anew(server, watch):
+    server.beat("alive", 1)
+    await looks(server, watch, 0, 10, 10)
+    server.beat("alive", 2)
+    await looks(server, watch, 10, 10, 10)
+    assert server.ended == []
+
+
+async def test_an_outage_or_a_standstill_ends_no_lease(server, watch):
+    server.beat("alive", 1)
+    await looks(server, watch, 0, 10, 3600)  # nobody could renew it, or see that it was
+    assert server.ended == []
+    server.beat("alive", 2)
+    await looks(server, watch, 10, 3600, 10)
+    assert server.ended == []
+
+
+async def test_its_own_lease_is_not_watched(server, watch):
+    server.beat("me", 1)
+    await looks(server, watch, 0, 10, 10, 10, 10)
+    assert server.ended == []
+
+
+async def test_nobody_waits_for_an_owner_that_is_known_to_be_dead(server):
+    async def gone(owner):
+        return owner == "dead"
+
+    server.beat("group", 1)
+    transport = Transport(server)
+    assert await outlast(transport, "group", Held("dead", "1:30000:0", overdue=False), gone) == "1:30000:0"
+    with pytest.raises(AlreadyExists, match="'other', which is alive"):
+        await outlast(transport, "group", Held("other", "1:30000:0", overdue=False), gone)
+
+
+async def test_a_lease_that_is_over_by_the_servers_clock_is_watched_by_ours(server):
+    server.beat("group", 1, lease_ms=30)
+    server.step = 0.01
+    assert await outlast(Transport(server), "group", Held("one", "1:30:0", overdue=True), None) == "1:30:0"
+    assert server.now >= 100.03
+    with pytest.raises(AlreadyExists, match="'one', which is alive"):
+        await outlast(Transport(server), "group", Held("one", "0:30:0", overdue=True), None)
