@@ -112,10 +112,23 @@ def payback_channel(exp_id: str) -> str:
     return f"exps:{exp_id}:{USER_PAYBACK}"
 
 
+def no_channel(channel: object) -> InvalidAddress:
+    """Build the error on what is no channel: mostly it is an agent's id."""
+    try:
+        who = repr(check_id(channel))
+    except InvalidAddress:
+        who = "agent_id"
+    return InvalidAddress(
+        f"channel {channel!r} must be a str: that of agent {who} is messager.get_agent_chat_channel({who}), and "
+        f"Outgoing.to_agent({who}, payload) needs none",
+        value=channel,
+    )
+
+
 def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> Address:
     """Take a channel apart; raise InvalidAddress where it is malformed, a pattern, or of another experiment."""
     if not isinstance(channel, str):
-        raise InvalidAddress(f"channel {channel!r} must be a str", value=channel)
+        raise no_channel(channel)
     if len(channel) > 4 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
         raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
     if patterns.is_pattern(channel):

@@ -1,7 +1,8 @@
 """Settings: where the server is, and the limits of a messager."""
 
 import warnings
-from typing import Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -17,34 +18,81 @@ from pydantic import (
 
 from ray_messaging.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
+
 CONNECT_TIMEOUT_S = 5.0
 
 
-class RedisConfig(BaseModel):
-    """Say where the Redis (or Valkey) server is; the repr never shows the password.
+class Setting(NamedTuple):
+    """Describe a field as people read it."""
 
-    `timeout` (s) bounds a command; connecting has its own 5 s. A `server` that begins with `/` is a unix socket.
-    `ssl_ca_certs` is a file of authorities to trust beside the system's; `ssl_certfile` and `ssl_keyfile` are our own
-    certificate, where the server asks for one. With `allow_eviction` a server is taken that deletes data, unread
-    messages among them, when its memory is full. In `socket_dir` the server has a unix socket, `<port>.sock`: whoever
-    finds it there, on the server's own machine, takes it, as it is quicker; everybody else takes the network.
-    """
+    name: str
+    kind: str
+    default: str
+    description: str
+
+
+class _Legible(ModelMetaclass):
+    """Leave pydantic's own members out of `dir` and `help` of a class: they are ten times as long as ours."""
+
+    def __dir__(self) -> list[str]:
+        ours = [base for base in self.__mro__ if base not in BaseModel.__mro__]
+        return sorted({name for base in ours for name in vars(base) if not name.startswith(("_", "model_"))})
+
+
+class _Settings(BaseModel, metaclass=_Legible):
+    """Name its fields, with their defaults and what they set, in its docstring."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - as BaseModel's
+        listed = [f"{each.name} ({each.kind}, {each.default}): {each.description}" for each in settings_of(cls)]
+        cls.__doc__ = "\n".join([cls.__doc__ or "", "", *listed])
+
+
+def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
+    """Yield what there is to say of each field: docs/configuration.md has it as a table."""
+    for name, field in config.model_fields.items():
+        kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
+        default = "required" if field.is_required() else _shown(name, field.default)
+        yield Setting(name, kind, default, field.description or "")
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if name.endswith("_bytes"):
+        return f"{value / 2**20:g} MiB"
+    if name.endswith(("_s", "timeout")):
+        return f"{value:g} s"
+    return str(value) if name == "port" else f"{value:,}"
+
+
+def _of(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - a field of any type
+    """Build a field from its default and what it sets, with the unit; docs/configuration.md has a row for each."""
+    return Field(default, description=description, **limits)
+
+
+class RedisConfig(_Settings):
+    """Say where the Redis (or Valkey) server is; the repr never shows the password."""
 
     # An error about another field must not print the password.
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
-    server: str
-    port: int = Field(default=6379, ge=0, le=65535)
-    password: str | None = Field(default=None, repr=False)
-    db: int = Field(default=0, ge=0)
-    timeout: float = Field(default=60.0, gt=0)
-    username: str | None = None
-    ssl: bool = False
-    ssl_ca_certs: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    allow_eviction: bool = False
-    socket_dir: str | None = None
+    server: str = Field(description="its host name or address; what begins with / is a unix socket")
+    port: int = _of(6379, "its TCP port", ge=0, le=65535)
+    password: str | None = _of(None, "its password", repr=False)
+    db: int = _of(0, "the number of the database", ge=0)
+    timeout: float = _of(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
+    username: str | None = _of(None, "the user's name, where the server has an ACL")
+    ssl: bool = _of(False, "connect by TLS")
+    ssl_ca_certs: str | None = _of(None, "a file of authorities to trust beside the system's")
+    ssl_certfile: str | None = _of(None, "a file with our own certificate, where the server asks for one")
+    ssl_keyfile: str | None = _of(None, "a file with its key")
+    allow_eviction: bool = _of(False, "take a server that deletes data, unread messages too, when its memory is full")
+    socket_dir: str | None = _of(None, "a folder with its unix socket, PORT.sock, which is quicker where it is there")
 
     @model_validator(mode="before")
     @classmethod
@@ -102,26 +150,22 @@ class RedisConfig(BaseModel):
             ) from None
 
 
-class MqttConfig(BaseModel):
-    """Say where the MQTT broker is; the repr never shows the password.
-
-    `timeout` (s) bounds a command; connecting has its own 5 s. `ssl_ca_certs` is a file of the authorities to trust
-    (without it: the system's); `ssl_certfile` and `ssl_keyfile` are our own certificate, where the broker asks for one.
-    """
+class MqttConfig(_Settings):
+    """Say where the MQTT broker is; the repr never shows the password."""
 
     # A typo in `password` must not go unnoticed, and an error about another field must not print it.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    server: str
-    port: int = Field(default=1883, ge=1, le=65535)
-    username: str | None = None
-    password: str | None = Field(default=None, repr=False)
-    timeout: float = Field(default=60.0, gt=0)
-    keepalive_s: int = Field(default=30, ge=1, le=65535)
-    ssl: bool = False
-    ssl_ca_certs: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
+    server: str = Field(description="its host name or address")
+    port: int = _of(1883, "its TCP port", ge=1, le=65535)
+    username: str | None = _of(None, "the user's name")
+    password: str | None = _of(None, "the user's password, which needs a username", repr=False)
+    timeout: float = _of(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
+    keepalive_s: int = _of(30, "seconds without a word after which a ping is sent, or the peer is gone", ge=1, le=65535)
+    ssl: bool = _of(False, "connect by TLS")
+    ssl_ca_certs: str | None = _of(None, "a file of the authorities to trust; without it: the system's")
+    ssl_certfile: str | None = _of(None, "a file with our own certificate, where the broker asks for one")
+    ssl_keyfile: str | None = _of(None, "a file with its key")
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
@@ -164,30 +208,30 @@ class MqttConfig(BaseModel):
             ) from None
 
 
-class MessagingConfig(BaseModel):
+class MessagingConfig(_Settings):
     """Set the limits of a messager; sizes in messages or bytes, times in seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mailbox_messages: PositiveInt = 1_000_000
-    mailbox_bytes: PositiveInt = 256 * 2**20
-    inbox_messages: PositiveInt = 100_000
-    outbox_messages: PositiveInt = 200_000
-    outbox_bytes: PositiveInt = 256 * 2**20
-    payload_bytes: int = Field(default=8 * 2**20, gt=0, le=64 * 2**20)
-    state_bytes: int = Field(default=64 * 2**20, gt=0, le=256 * 2**20)  # of what transactions keep
-    frame_rows: PositiveInt = 16_384  # a whole batch, so that nobody need cut it
-    frame_bytes: PositiveInt = 16 * 2**20
-    send_timeout_s: PositiveFloat = 30.0
-    interceptor_timeout_s: PositiveFloat = 30.0
-    rule_timeout_s: PositiveFloat = 10.0  # a rule that takes longer for a batch has failed on it, and is interrupted
-    lease_s: PositiveFloat = 30.0
-    loan_s: PositiveFloat = 60.0  # what a caller over Ray holds uncommitted for longer goes to the next one
-    dead_bytes: PositiveInt = 256 * 2**20  # of dead letters; the oldest are dropped, and counted
-    log_list_messages: int = Field(default=100_000, ge=0)
-    log_list_bytes: int = Field(default=64 * 2**20, ge=0)
-    mirror: bool = False
-    standing_verdicts: bool = True  # senders may apply rules that look at ids alone; False: each batch is asked
+    mailbox_messages: PositiveInt = _of(1_000_000, "messages that may wait unread in a mailbox; then senders wait")
+    mailbox_bytes: PositiveInt = _of(256 * 2**20, "bytes that may wait unread in a mailbox; then senders wait")
+    inbox_messages: PositiveInt = _of(100_000, "messages that a receiver reads ahead of what is fetched")
+    outbox_messages: PositiveInt = _of(200_000, "messages that may wait in a messager to be sent; then `send` waits")
+    outbox_bytes: PositiveInt = _of(256 * 2**20, "bytes that may wait in a messager to be sent; then `send` waits")
+    payload_bytes: int = _of(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=64 * 2**20)
+    state_bytes: int = _of(64 * 2**20, "bytes of what a transaction keeps, 256 MiB at most", gt=0, le=256 * 2**20)
+    frame_rows: PositiveInt = _of(16_384, "messages in one entry of a mailbox; a batch of ours has no more")
+    frame_bytes: PositiveInt = _of(16 * 2**20, "bytes in one entry of a mailbox")
+    send_timeout_s: PositiveFloat = _of(30.0, "seconds that a send goes on trying: no server, no room, no log")
+    interceptor_timeout_s: PositiveFloat = _of(30.0, "seconds that a send waits for an interceptor without an answer")
+    rule_timeout_s: PositiveFloat = _of(10.0, "seconds at one batch after which a rule has failed, and is interrupted")
+    lease_s: PositiveFloat = _of(30.0, "seconds after which a messager that is not heard of counts as gone")
+    loan_s: PositiveFloat = _of(60.0, "seconds that a caller over Ray may hold what it fetched; then others get it")
+    dead_bytes: PositiveInt = _of(256 * 2**20, "bytes of dead letters; beyond it the oldest are dropped, and counted")
+    log_list_messages: int = _of(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
+    log_list_bytes: int = _of(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
+    mirror: bool = _of(False, "PUBLISH also what mailboxes take, for foreign clients that listen along")
+    standing_verdicts: bool = _of(True, "let senders apply rules on ids alone; False: each batch is asked about")
 
 
 OnExisting = Literal["error", "resume", "reset"]

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from ray_messaging.batch import Batch
-from ray_messaging.channels import AGENT_CHAT, AgentId, build_channel, check_id, check_subtopic
-from ray_messaging.errors import FrameError, InvalidAddress, InvalidPayload
+from ray_messaging.channels import AGENT_CHAT, AgentId, build_channel, check_id, check_subtopic, no_channel
+from ray_messaging.errors import FrameError, InvalidPayload
 from ray_messaging.msg import Msg, Payload, msg_of
 
 # One reused decoder: payloads are JSON of any shape, foreign clients' included.
@@ -176,7 +176,7 @@ class Outgoing:
         self, channel: str | None, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
     ) -> None:
         if not isinstance(channel, str | None):
-            raise InvalidAddress(f"channel {channel!r} must be a str", value=channel)
+            raise no_channel(channel)
         self.channel = channel
         self.payload = payload
         self.from_id = None if from_id is None else check_id(from_id)

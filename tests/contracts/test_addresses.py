@@ -117,6 +117,25 @@ async def test_subscribing_takes_a_list(bad):
             await messager.subscribe_and_start_listening(bad)
 
 
+@pytest.mark.parametrize("agent_id", [13, np.int64(13)], ids=repr)
+async def test_an_id_in_a_channels_place_is_told_which_call_gives_the_channel(agent_id):
+    async with Messager(MemoryServer(), "e", name="all") as messager:
+        calls = [
+            lambda: messager.send_message(agent_id, {}),
+            lambda: messager.send_messages([Outgoing(agent_id, {})]),
+            lambda: messager.subscribe_and_start_listening([agent_id]),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidAddress, match=r"must be a str: .* messager\.get_agent_chat_channel\(13\)"):
+                await call()
+        await messager.subscribe_and_start_listening([messager.get_agent_chat_channel(1)])
+        async with messager.transaction() as tx:
+            with pytest.raises(InvalidAddress, match=r"Outgoing\.to_agent\(13, payload\)"):
+                tx.send_message(agent_id, {})
+        with pytest.raises(InvalidAddress, match=r"get_agent_chat_channel\(agent_id\)"):
+            await messager.send_message(None, {})
+
+
 async def test_nothing_crosses_experiments(messagers, exp_id):
     other = f"{exp_id}-other"
     here, there = await messagers(), await messagers(exp_id=other, host=[1], listen=["news"])

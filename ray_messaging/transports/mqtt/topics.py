@@ -188,7 +188,10 @@ def check_filter(text: object) -> str:
 
 def _check(kind: str, text: object) -> str:
     if not isinstance(text, str):
-        raise InvalidAddress(f"{kind} {text!r} must be a str", value=text)
+        whose = text if isinstance(text, int) else "<agent id>"
+        raise InvalidAddress(
+            f"{kind} {text!r} must be a str: that of an agent is exps/<exp_id>/agents/{whose}/agent-chat", value=text
+        )
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
