@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_messaging.agent_sets import AgentSet
+from ray_messaging.cluster.owners import is_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import NotListening
 from ray_messaging.health.reports import Report
@@ -34,7 +35,7 @@ class GroupHost:
     async def start(self, agents: Ids, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
         await self.messager.init()
-        await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner)
+        await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=is_dead)
         self.agents = agents
         self._lending = Lending(self.messager.exp_id, self.messager.subscription, self._loan_s)
 

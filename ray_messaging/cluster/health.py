@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from ray_messaging.cluster.calls import NAMESPACE
+from ray_messaging.cluster.owners import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.health.actors import judge_actors
@@ -17,7 +18,7 @@ from ray_messaging.health.findings import Finding, Health, critical
 from ray_messaging.health.mailboxes import judge_kept
 from ray_messaging.health.reports import SERVER_ACTOR, ActorFacts
 from ray_messaging.health.server import judge_server
-from ray_messaging.transports.redis.probe import ServerFacts, ask_server
+from ray_messaging.transports.redis.probe import Kept, ServerFacts, ask_server
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, An
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
         findings.append(_no_log(known))
     if facts is not None and facts.kept is not None:
-        findings += judge_kept(facts.kept)
+        findings += judge_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
     return Health(f"experiment {exp_id!r}", findings)
 
 
@@ -71,6 +72,12 @@ def warn_of_losses(config: RedisConfig) -> None:
     for finding in judge_server(facts, allow_eviction=config.allow_eviction):
         if finding.what in {"server persistence", "server eviction"} and finding.level != "ok":
             logger.warning("%s at %s: %s; %s", finding.what, facts.where, finding.value, finding.remedy)
+
+
+def _dead_owners(kept: Kept, deadline: float) -> list[str]:
+    """Return the owners of leased mailboxes that Ray knows to be dead, as far as there is time to ask."""
+    owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
+    return [owner for owner in sorted(owners) if time.monotonic() < deadline and known_dead(owner)]
 
 
 def _no_log(experiment: Experiment) -> Finding:

@@ -27,6 +27,7 @@ from ray_messaging.cluster.lifecycle import (
     runs_already,
 )
 from ray_messaging.cluster.logged import Logged
+from ray_messaging.cluster.owners import is_dead
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
 from ray_messaging.cluster.tuning import relax_process
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
@@ -251,7 +252,7 @@ class Messaging(Logged, DeadLettered):
         owner = f"{self._experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
         try:
             await messager.init()
-            await messager.host_agents(agents, subtopics, owner=owner)
+            await messager.host_agents(agents, subtopics, owner=owner, gone=is_dead)
         except BaseException:
             await messager.close()
             raise

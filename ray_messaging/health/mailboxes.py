@@ -1,6 +1,6 @@
 """Judge mailboxes, the event log's backlog and dead letters by what the server keeps of them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ray_messaging.health.findings import Finding, critical, ok, warning, worst_first
 from ray_messaging.health.shares import by_share, in_bytes
@@ -10,12 +10,12 @@ OLD_S = 300.0  # what is unread for longer than this is worth a word: steps of a
 SHOWN = 20  # findings of one kind
 
 
-def judge_kept(kept: Kept) -> list[Finding]:
-    """Return what is to be said of what a server keeps of an experiment."""
-    return [*_mailboxes(kept), *_log(kept), _dead_letters(kept)]
+def judge_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
+    """Return what is to be said of what a server keeps of an experiment; some owners are known to be dead."""
+    return [*_mailboxes(kept, dead_owners), *_log(kept), _dead_letters(kept)]
 
 
-def _mailboxes(kept: Kept) -> list[Finding]:
+def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
     waiting = sum(mailbox.messages for mailbox in kept.mailboxes)
     ages = [mailbox.oldest_s for mailbox in kept.mailboxes if mailbox.oldest_s is not None]
     text = f"{kept.mailboxes_in_all:,}, in which {waiting:,} messages wait"
@@ -23,14 +23,16 @@ def _mailboxes(kept: Kept) -> list[Finding]:
         text = f"{text} (of the first {len(kept.mailboxes):,}, which alone were looked at)"
     if ages:
         text += f", the oldest for {max(ages):,.1f} s"
-    problems = worst_first(finding for mailbox in kept.mailboxes for finding in _mailbox(mailbox))
+    problems = worst_first(
+        finding for mailbox in kept.mailboxes for finding in _mailbox(mailbox, dead=mailbox.owner in dead_owners)
+    )
     if len(problems) > SHOWN:
         left = len(problems) - SHOWN
         problems[SHOWN:] = [warning("mailboxes", f"{left} more such findings", "mend those above, then look again")]
     return [ok("mailboxes", text), *problems]
 
 
-def _mailbox(mailbox: Mailbox) -> Iterator[Finding]:
+def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
     name = f"mailbox {mailbox.name!r}"
     remedy = "fetch more often, or in larger batches, or spread its agents over more groups: senders wait for room"
     if mailbox.max_messages:
@@ -39,7 +41,13 @@ def _mailbox(mailbox: Mailbox) -> Iterator[Finding]:
             full = by_share(name, mailbox.nbytes, mailbox.max_bytes, in_bytes, remedy)
         if full.level != "ok":
             yield full
-    if mailbox.messages and mailbox.lease_s is None:
+    if dead and mailbox.lease_s is not None:
+        yield warning(
+            name,
+            f"its owner is dead, its lease lasts {mailbox.lease_s:,.0f} s more, and {mailbox.messages:,} messages wait",
+            "open its group or messager again under this name: in this Ray cluster it need not wait for the lease",
+        )
+    elif mailbox.messages and mailbox.lease_s is None:
         yield warning(
             name,
             f"{mailbox.messages:,} messages wait, and nobody reads it",

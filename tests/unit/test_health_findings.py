@@ -148,6 +148,14 @@ def test_what_is_wrong_with_a_mailbox(changes, level, what):
     assert all(finding.remedy for finding in findings if finding.level != "ok")
 
 
+def test_a_mailbox_that_waits_for_a_dead_owners_lease():
+    held = Kept(1, True, 0, 0, 0, 0, 100, 1000, 1, [mailbox(owner="run/one", hosts=True)])
+    assert problems(judge_kept(held)) == []
+    (found,) = [finding for finding in judge_kept(held, ["run/one"]) if finding.level != "ok"]
+    assert (found.level, found.what) == ("warning", "mailbox 'west'")
+    assert found.value == "its owner is dead, its lease lasts 20 s more, and 5 messages wait"
+
+
 def test_the_log_that_is_behind_and_dead_letters():
     assert problems(kept(noted=85)) == [("warning", "log's backlog")]
     assert problems(kept(noted_bytes=990)) == [("critical", "log's backlog")]

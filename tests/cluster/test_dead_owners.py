@@ -1,0 +1,86 @@
+"""Who takes the name of a dead owner: at once where Ray knows of the death, and never beside an owner that lives."""
+
+import uuid
+
+import pytest
+import ray
+from cluster_support import drain, numbers, wait_for
+
+from ray_messaging import AlreadyExists, Messaging, MessagingConfig
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+LEASE_S = 3600.0  # nobody can wait for that
+
+
+@ray.remote(num_cpus=0)
+class Member:
+    """Be a group in an actor of the user's own, or in a task's worker where `run` is called."""
+
+    def __init__(self, messaging):
+        self.messaging = messaging
+
+    async def open(self, name):
+        self.messager = await self.messaging.open_messager(name, [7])
+
+    async def receive(self):
+        return await self.messager.fetch_messages(timeout=10)
+
+
+@pytest.fixture
+def town():
+    settings = MessagingConfig(lease_s=LEASE_S)
+    with Messaging.start(f"town-{uuid.uuid4().hex[:8]}", settings=settings) as messaging:
+        yield messaging
+
+
+def waits_for_a_dead_owner(messaging, name):
+    return any(
+        finding.what == f"mailbox {name!r}" and "its owner is dead" in finding.value
+        for finding in messaging.health().problems
+    )
+
+
+def test_an_actor_takes_a_dead_ones_name_at_once(town):
+    west = town.create_group("west", [1])
+    first, rival = Member.remote(town), Member.remote(town)
+    ray.get(first.open.remote("own"))
+    assert west.send(1, 7, {"n": 1}).fate == "delivered"
+    with pytest.raises(AlreadyExists, match="is held by"):
+        ray.get(rival.open.remote("own"))
+    assert not waits_for_a_dead_owner(town, "own")
+    ray.kill(first)
+    wait_for(lambda: waits_for_a_dead_owner(town, "own"), "the finding")
+    ray.get(rival.open.remote("own"))
+    assert not waits_for_a_dead_owner(town, "own")
+    assert numbers(ray.get(rival.receive.remote())) == [1]
+    with pytest.raises(AlreadyExists, match="is held by"):
+        ray.get(Member.remote(town).open.remote("own"))
+
+
+def test_a_group_takes_a_dead_ones_name_at_once(town):
+    west, east = town.create_group("west", [1]), town.create_group("east", [2])
+    ray.kill(east.actor)
+    wait_for(lambda: waits_for_a_dead_owner(town, "east"), "the finding")
+    assert west.send(1, 2, {"n": 1}).fate == "delivered"
+    assert numbers(drain(town.create_group("east", [2]), 1)) == [1]
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def open_and_die(messaging, name):
+    """Hold a name in a worker that is no actor, and take the worker along."""
+    import asyncio
+    import os
+
+    async def run():
+        await messaging.open_messager(name, [7])
+        os._exit(1)
+
+    asyncio.run(run())
+
+
+def test_an_actor_takes_the_name_of_a_dead_worker_at_once(town):
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(open_and_die.remote(town, "own"))
+    wait_for(lambda: waits_for_a_dead_owner(town, "own"), "the finding")
+    ray.get(Member.remote(town).open.remote("own"))
