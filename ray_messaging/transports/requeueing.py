@@ -15,6 +15,7 @@ from ray_messaging.frames import decode, encode
 from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.dead_letters import DeadFrame, DeadStore, Listeners, Requeued, Returned
 
+_DIGITS = 20  # of an entry's id, which is of 64 bits
 _ATTEMPTS = 8  # while the directory changes under our hands
 
 Rows = NDArray[np.intp]
@@ -141,7 +142,7 @@ def _claims_of(record: Record) -> Record:
 def _number(entry: str) -> float:
     """Return the first part of an entry's id; whoever else wrote the letter may have left it out."""
     found = entry.partition("-")[0]
-    return int(found) if found.isdigit() else inf
+    return int(found) if found.isdecimal() and len(found) <= _DIGITS else inf
 
 
 def _frames(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:

@@ -24,6 +24,7 @@ EITHER_REDIS = (
     "test_deferred.py",
     "test_fates.py",
     "test_foreign.py",
+    "test_garbage_in_dead_letters.py",
     "test_interception.py",
     "test_log_streams.py",
     "test_msg_payloads.py",

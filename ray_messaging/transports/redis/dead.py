@@ -8,6 +8,7 @@ from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFra
 from ray_messaging.transports.redis.transport import RedisTransport
 
 _DROPPED_AT_ONCE = 500
+_DIGITS = 20  # of 64 bits
 _STATE = ":dead"  # no mailbox can have this name
 
 
@@ -24,10 +25,18 @@ class RedisDead:
 
     async def facts(self) -> DeadFacts:
         """Count the letters, and those that were dropped."""
+        letters, (known, *counts) = await self._counts()
+        if known != letters:  # somebody else wrote here
+            await self.drop([])
+            letters, (_, *counts) = await self._counts()
+        return DeadFacts(letters, *counts)
+
+    async def _counts(self) -> tuple[int, list[int]]:
+        """Return how many letters there are, and what the server has counted; what is no count is 0."""
         letters = await self._link.command("XLEN", self._keys.dead)
-        names = ("bytes", "dropped", "dropped_bytes")
+        names = ("letters", "bytes", "dropped", "dropped_bytes")
         counts = await self._link.command("HMGET", self._keys.state(_STATE), *names)
-        return DeadFacts(int(letters), *(int(count or 0) for count in counts))
+        return int(letters), [_natural(count or b"") or 0 for count in counts]
 
     async def page(self, after: str, count: int) -> list[DeadFrame]:
         """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
@@ -63,7 +72,7 @@ class RedisDead:
         """Delete letters; return how many there were."""
         keys = [self._keys.dead, self._keys.state(_STATE)]
         dropped = 0
-        for low in range(0, len(letters), _DROPPED_AT_ONCE):
+        for low in range(0, max(1, len(letters)), _DROPPED_AT_ONCE):
             ids = letters[low : low + _DROPPED_AT_ONCE]
             dropped += int(await self._link.script("drop", keys, [secrets.token_hex(8), *ids]))
         return dropped
@@ -71,6 +80,11 @@ class RedisDead:
     async def count_anew(self) -> None:
         """Forget how many letters were lost to the limit so far."""
         await self._link.command("HDEL", self._keys.state(_STATE), "dropped", "dropped_bytes")
+
+
+def _natural(text: bytes) -> int | None:
+    """Return a number that the server may have; None: it is none."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS else None
 
 
 def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
@@ -81,7 +95,7 @@ def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
         return found.get(name, b"").decode(errors="replace")
 
     def number(name: bytes) -> int | None:
-        return int(found[name]) if found.get(name, b"").isdigit() else None
+        return _natural(found.get(name, b""))
 
     at = number(b"at")
     return DeadFrame(

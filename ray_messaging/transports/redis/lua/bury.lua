@@ -4,8 +4,10 @@
 --              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone
 --              listened for its agents (both missing: its reader could not decode it); at = ms, where the letter is what
 --              is left of an older one
--- state::dead  hash: bytes = of all letters, dropped and dropped_bytes = of those that the limit took, call and answer =
---              the last requeue or drop, which may be repeated
+-- state::dead  hash: letters and bytes = of all letters, dropped and dropped_bytes = of those that the limit took, call and
+--              answer = the last requeue or drop, which may be repeated. Whoever else writes letters, or this, makes no
+--              count wrong for long: where `letters` is not how many there are, all are counted anew, and what is no
+--              count is 0
 -- A letter counts as its frame and 256 bytes: those without a frame are bounded, too.
 local function weight(fields)
   for i = 1, #fields, 2 do
@@ -14,19 +16,41 @@ local function weight(fields)
   return 256
 end
 
--- Take a letter out of the stream; returns what it weighed.
-local function release(dead, state, letter)
-  local nbytes = weight(letter[2])
-  redis.call('XDEL', dead, letter[1])
-  redis.call('HINCRBY', state, 'bytes', -nbytes)
-  if redis.call('XLEN', dead) == 0 then redis.call('HSET', state, 'bytes', 0) end
+local function natural(value)
+  local number = value and value:find('^%d+$') and tonumber(value)
+  return number and number < 2 ^ 53 and number or nil
+end
+
+-- Return the bytes of all letters, of which so many with so many bytes are not counted yet.
+local function held_bytes(dead, state, letters, added)
+  local now = redis.call('HMGET', state, 'letters', 'bytes')
+  local known, held = natural(now[1] or '0'), natural(now[2] or '0')
+  if known and held and known + letters == redis.call('XLEN', dead) then return held + added end
+  local nbytes, after = 0, '-'
+  repeat
+    local found = redis.call('XRANGE', dead, after, '+', 'COUNT', 64)
+    for _, letter in ipairs(found) do nbytes, after = nbytes + weight(letter[2]), '(' .. letter[1] end
+  until #found == 0
   return nbytes
 end
 
--- Count so many more bytes of letters, and drop the oldest ones that are too many.
-local function bound(dead, prefix, limit, added)
+-- Keep the count of the letters as they are now.
+local function settle(dead, state, held)
+  local letters = redis.call('XLEN', dead)
+  redis.call('HSET', state, 'letters', letters, 'bytes', string.format('%.0f', letters > 0 and held or 0))
+end
+
+-- Count letters that are lost.
+local function lose(state, letters, nbytes)
+  local now = redis.call('HMGET', state, 'dropped', 'dropped_bytes')
+  redis.call('HSET', state, 'dropped', string.format('%.0f', (natural(now[1]) or 0) + letters),
+             'dropped_bytes', string.format('%.0f', (natural(now[2]) or 0) + nbytes))
+end
+
+-- Count so many more letters with so many bytes, and drop the oldest ones that are too many.
+local function bound(dead, prefix, limit, letters, added)
   local state = prefix .. 'state::dead'
-  local held, dropped, dropped_bytes = redis.call('HINCRBY', state, 'bytes', added), 0, 0
+  local held, dropped, dropped_bytes = held_bytes(dead, state, letters, added), 0, 0
   local count = 16
   while held > tonumber(limit) do
     local oldest = redis.call('XRANGE', dead, '-', '+', 'COUNT', count)
@@ -42,12 +66,8 @@ local function bound(dead, prefix, limit, added)
     else redis.call('XTRIM', dead, 'MINID', oldest[#oldest][1]); redis.call('XDEL', dead, oldest[#oldest][1]) end
     count = dropped_bytes - before < 262144 and 256 or 16
   end
-  if dropped > 0 then
-    redis.call('HINCRBY', state, 'bytes', -dropped_bytes)
-    redis.call('HINCRBY', state, 'dropped', dropped)
-    redis.call('HINCRBY', state, 'dropped_bytes', dropped_bytes)
-    if redis.call('XLEN', dead) == 0 then redis.call('HSET', state, 'bytes', 0) end
-  end
+  settle(dead, state, held)
+  if dropped > 0 then lose(state, dropped, dropped_bytes) end
 end
 
 -- Add a letter, without its frame where that alone is above the limit: the others stay. Returns what it weighs.
@@ -59,15 +79,14 @@ local function add(dead, prefix, limit, fields)
       if fields[i] == 'f' then nbytes, fields[i + 1] = #fields[i + 1], '' end
     end
     fields[reason] = fields[reason] .. ' (its frame of ' .. nbytes .. ' bytes is above the limit of dead letters, and lost)'
-    redis.call('HINCRBY', prefix .. 'state::dead', 'dropped', 1)
-    redis.call('HINCRBY', prefix .. 'state::dead', 'dropped_bytes', nbytes)
+    lose(prefix .. 'state::dead', 1, nbytes)
   end
   redis.call('XADD', dead, '*', unpack(fields))
   return weight(fields)
 end
 
 local function lay(dead, prefix, limit, fields)
-  bound(dead, prefix, limit, add(dead, prefix, limit, fields))
+  bound(dead, prefix, limit, 1, add(dead, prefix, limit, fields))
 end
 
 -- Take a mailbox out; its unread frames become dead letters. While an event log is registered its stream stays until the
@@ -88,7 +107,7 @@ local function bury(keys, prefix, name, reason, limit)
     local some_rejected = redis.call('EXISTS', rejected) == 1
     local count = 16
     while first do
-      local entries, added = redis.call('XRANGE', stream, first, '+', 'COUNT', count), 0
+      local entries, added, before = redis.call('XRANGE', stream, first, '+', 'COUNT', count), 0, buried
       for _, entry in ipairs(entries) do
         if not some_rejected or #redis.call('XRANGE', rejected, entry[1], entry[1]) == 0 then
           local row = entry[1] == now[1] and now[2] or '0'
@@ -97,7 +116,7 @@ local function bury(keys, prefix, name, reason, limit)
           buried = buried + 1
         end
       end
-      if added > 0 then bound(keys[4], prefix, limit, added) end
+      if added > 0 then bound(keys[4], prefix, limit, buried - before, added) end
       first = #entries == count and '(' .. entries[count][1]
       if first and not logged then redis.call('XTRIM', stream, 'MINID', entries[count][1]) end  -- memory holds it once
       count = added < 262144 and 256 or 16  -- small frames in larger steps: the server serves nobody else meanwhile

@@ -13,9 +13,11 @@
 -- where it alone listens for agents, owner}
 local meta = redis.call('HMGET', KEYS[1], 'interceptor', 'log')
 local log = redis.call('HMGET', ARGV[1] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
+-- Whoever else writes there may write anything.
+local dropped = redis.call('HGET', ARGV[1] .. 'state::dead', 'dropped') or ''
 local names = redis.call('HKEYS', KEYS[2])
 local reply = {meta[1] or 0, meta[2] or 0, redis.call('XLEN', KEYS[3]),
-               redis.call('HGET', ARGV[1] .. 'state::dead', 'dropped') or 0, log[1] or 0,
+               #dropped < 20 and dropped:find('^%d+$') and dropped or 0, log[1] or 0,
                log[2] or 0, log[3] or 0, log[4] or 0, #names}
 local looked, clock = 0, redis.call('TIME')
 for i = 1, math.min(#names, tonumber(ARGV[2])) do

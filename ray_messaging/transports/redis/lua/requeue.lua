@@ -43,7 +43,9 @@ for _, box in pairs(boxes) do
   redis.call('HSET', box.state, 'messages', box.rows, 'bytes', box.bytes, 'last', box.last)
   if box.logged then redis.call('HSET', box.state, 'unlogged', box.unlogged, 'unlogged_bytes', box.unlogged_bytes) end
 end
-release(KEYS[2], KEYS[3], letter)
+local held = held_bytes(KEYS[2], KEYS[3], 0, 0) - weight(letter[2])
+redis.call('XDEL', KEYS[2], letter[1])
+settle(KEYS[2], KEYS[3], held)
 if ARGV[5] ~= '' then
   local fields, known = {}, {}
   for i = 1, #letter[2], 2 do
