@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,20 @@ async def test_the_log_has_what_a_torn_server_that_is_behind_acknowledges(torn, 
     await transport.close()
     logged = EventLog.open(str(tmp_path / "log")).query(fate="delivered")
     assert len(logged) == 200
+
+
+async def test_ids_go_on_above_what_a_reader_has_read_whatever_the_server_lost(clocked_server, opener, exp_id, caplog):
+    receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config)
+    await send(sender, 0)
+    ahead = f"{int(time.time() * 1000) + 3_600_000}-7"
+    transport = RedisTransport(clocked_server.config, exp_id, patience_s=WAIT_S)
+    await transport.connect()
+    assert await transport.read(receiver.name, ahead, 10, 0.01) == []
+    assert "lost entries" in caplog.text
+    await send(sender, 1)
+    assert len(await transport.read(receiver.name, ahead, 10, WAIT_S)) == 1
+    await transport.close()
+    assert numbers(await fetch_all(receiver, 2)) == [0, 1]
 
 
 async def test_the_log_catches_up_with_a_server_that_came_back_though_nothing_is_written(

@@ -48,7 +48,7 @@ class RedisIngress:
         self._link = link
         self._brackets = keys.own.encode()
         self._marker, self._pattern = keys.wide.encode(), pattern.encode()
-        self._ears = ears
+        self._ears, self._hears = ears, bool(ears)
         self._signals = {self._marker, *(ear.encode() for ear in ears)}
         self._sink = sink
         self._few: dict[str, None] = {}
@@ -127,7 +127,7 @@ class RedisIngress:
                 self._commands.clear()
                 self._asked = self._unconfirmed = 0
                 # The brackets come first: else what we publish ourselves would be taken for a foreign client's.
-                few = [self._brackets.decode(), *self._ears, *self._few]
+                few = [self._brackets.decode(), *(self._ears if self._hears else ()), *self._few]
                 self._plan(self._connection, few, self._many, self._globs)
                 await self._watch(self._connection)
             except (RedisError, OSError) as error:
@@ -135,14 +135,7 @@ class RedisIngress:
                     self._fail(Closed("this messager's mailbox was removed: open a new one"))
                     return
                 refused = self._link.translated(error)
-                if isinstance(error, NoPermissionError) and self._many and not self._exact:
-                    self._exact = True
-                    logger.warning(
-                        "the server's user may not subscribe to %s and %s, so we do so to each channel: that takes "
-                        "240 bytes of the server's memory, and 2 us of its time, for each",
-                        self._marker.decode(),
-                        self._pattern.decode(),
-                    )
+                if isinstance(error, NoPermissionError) and self._ask_for_less():
                     continue
                 if isinstance(refused, ServerRefused):
                     logger.error("what foreign clients publish will not arrive: %s", refused)  # noqa: TRY400 - no bug
@@ -163,6 +156,31 @@ class RedisIngress:
                     self._connection.close()
                     self._connection = None
             await asyncio.sleep(_PAUSE_S)
+
+    def _ask_for_less(self) -> bool:
+        """Do without our ear, or without all agents' channels, or both, as the server does not say what it refused."""
+        if self._hears:
+            self._hears = False
+            return True
+        if not self._many or self._exact:
+            return False
+        self._exact, self._hears = True, bool(self._ears)
+        logger.warning(
+            "the server's user may not subscribe to %s and %s, so we do so to each channel: that takes "
+            "240 bytes of the server's memory, and 2 us of its time, for each",
+            self._marker.decode(),
+            self._pattern.decode(),
+        )
+        return True
+
+    def _tell_deaf(self) -> None:
+        if self._ears and not self._hears:
+            logger.warning(
+                "the server's user may not subscribe to %s: a messager without a name that stands still for longer "
+                "than its lease loses its mailbox",
+                ", ".join(self._ears),
+            )
+            self._ears = ()
 
     async def _watch(self, connection: Feed) -> None:
         """Wait until the connection ends, and raise why; the server is asked after a silence."""
@@ -215,6 +233,7 @@ class RedisIngress:
         """Let those go on who wait for confirmations, when all are there."""
         if self._unconfirmed:
             return
+        self._tell_deaf()
         waiting, self._waiting = self._waiting, []
         for ready in waiting:
             if not ready.done():

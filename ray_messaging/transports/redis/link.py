@@ -259,7 +259,7 @@ class RedisLink:
             command = LargeCommand(command, [before + place for place in large])
         wire = self._wire
         if wire is not None and wire is self._greeted and wire.is_open:
-            return self._over(wire, command)
+            return self._once(command)
         return self._greeting(command)
 
     async def _greeting(self, command: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
