@@ -225,6 +225,7 @@ class Keys:
 
     def __init__(self, exp_id: str) -> None:
         prefix = f"rm:{{{exp_id}}}:"
+        self.exp_id = exp_id
         self.prefix = prefix
         self.meta = prefix + "meta"
         self.records = prefix + "records"

@@ -76,8 +76,9 @@ class InterceptorActor:
     @property
     def _host(self) -> InterceptorHost:
         """Return the host, which judges; raise why there is none: nobody is answered before."""
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
+        why_not = self._failure or self._newest.fenced
+        if why_not is not None:
+            raise why_not.with_traceback(None)
         return self._newest
 
     async def ready(self) -> Experiment:
@@ -207,8 +208,9 @@ class InterceptorActor:
 
     async def health(self) -> Report:
         """Say how it is doing, at once and without the server."""
-        if self._failure is not None:
-            return Report(time.time(), error=str(self._failure))
+        why_not = self._failure or self._newest.fenced
+        if why_not is not None:
+            return Report(time.time(), error=str(why_not))
         return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters())
 
     async def close(self, *, erase: bool) -> None:

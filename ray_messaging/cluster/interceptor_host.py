@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ray_messaging.channels import AgentId, check_id
+from ray_messaging.cluster.heartbeat import Heartbeat
 from ray_messaging.cluster.keeping import Keeping
+from ray_messaging.cluster.ownership import Ownership
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Directory
-from ray_messaging.errors import AlreadyExists, InterceptorUnavailable, RuleError
+from ray_messaging.errors import Fenced, InterceptorUnavailable, RuleError
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress, LaneServer
 from ray_messaging.interception.rule_set import RuleSet
@@ -27,9 +29,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ERASE_CHUNK = 1000
 _EXIT_FACTOR = 1.5  # a rule that cannot be interrupted ends the process after so many times what it may take
-_COUNTERS = ("directory", "interceptor", "born", "log_epoch")
 
 
 class InterceptorHost:
@@ -42,7 +42,10 @@ class InterceptorHost:
         )
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
+        self.transport.run = spec.run
         self._store = RuleStore(self.transport, spec.run)
+        self._ownership = Ownership(self.transport, self._store, spec)
+        self._heartbeat: Heartbeat | None = None
         self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer, self._stand)
         self._directory = Directory(spec.exp_id)
@@ -59,6 +62,11 @@ class InterceptorHost:
             )
         return self._interceptor
 
+    @property
+    def fenced(self) -> Fenced | None:
+        """Return why this one judges no more; None: it does."""
+        return None if self._interceptor is None else self._interceptor.fenced
+
     def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
         return self.interceptor.answer(request, patient=patient)
 
@@ -68,13 +76,14 @@ class InterceptorHost:
     async def start(self, host: str) -> None:
         """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
 
-        Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise;
-        RuleError.
+        Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise; Fenced
+        where another start has it by now; RuleError.
         """
         given = self._given()  # nothing is written where that fails
         await self.transport.connect()
-        restarted = await self._take_experiment()
-        await self._take_rules(await self._store.enthrone(), given, restarted=restarted)
+        epoch, restarted = await self._ownership.take()
+        await self._take_rules(epoch, given, restarted=restarted)
+        self._heartbeat = Heartbeat(self._store, self.interceptor)
         if self._spec.log_dir is None:
             await self._retire_log()
         self._watch_rules()
@@ -125,30 +134,6 @@ class InterceptorHost:
                 Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, leased=False)
             )
             await self.transport.close_log(epoch)
-
-    async def _take_experiment(self) -> bool:
-        """Enter this run as the experiment's; tell whether it was there, as after a restart of this actor."""
-        keys, link, spec = self.transport.keys, self.transport.link, self._spec
-        if spec.on_existing == "reset" and await link.command("HGET", keys.meta, "run") != spec.run.encode():
-            counters = await link.command("HMGET", keys.meta, *_COUNTERS)
-            await self._erase()
-            for name, count in zip(_COUNTERS, counters, strict=True):
-                if count is not None:  # who lives on from before must notice: no number comes again
-                    await link.command("HSET", keys.meta, name, int(count) + 1)
-        fresh = await link.command("HSETNX", keys.meta, "run", spec.run)
-        holder = await link.command("HGET", keys.meta, "run")
-        if fresh or holder == spec.run.encode():
-            return not fresh
-        if spec.on_existing == "error":
-            raise AlreadyExists(
-                f"experiment {spec.exp_id!r} has data on the server at {link.where} already: go on with them by "
-                "on_existing='resume', delete them by on_existing='reset', or choose another exp_id",
-                kind="experiment",
-                value=spec.exp_id,
-                owner=None,
-            )
-        await link.command("HSET", keys.meta, "run", spec.run)
-        return False
 
     # -- rules at run time ----------------------------------------------------------------------------------------
 
@@ -248,6 +233,7 @@ class InterceptorHost:
             "lane_connections": len(self._lane.connections),
             "lane_refused": self._lane.refused,
             "standing": self.interceptor.standing.offer > 0,
+            "server_behind": self.interceptor.server_behind,
             "rule_failures": self.failures(),
         }
 
@@ -269,7 +255,7 @@ class InterceptorHost:
         finally:
             await self._store.forget_rules()
             if erase:
-                await self._erase()
+                await self._ownership.erase()
             await self._let_go()
 
     async def abandon(self) -> None:
@@ -280,6 +266,8 @@ class InterceptorHost:
     async def _fall_silent(self) -> None:
         """Judge no more, and write no more."""
         await self._lane.close()
+        if self._heartbeat is not None:
+            await self._heartbeat.close()
         if self._interceptor is not None:
             await self._interceptor.stop()
 
@@ -290,14 +278,3 @@ class InterceptorHost:
         if self._watchdog is not None:
             self._watchdog.stop()
         await self.transport.close()
-
-    async def _erase(self) -> None:
-        link, cursor = self.transport.link, b"0"
-        # The prefix holds no glob characters: an exp_id has none, and braces are none of Redis's.
-        pattern = self.transport.keys.prefix + "*"
-        while True:
-            cursor, keys = await link.command("SCAN", cursor, "MATCH", pattern, "COUNT", _ERASE_CHUNK)
-            if keys:
-                await link.command("UNLINK", *keys)
-            if int(cursor) == 0:
-                return

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import AlreadyExists, LogError
+from ray_messaging.errors import AlreadyExists
 from ray_messaging.eventlog.account import claim, forget_missing, note_missing, read_account
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
@@ -22,6 +22,7 @@ from ray_messaging.eventlog.writing.storing import when_free
 from ray_messaging.eventlog.writing.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.log import other_run
 
 PAGE = 4096  # rows that are handed out at a time
 _CLEARED = "log_cleared"  # in meta: the server's time, in ms, when the list of `rows` was cleared
@@ -57,8 +58,9 @@ class LogHost:
         self._taken_over = 0  # rows that were in the folder when this process began
 
     async def start(self) -> None:
-        """Take the folder and begin. Raises AlreadyExists, LogError, ConnectionFailed."""
+        """Take the folder and begin. Raises AlreadyExists, Fenced, LogError, ConnectionFailed."""
         await self._transport.connect()
+        await self._check_run()
         await self._take_folder()
         await self._writer.start()
         self._taken_over = self._writer.rows
@@ -73,21 +75,19 @@ class LogHost:
         found: bytes | None = await self._transport.link.command("HGET", self._transport.keys.meta, field)
         return found
 
+    async def _check_run(self) -> None:
+        """Raise Fenced where another start has the experiment: it has a log of its own, perhaps in this folder."""
+        self._transport.run = self._experiment.run
+        if await self._meta("run") not in {None, self._experiment.run.encode()}:
+            raise other_run(self._experiment.exp_id, 0)
+
     async def _take_folder(self) -> None:
         """Make way in the folder, once in a run; whatever process of this run comes later goes on in it."""
-        run, exp_id = self._experiment.run, self._experiment.exp_id
         if await self._known():
             return
-        holder = await self._meta("run")
-        if holder not in {None, run.encode()}:
-            raise LogError(
-                f"the server has a newer run of experiment {exp_id!r}, so this one's log is not written any more: what "
-                f"{self._folder.where} has of it stays. Shut this run down",
-                path=self._folder.where,
-            )
-        await asyncio.to_thread(self._folder.prepare, exp_id)
+        await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
         await when_free(self._folder, self._make_way, asyncio.sleep)
-        await self._transport.link.command("HSET", self._transport.keys.meta, "log_run", run)
+        await self._transport.link.command("HSET", self._transport.keys.meta, "log_run", self._experiment.run)
 
     def _make_way(self) -> None:
         """Claim the folder for this run, under its lock: no writer of another one names a file in it from here on."""

@@ -21,8 +21,10 @@ from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.interceptor import VIOLATIONS
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.state import Fields
-from ray_messaging.interception.store import Kept
+from ray_messaging.interception.store import Kept, ServerBehindError
+from ray_messaging.interception.verdicts import INTERCEPTOR
 from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.log import other_run
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class RuleStore:
 
     def __init__(self, transport: RedisTransport, run: str) -> None:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # changes of the rules that were made -> what they returned
+        self._transport = transport
         self._keys = transport.keys
         self._link = transport.link
         self._runs = f"rules/{transport.exp_id}/"
@@ -49,6 +52,11 @@ class RuleStore:
         self._kept: str | None = None  # the name under which Ray has the rules that are in force
         self._names: list[str] | None = None  # what the server does not have yet: the next such name, the rules' names
         self._known: dict[int, _Known] = {}
+        self._before: bytes | None = None  # the epoch that ours came after (b"": none), once we have one
+        self._in_force: list[str] | None = None  # as `_names`: what the server has
+        # Writes to the server are numbered, under each epoch.
+        self._writing: Kept | None = None
+        self._number = self._confirmed = 0
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
         """Return the tables of rules, by name, and the answers that rest on them."""
@@ -61,10 +69,13 @@ class RuleStore:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def save(self, epoch: int, kept: Kept) -> None:
-        """Write at once what changed; raises Fenced where a newer interceptor has taken over."""
+        """Write at once what changed; raises Fenced where another interceptor has taken over, ServerBehindError."""
         keys = [self._keys.meta, self._keys.answers, self._keys.rules]
-        names = self._names
-        args: list[Any] = [epoch, len(kept.answers), *(part for pair in kept.answers.items() for part in pair)]
+        names = self._in_force if kept.whole and self._names is None else self._names
+        if kept is not self._writing:  # else it is tried again
+            self._writing, self._number = kept, self._number + 1
+        args: list[Any] = [epoch, self._number, 0 if kept.whole else self._confirmed, int(kept.whole)]
+        args += [len(kept.answers), *(part for pair in kept.answers.items() for part in pair)]
         args += [len(kept.forget), *kept.forget, -1 if names is None else len(names), *(names or ())]
         for name, changes in kept.tables.items():
             key = self._keys.table(name)
@@ -76,25 +87,68 @@ class RuleStore:
                 put = {}
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
             args += [len(changes.gone), *changes.gone]
-        if await self._link.script("rules", keys, args) == 0:
+        written = await self._link.script("rules", keys, args)
+        if written == 0 and not await self._retake(epoch):
             raise _fenced(epoch)
+        if written != 1:
+            raise ServerBehindError
+        self._confirmed = self._number
         if names is not None:
             await self._enforced(names)
 
     async def enthrone(self) -> int:
         """Take a new epoch: a predecessor that lives on lets nothing pass from here on, and writes nothing."""
-        return int(await self._link.script("enthrone", [self._keys.meta], []))
+        self._before, epoch = await self._transport.take_epoch("enthrone", "interceptor", [self._keys.meta], [])
+        return epoch
 
     async def stand(self, epoch: int, number: int) -> None:
         """Have standing verdicts count under a number, unless a higher one does; raises Fenced as `save`."""
-        if await self._link.script("stand", [self._keys.meta], [epoch, number]) == 0:
+        while await self._link.script("stand", [self._keys.meta], [epoch, number]) == 0:
+            if not await self._retake(epoch):
+                raise _fenced(epoch)
+
+    async def _retake(self, epoch: int) -> bool:
+        """Take our epoch again where the server is as it was just before we took it; tell whether that is so."""
+        if self._before is None:
+            return False
+        for before in {self._before, b""}:
+            args = [self._transport.run, before, epoch]
+            if await self._link.script("enthrone", [self._keys.meta], args) == 1:
+                self._number += 1
+                self._confirmed = self._number  # more than the server knows: all must be written anew
+                return True
+        return False
+
+    async def look(self, epoch: int) -> bool:
+        """Say that we live; tell whether the server has all that it had confirmed.
+
+        Raises: Fenced where another interceptor has taken over, or the server has lost the experiment.
+        """
+        confirmed = self._confirmed
+        run, holder, kept = await self._beat(epoch, lives=True)
+        if run != self._transport.run.encode():
+            raise other_run(self._transport.exp_id, epoch)
+        if holder == b"%d" % epoch:
+            return int(kept or 0) >= confirmed
+        if not await self._retake(epoch):
             raise _fenced(epoch)
+        return False
+
+    async def leave(self, epoch: int) -> None:
+        """Say that we live no more."""
+        await self._beat(epoch, lives=False)
+
+    async def _beat(self, epoch: int, *, lives: bool) -> list[bytes | None]:
+        args = [self._transport.run, epoch, int(lives)]
+        found: list[bytes | None] = await self._link.script("beat", [self._keys.meta], args)
+        return found
 
     async def _enforced(self, names: list[str]) -> None:
         before, self._kept = self._kept, names[0]
         if self._names is names:  # else they have changed meanwhile, and go with the next write
             self._names = None
-        if before is not None:
+        self._in_force = names
+        if before not in {None, names[0]}:
             await asyncio.to_thread(_internal_kv_del, before, namespace=NAMESPACE)
 
     async def _stage(self, key: str, fields: Mapping[bytes, bytes]) -> None:
@@ -133,13 +187,36 @@ class RuleStore:
         if name is None or not name.startswith(self._code.encode()):
             return None
         code = await asyncio.to_thread(_internal_kv_get, name, namespace=NAMESPACE)
+        if code is None:
+            name, code = await self._newest()
         if code is None:  # to go on with the rules of the start would let pass what was forbidden since
             raise RuleError(
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )
         self._kept = name.decode()
         kept, self.calls = ray.cloudpickle.loads(code)
+        self._in_force = [self._kept, *(rule.name for rule in kept)]
         return tuple(self.admit(rule) for rule in kept)
+
+    async def _newest(self) -> tuple[bytes, bytes | None]:
+        """Return the rules that took the place of those that the server names: it has lost that they did."""
+        names = await self._saved()
+        code = await asyncio.to_thread(_internal_kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
+        if code is not None:
+            logger.error(
+                "the server has lost a change of the rules of %s, which Ray has: was it restored from older data? What "
+                "lists and counts it has lost, nobody knows",
+                self._transport.exp_id,
+            )
+        return names[0] if names else b"", code
+
+    async def began(self) -> bool:
+        """Tell whether this run had rules already: then it has begun."""
+        return bool(await self._saved())
+
+    async def _saved(self) -> list[bytes]:
+        found: list[bytes] = await asyncio.to_thread(_internal_kv_list, self._code, namespace=NAMESPACE)
+        return found
 
     async def forget_rules(self) -> None:
         """Let Ray forget the rules of this experiment: it ends, or begins where one before it died."""
@@ -159,7 +236,7 @@ def description(rule: Rule) -> dict[str, Any]:
 def _fenced(epoch: int) -> Fenced:
     return Fenced(
         f"another interceptor judges for this experiment (our epoch is {epoch}): this one lets nothing pass",
-        name="interceptor",
+        name=INTERCEPTOR,
         epoch=epoch,
     )
 

@@ -123,6 +123,14 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
     ):
         if stats.get(name):
             yield warning(f"{actor}: {name}", f"{stats[name]:,} {means}", remedy)
+    if stats.get("server_behind"):
+        yield warning(
+            f"{actor}: server_behind",
+            f"{stats['server_behind']:,} times the server had lost changes of rules that it had confirmed; they were "
+            "written to it anew",
+            "find out why it went back (a torn append-only file, a failover to a replica that lagged): messages of "
+            "that time may be lost; set appendfsync always",
+        )
     if stats.get("lag_s", 0.0) > LOG_BEHIND_S:
         yield warning(
             f"{actor}: lag",

@@ -146,6 +146,10 @@ class Answers:
             return answer
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
 
+    def counted(self) -> dict[str, bytes]:
+        """Return all answers that counted, as `record` gave them."""
+        return {key: data for key, (_, data) in self._counted.items()}
+
     def knows(self, key: str) -> bool:
         """Tell whether a batch, or a message, is known to have counted."""
         return key in self._counted

@@ -12,7 +12,7 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.state import Table
 
-EPOCH_BITS = 32
+LEAST_NUMBER = 2**32  # no code in an epoch's place, nor a small number, may pass for what is granted
 MOST_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 # Attributes of instances beyond which a rule may be another one than its class: somebody has changed it by hand.
 _OWN = {
@@ -59,8 +59,8 @@ class Standing(msgspec.Struct, array_like=True, frozen=True):
 class Grant(msgspec.Struct, array_like=True, frozen=True):
     """Answer: under which number verdicts by the rules count now (0: under none); append-only.
 
-    It is the interceptor's epoch * 2^32, and how often its rules have changed since. `rules` are there where the asker
-    does not hold those of that number.
+    No other state of rules, of no other interceptor, has that number. `rules` are there where the asker does not hold
+    those of that number.
     """
 
     number: int
@@ -142,8 +142,7 @@ def decode_grant(data: bytes) -> Grant:
         grant = _grant.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"the interceptor's grant cannot be read: {error}") from error
-    # No epoch, nor what says that nobody was asked, may pass for one.
-    if grant.number and not 2**EPOCH_BITS <= grant.number < 2**62:
+    if grant.number and not LEAST_NUMBER <= grant.number < 2**62:
         raise FrameError(f"the interceptor's grant cannot be read: it has number {grant.number}")
     if grant.entries > MOST_ENTRIES:
         raise FrameError(f"the interceptor grants rules of {grant.entries} entries, the limit is {MOST_ENTRIES}")

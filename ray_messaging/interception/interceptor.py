@@ -85,6 +85,7 @@ class Interceptor:
         self._deferrals = self._alone.deferrals
         self._farewell = Farewell(self.rules, self._deferrals, calls)
         self._forwarded = 0
+        self._fenced: Fenced | None = None
 
     @property
     def black_list(self) -> BlackList:
@@ -165,6 +166,21 @@ class Interceptor:
         for table in self._tables.values():
             table.rewrite()
         await self._keeper.save()
+
+    async def renew(self) -> None:
+        """Write everything anew, as the server has lost some of what it had confirmed."""
+        if self._saver is not None:
+            await self._saver.renew()
+        await self.standing.renew()
+
+    @property
+    def server_behind(self) -> int:
+        """Return how often the server had lost what it had confirmed."""
+        return 0 if self._saver is None else self._saver.behind_count
+
+    def fence(self, error: Fenced) -> None:
+        """Judge no more."""
+        self._fenced = self._fenced or error
 
     def _follow_rules(self) -> None:
         tables = {rule.name: rule.state for rule in self.rules if rule.state is not None}
@@ -298,4 +314,4 @@ class Interceptor:
     @property
     def fenced(self) -> Fenced | None:
         """Return the error that says that a newer interceptor has taken over."""
-        return None if self._saver is None else self._saver.error
+        return self._fenced or (None if self._saver is None else self._saver.error)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from ray_messaging.batch import Batch
-from ray_messaging.errors import ConfigError, InterceptorUnavailable, TransitError
+from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, TransitError
 from ray_messaging.frames import encode
 from ray_messaging.interception.deferral import PATIENCE_S
 from ray_messaging.interception.granted import Granted
 from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.lane_client import LaneClient
-from ray_messaging.interception.verdicts import FOREIGN, Judge, Verdicts, decode_verdicts
+from ray_messaging.interception.verdicts import FOREIGN, INTERCEPTOR, Judge, Verdicts, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.notes import Why
 
@@ -109,7 +109,7 @@ class LocalJudge(_Asking):
 
 
 async def _persist(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) -> bytes:
-    """Repeat an attempt until it succeeds or the time is up; raise InterceptorUnavailable, ConfigError at once."""
+    """Repeat an attempt until it succeeds or the time is up; or raise InterceptorUnavailable."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     pause = _FIRST_PAUSE_S
@@ -120,6 +120,8 @@ async def _persist(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) ->
         except Exception as error:
             why = getattr(error, "cause", None)  # of an error of Ray's, what the actor raised
             if isinstance(why, ConfigError) and not isinstance(why, TransitError):
+                raise why from error
+            if isinstance(why, Fenced) and why.name != INTERCEPTOR:  # no successor will answer: all of it is over
                 raise why from error
             last = loop.time() + pause > deadline or type(error).__name__ in _GONE
             if last:

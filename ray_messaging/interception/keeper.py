@@ -18,6 +18,12 @@ class Keeper:
         self.saver = saver
         self.answers = Answers(keep_s, is_open)
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
+        if saver is not None:
+            saver.recall = self._recall
+
+    def _recall(self) -> dict[str, bytes]:
+        """Return all answers that count, as the server has them."""
+        return self.answers.counted() | {key: data for key, (_, data) in self.unsafe.items()}
 
     def save(self) -> Awaitable[None]:
         """Have all written that is counted by now; done once it is on the server."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from ray_messaging.errors import Closed, MessagingError, TransitError
 from ray_messaging.interception.grants import (
-    EPOCH_BITS,
     MOST_ENTRIES,
     Grant,
     can_grant,
@@ -19,6 +18,7 @@ from ray_messaging.interception.grants import (
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.state import Table
+from ray_messaging.transports.epochs import new_epoch
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ Write = Callable[[int], Awaitable[None]]
 
 CALM_S = 1.0  # rules that change all the time are not worth granting
 _PAUSE_S = 0.2
-_EPOCHS = 2**21  # of higher ones Lua, which counts in doubles, could not tell two numbers apart
 _NOTHING = encode_grant(Grant(0))
 
 
@@ -40,11 +39,10 @@ class Standing:
 
     def __init__(self, rules: RuleSet, epoch: int, write: Write | None) -> None:
         self._rules = rules
-        self._epoch = epoch
-        self._write = write if 0 < epoch < _EPOCHS else None
-        self._version = -1  # counts changes
-        self._given = -1  # the last version that may have been granted
-        self._ended = 0  # what was granted below this version counts on the server no more
+        self._write = write if epoch > 0 else None
+        self.number = 0  # under which the rules as they are now would be granted: a new one with each change
+        self._given = -1  # the last number under which they may have been granted
+        self._ended = 0  # what was granted below this number counts on the server no more
         self._ending: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._closed = False
@@ -52,7 +50,7 @@ class Standing:
 
     def begin(self) -> None:
         """Begin with rules as they are now; what was granted before ends."""
-        self._version += 1
+        self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._packed = b""
         self._since = time.monotonic()
@@ -65,11 +63,6 @@ class Standing:
 
     def _count(self) -> int:
         return sum(table.version for table in self._tables)
-
-    @property
-    def number(self) -> int:
-        """Return the number under which the rules as they are now would be granted."""
-        return (self._epoch << EPOCH_BITS) + self._version
 
     @property
     def offer(self) -> int:
@@ -98,7 +91,7 @@ class Standing:
 
     @property
     def _owing(self) -> bool:
-        return self._ended <= self._given < self._version
+        return self._ended <= self._given < self.number
 
     def _end_soon(self) -> None:
         if self._owing and self._ending is None and not self._closed:
@@ -110,7 +103,7 @@ class Standing:
         try:
             while self._owing:
                 try:
-                    await self._tell(self._version)
+                    await self._tell(self.number)
                 except TransitError as error:
                     logger.warning("the server cannot be told that the rules have changed, trying on: %s", error)
                     await asyncio.sleep(_PAUSE_S)
@@ -120,10 +113,10 @@ class Standing:
         finally:
             self._ending = None
 
-    async def _tell(self, version: int) -> None:
+    async def _tell(self, number: int) -> None:
         assert self._write is not None
-        await self._write((self._epoch << EPOCH_BITS) + version)
-        self._ended = max(self._ended, version)
+        await self._write(number)
+        self._ended = max(self._ended, number)
 
     # -- granting -------------------------------------------------------------------------------------------------
 
@@ -138,17 +131,23 @@ class Standing:
         """Grant the rules as they are, unless they change while the server is told."""
         if self._owing:  # they have changed since this was asked: a later grant must not hide what an earlier one owes
             return _NOTHING
-        version = self._given = self._version
+        number = self._given = self.number
         try:
-            await self._tell(version)
+            await self._tell(number)
         except MessagingError as error:
             logger.info("the rules are not granted, as the server does not take their number: %s", error)
             return _NOTHING
-        if self.offer == 0 or version != self._version:
+        if self.offer == 0 or number != self.number:
             return _NOTHING
         if not self._packed:
             self._packed = encode_grant(grant_of(self.number, self._seen))
         return self._packed
+
+    async def renew(self) -> None:
+        """Tell the server the number once more, as it has lost it: what was granted under an older one ends again."""
+        self.look()
+        if self._given >= 0:
+            await self._tell(self.number)
 
     async def close(self) -> None:
         """Grant no more, and tell the server no more."""

@@ -13,8 +13,10 @@ from ray_messaging.notes import Why
 
 T = TypeVar("T")
 
+INTERCEPTOR = "interceptor"  # in a Fenced: it has a successor, which can be asked
 FOREIGN = -1  # the epoch of verdicts that no interceptor of this experiment gave
 NOBODY = -2  # and of those that nobody gave: they hold only where the experiment has no interceptor
+MIXED = -3  # of rows that several interceptors passed: it never counts
 _EPOCHS = 2**62
 
 

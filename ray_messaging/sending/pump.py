@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.verdicts import Judge
+from ray_messaging.interception.verdicts import MIXED, Judge
 from ray_messaging.loops import end
 from ray_messaging.sending import refusals
 from ray_messaging.sending.concluding import Concluder
@@ -159,7 +159,7 @@ class Pump:
                 self._turn()
         if posting.errors:
             raise next(iter(posting.errors.values()))
-        return min(epochs)  # what an old interceptor passed is judged once more
+        return epochs.pop() if len(epochs) == 1 else MIXED  # what another interceptor passed is judged once more
 
     async def _begin(self, parcel: Parcel) -> Posting:
         """Give a parcel's messages their numbers; the first one takes the epoch that is part of them."""

@@ -4,8 +4,10 @@ import asyncio
 
 import pyarrow.parquet as pq
 import pytest
+from redis.asyncio import Redis
 
 from ray_messaging import MessagingConfig
+from ray_messaging.channels import Keys
 from ray_messaging.cluster.log_host import LogHost
 from ray_messaging.cluster.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
@@ -21,6 +23,8 @@ async def hosts(exp_id, valkey_config, tmp_path, opener):
     living = []
 
     async def start():
+        async with Redis(host=valkey_config.server, port=valkey_config.port, password=valkey_config.password) as client:
+            await client.hset(Keys(exp_id).meta, "run", "run")  # as the interceptor does
         living.append(LogHost(experiment, "error"))
         await living[-1].start()
         return living[-1]

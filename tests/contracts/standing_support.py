@@ -8,6 +8,7 @@ from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.lane import LaneServer
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.log import RedisLog
 
 
 class Method:
@@ -36,7 +37,8 @@ class Throne:
     async def enthrone(self):
         if self.link is None:
             return self.server.experiments[self.exp_id].enthrone()
-        return int(await self.link.script("enthrone", [Keys(self.exp_id).meta], []))
+        log = RedisLog(self.link, Keys(self.exp_id))
+        return (await log.take_epoch("enthrone", "interceptor", [log.keys.meta], []))[1]
 
     async def stand(self, epoch, number):
         await self.gate.wait()

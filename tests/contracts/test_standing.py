@@ -7,6 +7,7 @@ from contract_support import WAIT_S, fetch_all, until
 from standing_support import Actor, Throne
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
+from ray_messaging.channels import Keys
 from ray_messaging.interception import granted, standing
 from ray_messaging.interception.grants import Standing, decode_grant, encode_standing
 from ray_messaging.interception.interceptor import Interceptor
@@ -208,7 +209,24 @@ async def test_a_write_that_comes_late_brings_nothing_back(actor, throne, messag
     assert await send(sender, (7, 1)) == "b"
     successor = await throne.enthrone()
     assert not await throne.stand(actor.interceptor.epoch, old + 5)
-    assert successor == actor.interceptor.epoch + 1
+    assert successor > actor.interceptor.epoch
+
+
+async def test_a_server_that_went_back_to_an_older_number_gets_the_newer_one_again(actor, throne, messagers, exp_id):
+    sender, _ = await messagers(actor), await messagers(host=[1])
+    await passed(sender)
+    old = actor.interceptor.standing.number
+    await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
+    if throne.link is None:
+        throne.server.experiments[exp_id].standing = old
+    else:
+        await throne.link.command("HSET", Keys(exp_id).meta, "standing", old)
+    await actor.interceptor.renew()
+    if throne.link is None:
+        now = throne.server.experiments[exp_id].standing
+    else:
+        now = int(await throne.link.command("HGET", Keys(exp_id).meta, "standing"))
+    assert now == actor.interceptor.standing.number > old
 
 
 async def test_a_successor_ends_what_was_granted(actor, messagers):

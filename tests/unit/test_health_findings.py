@@ -195,6 +195,7 @@ def actor(name="group 'west'", *, report=True, **changes):
         (actor(stats={"ingress_dropped": 2}), "warning", "group 'west': ingress_dropped", "fetch more"),
         (actor(stats={"lane_connections": 9_700}), "critical", "group 'west': lane connections", "fewer messagers"),
         (actor(stats={"lane_refused": 3}), "warning", "group 'west': lane_refused", "inside the cluster"),
+        (actor("interceptor", stats={"server_behind": 1}), "warning", "interceptor: server_behind", "replica"),
         (actor("log", stats={"lag_s": 90.0}), "warning", "log: lag", "disk"),
         (actor(restarts=7), "warning", "group 'west': restarts", "find out why"),
         (actor(SERVER_ACTOR, stats={"restarts": 5}), "warning", f"{SERVER_ACTOR}: restarts", "find out why"),

@@ -90,7 +90,7 @@ async def test_what_a_rule_rewrote_is_told_with_what_it_was(opener, apart, log):
 
 
 async def test_a_receipt_waits_until_the_log_was_told_and_nothing_is_sent_twice(opener, apart, log):
-    await log.open_log(LIMITS._replace(messages=1))
+    first = await log.open_log(LIMITS._replace(messages=1))
     sender, receiver = await opener(apart), await opener(apart, host=[1])
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0}, 5)
@@ -102,7 +102,7 @@ async def test_a_receipt_waits_until_the_log_was_told_and_nothing_is_sent_twice(
     assert (await asyncio.wait_for(sending, WAIT_S)).fate == "delivered"
     assert [row[4] for row in await told(log)] == [b'{"n":0}', b'{"n":1}']
     assert len(await receiver.fetch_messages()) == len(await late.fetch_messages()) == 0
-    assert epoch == 3
+    assert epoch > first
 
 
 async def test_a_log_that_stays_full_is_said_of_what_was_sent(opener, apart, log):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, Noted
+from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, number
 
@@ -25,7 +26,7 @@ class MemoryLog:
         exp = self._exp
         log, first = exp.log, exp.log.limits is None
         log.limits = limits
-        log.epoch += 1
+        log.epoch = new_epoch(log.epoch)
         if first:
             log.backlog.base = None
         log.backlog.begin()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ray_messaging.patterns import glob_pattern
 from ray_messaging.transports.base import START, Cursor, Ingress, Limits
+from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.memory.dead_box import DeadBox
 
@@ -126,8 +127,8 @@ class Experiment:
     written: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enthrone(self) -> int:
-        """Raise the interceptor's epoch: what its predecessor passes, or has granted, counts no more."""
-        self.interceptor, self.standing = self.interceptor + 1, 0
+        """Take a new epoch for the interceptor: what its predecessor passes, or has granted, counts no more."""
+        self.interceptor, self.standing = new_epoch(self.interceptor), 0
         return self.interceptor
 
     def stand(self, epoch: int, number: int) -> bool:

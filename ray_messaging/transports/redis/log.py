@@ -8,6 +8,7 @@ import msgspec
 from ray_messaging.channels import Keys
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits
+from ray_messaging.transports.epochs import successor_of
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.redis.link import RedisLink, script_text
 from ray_messaging.transports.redis.lives import Lives
@@ -24,6 +25,7 @@ class RedisLog:
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self.link = link
+        self.run = ""  # the start of the experiment that must have it; "": any
         self.keys = keys
         self._lives = Lives(keys, script_text("revive"), link.config.timeout)
         link.greet = self._lives.greet
@@ -32,9 +34,24 @@ class RedisLog:
         self._turn = 0  # where a reply has no room for all streams: with which the next read begins
 
     async def open_log(self, limits: Limits) -> int:
-        """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch."""
+        """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
+
+        Raises: Fenced where another start has the experiment.
+        """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
-        return int(await self.link.script("log", keys, [limits.messages, limits.nbytes, self.keys.prefix]))
+        _, epoch = await self.take_epoch("log", "log_epoch", keys, [limits.messages, limits.nbytes, self.keys.prefix])
+        return epoch
+
+    async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
+        """Have a script take a new epoch; return the one that was there (b"": none), and ours. Raises Fenced."""
+        while True:
+            before = await self.link.command("HGET", self.keys.meta, field)
+            epoch = successor_of(before)
+            taken = await self.link.script(script, keys, [*args, self.run, before or b"", epoch])
+            if taken == 1:
+                return before or b"", epoch
+            if taken == -1:
+                raise other_run(self.keys.exp_id, epoch)
 
     async def log_streams(self) -> LogStreams:
         """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""
@@ -123,6 +140,17 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
         found.get(b"f", b""),
         found.get(b"n"),
         None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],  # cjson's [] is {}
+    )
+
+
+def other_run(exp_id: str, epoch: int) -> Fenced:
+    """Build the error for who serves a start of an experiment that does not have it any more."""
+    return Fenced(
+        f"experiment {exp_id!r} was started anew on its server since, by another cluster or with on_existing='reset', "
+        "or the server was flushed: nothing of this start passes any more. Shut it down, and start the experiment "
+        "again, or under another exp_id",
+        name=exp_id,
+        epoch=epoch,
     )
 
 

@@ -3,14 +3,16 @@
 import asyncio
 
 import pytest
+import redis
 import redis.asyncio as aioredis
 from servers import RedisProcess
 from writing_support import WAIT_S, Society, logged, seen
 
+from ray_messaging.channels import Keys
 from ray_messaging.cluster.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import AlreadyExists, LogError, MessagingError, Unbalanced
+from ray_messaging.errors import AlreadyExists, Fenced, LogError, MessagingError, Unbalanced
 from ray_messaging.eventlog.account import read_account
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
@@ -66,9 +68,12 @@ async def start(society, tmp_path):
 
 @pytest.fixture
 def hosts(server, tmp_path):
-    """Return a function that makes the log's process of a run."""
+    """Return a function that makes the log's process of a run, which takes the experiment unless told otherwise."""
 
-    def host(run, on_existing="error", **settings):
+    def host(run, on_existing="error", *, takes=True, **settings):
+        if takes:
+            with redis.Redis(host=server.server, port=server.port, password=server.password) as client:
+                client.hset(Keys("exp").meta, "run", run)
         experiment = Experiment("exp", run, server, MessagingConfig(**settings), str(tmp_path / "log"))
         return LogHost(experiment, on_existing)
 
@@ -219,7 +224,7 @@ async def test_a_successor_that_finds_the_server_flushed_says_so_and_what_there_
     await first.abandon()
     await flush()
     for _ in range(2):  # it tries again and again
-        successor = hosts("run")
+        successor = hosts("run", takes=False)
         with pytest.raises(LogError, match=r"process died.*lost the data.*has 5 rows") as caught:
             await successor.start()
         await successor.abandon()
@@ -233,10 +238,9 @@ async def test_a_successor_that_finds_the_server_flushed_says_so_and_what_there_
 async def test_an_old_runs_log_that_starts_again_leaves_a_new_run_alone(society, hosts, flush):
     await end_of(await begin(society, hosts("old")), flush)
     new = hosts("new", "resume")
-    await new._transport.link.command("HSET", new._transport.keys.meta, "run", "new")
     await new.start()
-    again = hosts("old")
-    with pytest.raises(LogError, match="newer run"):
+    again = hosts("old", takes=False)
+    with pytest.raises(Fenced, match="started anew"):
         await again.start()
     await again.abandon()
     await new.ask("end", {})

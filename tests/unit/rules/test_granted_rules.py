@@ -175,7 +175,6 @@ async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):
     clock[0] += standing.CALM_S
     grant = await ask(interceptor)
     assert grant.number == interceptor.standing.number
-    assert grant.number >> 32 == 3
     assert grant.rules is not None
     assert await ask(interceptor, grant.number, 5) == Grant(grant.number)
     assert interceptor.judged == 5
@@ -198,7 +197,7 @@ async def test_what_is_loaded_is_looked_at_once_more(monkeypatch):
     await interceptor.close()
 
 
-@pytest.mark.parametrize(("epoch", "stand"), [(-1, write), (0, write), (2**21, write), (3, None)])
+@pytest.mark.parametrize(("epoch", "stand"), [(-1, write), (0, write), (3, None)])
 async def test_who_cannot_grant_offers_nothing(monkeypatch, epoch, stand):
     monkeypatch.setattr(standing, "CALM_S", 0.0)
     interceptor = Interceptor("x", epoch=epoch, stand=stand)

@@ -1,15 +1,21 @@
 #!lua flags=allow-oom
--- Register the event log; whoever wrote it before is fenced. Runs when memory is full: a writer that comes back frees
--- some.
+-- Register the event log; who wrote it before is fenced. An attempt that comes late, when another writer has the epoch,
+-- changes nothing. Runs when memory is full: a writer that comes back frees some.
 --
--- KEYS[1] meta       hash: log = 1 while a log is registered, directory = version, log_epoch = the last writer's
+-- KEYS[1] meta       hash: run = the start of the experiment that has it, log = 1 while a log is registered,
+--                    directory = version, log_epoch = the last writer's
 -- KEYS[2] changes    hash: its fields are the mailboxes
 -- KEYS[3] log state  hash: epoch, born = 0, limits of the log stream (max_messages, max_bytes), and as a mailbox's:
 --                    unlogged, unlogged_bytes, taken, taken_bytes, base, base_bytes (see resumed.lua), logged, last
 -- ARGV[1] max messages  [2] max bytes of the log stream  [3] prefix of this experiment's keys: state:<mailbox> is a hash
--- Returns the writer's epoch
+-- ARGV[4] the caller's run ("": any)  [5] the epoch that the caller found ("": none)  [6] the epoch that it takes
+-- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
+local now, epoch = redis.call('HMGET', KEYS[1], 'run', 'log_epoch'), ARGV[6]
+if ARGV[4] ~= '' and now[1] ~= ARGV[4] then return -1 end
+if now[2] == epoch then return 1 end
+if (now[2] or '') ~= ARGV[5] then return 0 end
+redis.call('HSET', KEYS[1], 'log_epoch', epoch)
 local first = redis.call('HSETNX', KEYS[1], 'log', 1) == 1
-local epoch = redis.call('HINCRBY', KEYS[1], 'log_epoch', 1)
 -- What the last writer told goes to what all earlier ones told: totals begin anew with each.
 local function begin(state)
   local now = redis.call('HMGET', state, 'base', 'taken', 'base_bytes', 'taken_bytes')
@@ -35,4 +41,4 @@ for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
     end
   end
 end
-return epoch
+return 1

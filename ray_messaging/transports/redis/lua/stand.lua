@@ -3,9 +3,13 @@
 -- bring back what was revoked. Runs when memory is full: what was granted must end.
 --
 -- KEYS[1] meta  hash: interceptor = epoch of the one that may write, standing = the number
--- ARGV[1] its epoch  [2] the number: epoch * 2^32, and how often the rules have changed since
--- Returns 1, or 0 where a newer interceptor has taken over
+-- ARGV[1] its epoch  [2] the number; each change of the rules takes a higher one
+-- Returns 1, or 0 where another interceptor has taken over
 local now = redis.call('HMGET', KEYS[1], 'interceptor', 'standing')
 if (now[1] or '0') ~= ARGV[1] then return 0 end
-if not now[2] or tonumber(now[2]) < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'standing', ARGV[2]) end
+-- As texts: doubles do not hold such numbers.
+local before = now[2] or ''
+if #before < #ARGV[2] or (#before == #ARGV[2] and before < ARGV[2]) then
+  redis.call('HSET', KEYS[1], 'standing', ARGV[2])
+end
 return 1

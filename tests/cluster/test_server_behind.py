@@ -1,0 +1,124 @@
+"""A server comes back without the last that it had confirmed: what was forbidden stays so, whoever dies after that."""
+
+import os
+import signal
+import uuid
+
+import pytest
+from cluster_support import Shouting, alive, control, drain, fates, kill, numbered, numbers, pid_of, wait_for
+from faults import injector
+from servers import RedisProcess
+
+from ray_messaging import Messaging, MessagingConfig, rules
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request, tmp_path):
+    if request.param == "redis":
+        yield request.getfixturevalue("redis_process")
+        return
+    process = RedisProcess(tmp_path, binary="valkey")
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def start(ray_cluster, server):
+    """Return a function that starts an experiment with groups west and east."""
+    started = []
+
+    def start(*listed):
+        exp_id = f"behind-{uuid.uuid4().hex[:8]}"
+        settings = MessagingConfig(interceptor_timeout_s=10)
+        started.append(Messaging.start(exp_id, rules=listed, settings=settings, redis=server.config))
+        return started[-1], started[-1].create_group("west", range(10)), started[-1].create_group("east", range(10, 20))
+
+    yield start
+    for messaging in started:
+        messaging.shutdown()
+
+
+def forget(server, change):
+    """Have the server forget a change that has returned, and what else happened meanwhile."""
+    [aof] = [path for path in injector.aof_files(server) if ".incr." in path.name]
+    before = aof.stat().st_size
+    change()
+    server.kill()
+    injector.tear(server, aof.stat().st_size - before)
+    server.start()
+
+
+def noticed(messaging):
+    """Wait until the interceptor has noticed; return what health says of it."""
+
+    def said():
+        return [finding for finding in messaging.health().problems if "server_behind" in finding.what]
+
+    return wait_for(said, "a finding")
+
+
+def test_a_ban_that_the_server_has_lost_holds_after_the_interceptors_death(start, server):
+    messaging, west, east = start(rules.BlackList([(9, 19)]))
+    assert fates(west.send_columns([1, 9], [11, 19], numbered(2))) == ["delivered", "blocked"]
+    forget(server, lambda: control(messaging, "add_to_black_set", (1, 11)))
+    [finding] = noticed(messaging)
+    assert finding.level == "warning"
+    assert "written to it anew" in finding.value
+    kill(messaging.interceptor)
+    assert control(messaging, "black_set") == {(1, 11), (9, 19)}
+    assert control(messaging, "violation_counts") == {9: 1}
+    assert fates(west.send_columns([1, 2], [11, 11], numbered(2, 2))) == ["blocked", "delivered"]
+    assert numbers(drain(east, 2)) == [0, 3]
+
+
+def test_a_rule_that_the_server_has_lost_holds_after_the_interceptors_death(start, server):
+    messaging, west, _ = start(rules.RateLimit(per_round=3))
+    assert fates(west.send_columns([1] * 2, [11] * 2, {})) == ["delivered"] * 2
+
+    def change():
+        control(messaging, "insert_rule", Shouting())
+        assert west.send(1, 11, {"text": "HEY"}).rule == "shouting"
+
+    forget(server, change)
+    noticed(messaging)
+    kill(messaging.interceptor)
+    assert [rule["name"] for rule in control(messaging, "rules")] == ["rate_limit", "shouting"]
+    assert control(messaging, "violation_counts") == {1: 1}
+    assert west.send(1, 11, {"text": "HEY"}).rule in {"shouting", "rate_limit"}
+    assert west.send(2, 11, {"text": "HEY"}).rule == "shouting"
+
+
+def test_an_epoch_that_the_server_has_lost_is_taken_again(start, server):
+    messaging, west, _ = start()
+    assert west.send(1, 11, {"n": 0})
+    control(messaging, "add_to_black_set", (2, 12))
+
+    def change():
+        control(messaging, "add_to_black_set", (1, 11))
+        kill(messaging.interceptor)
+        assert control(messaging, "black_set") == {(1, 11), (2, 12)}
+
+    forget(server, change)
+    noticed(messaging)
+    assert fates(west.send_columns([1, 3], [11, 11], {})) == ["blocked", "delivered"]
+    kill(messaging.interceptor)
+    assert control(messaging, "black_set") == {(1, 11), (2, 12)}
+
+
+def test_a_rule_is_there_where_server_and_interceptor_die_together(start, server):
+    messaging, west, _ = start()
+    assert west.send(1, 11, {"n": 0})
+    pid = pid_of(messaging.interceptor)
+
+    def change():
+        control(messaging, "insert_rule", Shouting())
+        os.kill(pid, signal.SIGSTOP)  # it notices nothing
+
+    forget(server, change)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid), "its end")
+    assert west.send(1, 11, {"text": "HEY"}).rule == "shouting"

@@ -1,0 +1,112 @@
+"""Two Ray clusters, one server, one experiment: what the one forbids the other one cannot let pass."""
+
+import pytest
+from other_cluster import OtherCluster, Told, texts_of
+
+from ray_messaging import EventLog
+from ray_messaging.channels import Keys
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+OVER = "started anew|flushed"  # each error says why, and what to do
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    """Give two clusters with a driver each."""
+    made = [OtherCluster(), OtherCluster()]
+    yield made
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def redis(clocked_server):
+    config = clocked_server.config
+    return {"server": config.server, "port": config.port, "password": config.password}
+
+
+@pytest.fixture
+def old_and_new(clusters, redis):
+    yield clusters
+    for cluster in clusters:
+        cluster.shutdown()
+
+
+def refused(call, *args):
+    with pytest.raises(Told, match=OVER):
+        call(*args)
+
+
+def forbidden_never_passes(old, new):
+    """Have the old cluster try, with who is there and with who comes; the new one bans agent 1 from writing to 3."""
+    new.group("north", [3, 4])
+    for _ in range(2):
+        refused(old.send, "west", 1, 3, ["old"] * 3)
+        refused(old.send_anew, 1, 3, ["old"] * 3)
+        refused(old.send_anew, 1, 2, ["old"] * 3)
+        assert new.send("north", 1, 3, ["new"]) == ["blocked"]
+        assert new.send("north", 4, 3, ["new"]) == ["delivered"]
+        old.kill_interceptor()  # it starts again, and has no part in it then either
+    assert new.fetch("north", 2) == ["new"] * 2
+
+
+@pytest.mark.parametrize("stepped_s", [0, -60])
+@pytest.mark.parametrize("lost", ["all", "the experiment", "the interceptor"])
+def test_who_lived_before_a_flush_gets_nothing_past_the_new_rules(
+    old_and_new, clocked_server, server_clock, redis, exp_id, tmp_path, lost, stepped_s
+):
+    old, new = old_and_new
+    log_dir = str(tmp_path / "log")
+    old.start(exp_id, redis, log_dir=log_dir)
+    old.group("west", [1])
+    old.group("east", [2])
+    assert old.send("west", 1, 2, ["before"]) == ["delivered"]
+    assert old.logged() == ["before"]
+    with clocked_server.client() as client:
+        meta = Keys(exp_id).meta
+        if lost == "all":
+            client.flushall()
+        elif lost == "the experiment":
+            client.delete(meta)
+        else:
+            client.hdel(meta, "interceptor", "standing", "run", "kept")
+        if stepped_s:
+            server_clock.step(client, stepped_s)
+    new.start(exp_id, redis, banned=[(1, 3)], on_existing="reset", log_dir=log_dir)
+    forbidden_never_passes(old, new)
+    old.shutdown()
+    assert new.logged() == ["new"] * 4
+    new.shutdown()
+    assert texts_of(EventLog.open(log_dir)) == ["new"] * 4
+
+
+def test_a_second_cluster_is_refused_while_the_first_lives_and_a_reset_ends_the_first_for_good(
+    old_and_new, redis, exp_id, tmp_path
+):
+    old, new = old_and_new
+    old.start(exp_id, redis, on_existing="reset", log_dir=str(tmp_path / "log"))  # it must not do so again
+    old.group("west", [1])
+    old.group("east", [2])
+    for on_existing in ("error", "resume"):
+        with pytest.raises(Told, match=r"AlreadyExists.*runs already.*another Ray cluster.*reset"):
+            new.start(exp_id, redis, on_existing=on_existing)
+    assert old.send("west", 1, 2, ["first"]) == ["delivered"]
+    new.start(exp_id, redis, banned=[(1, 3)], on_existing="reset", log_dir=str(tmp_path / "log"))
+    forbidden_never_passes(old, new)
+    assert any("started anew" in problem for problem in old.problems())
+    old.shutdown(erase=True)
+    assert new.send("north", 4, 3, ["new"]) == ["delivered"]
+    assert new.logged() == ["new"] * 5
+
+
+def test_a_cluster_goes_on_with_what_another_one_has_left(old_and_new, redis, exp_id):
+    old, new = old_and_new
+    old.start(exp_id, redis, banned=[(1, 2)])
+    old.group("west", [1])
+    old.shutdown()
+    new.start(exp_id, redis, on_existing="resume")  # at once
+    new.end_interceptor()  # and when one has died
+    old.start(exp_id, redis, on_existing="resume")
+    old.group("east", [2])
+    assert old.send("east", 1, 2, ["still forbidden", ""]) == ["blocked", "blocked"]

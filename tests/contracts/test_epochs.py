@@ -1,0 +1,163 @@
+"""No epoch comes again: who lived before a server lost its data never passes for who came after that."""
+
+import pytest
+from contract_support import fetch_all
+from servers import RedisProcess
+from standing_support import Actor, Throne
+
+from ray_messaging import InterceptorUnavailable
+from ray_messaging.channels import Keys
+from ray_messaging.errors import Fenced
+from ray_messaging.interception import granted, standing
+from ray_messaging.interception.rules import BlackList, MaxLength
+from ray_messaging.transports.base import Limits
+from ray_messaging.transports.epochs import new_epoch, successor_of
+from ray_messaging.transports.log_store import LogMark
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.memory.transport import MemoryTransport
+from ray_messaging.transports.redis import RedisTransport
+
+LIMITS = Limits(1000, 2**20, 60.0, leased=False)
+
+
+class World:
+    """A server that can be made to forget an experiment, and to believe that it is a minute earlier."""
+
+    def __init__(self, server, exp_id, process=None, clock=None):
+        self.server, self.exp_id, self.process, self.clock = server, exp_id, process, clock
+
+    def transport(self):
+        if self.process is None:
+            return MemoryTransport(self.server, self.exp_id)
+        return RedisTransport(self.server, self.exp_id, patience_s=5)
+
+    def forget(self, what):
+        if self.process is None:
+            del self.server.experiments[self.exp_id]
+            return
+        with self.process.client() as client:
+            if what == "all":
+                client.flushall()
+            else:
+                client.hdel(Keys(self.exp_id).meta, "interceptor", "standing", "kept", "log_epoch", "log")
+            self.clock.step(client, -60)
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def world(request, exp_id, tmp_path):
+    if request.param == "memory":
+        yield World(MemoryServer(), exp_id)
+        return
+    if request.param == "redis":
+        request.getfixturevalue("redis_config")  # skips where there is none
+    clock, name = request.getfixturevalue("server_clock"), "redis-server" if request.param == "redis" else "valkey"
+    process = RedisProcess(tmp_path, binary=name, env=clock.env)
+    try:
+        yield World(process.start().config, exp_id, process, clock)
+    finally:
+        process.kill()
+
+
+@pytest.fixture(params=["all", "the interceptor"])
+def lost(request):
+    return request.param
+
+
+@pytest.fixture
+async def throne(world, opener):
+    await opener(world.server)  # the memory's experiment is there from then on
+    made = Throne(world.server, world.exp_id)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("rule", [BlackList([(-1, None)]), MaxLength(100)], ids=["granted", "asked"])
+async def test_what_an_interceptor_passes_counts_on_no_server_that_forgot_it(
+    world, throne, opener, lost, rule, monkeypatch
+):
+    monkeypatch.setattr(standing, "CALM_S", 0.0)
+    monkeypatch.setattr(granted, "LEASE_S", 60.0)
+    old = await Actor(throne, world.exp_id).begin(rule)
+    new = Actor(throne, world.exp_id)
+    try:
+        early = await opener(world.server, old, host=[1], interceptor_timeout_s=0.3)
+        for _ in range(10):
+            assert await early.send_message(early.get_agent_chat_channel(1), {}, from_id=2)
+        world.forget(lost)
+        await new.begin(BlackList([(2, 3)]))
+        assert new.interceptor.epoch != old.interceptor.epoch
+        receiver = await opener(world.server, new, host=[3, 4])
+        late = await opener(world.server, old, interceptor_timeout_s=0.3)
+        channel = receiver.get_agent_chat_channel(3)
+        for sender in (early, late, late):
+            with pytest.raises((Fenced, InterceptorUnavailable)):
+                await sender.send_message(channel, {"n": "old"}, from_id=2)
+        assert (await receiver.send_message(channel, {"n": "new"}, from_id=2)).fate == "blocked"
+        assert await receiver.send_message(channel, {"n": "new"}, from_id=4)
+        assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["new"]
+        assert len(await receiver.fetch_messages()) == 0
+    finally:
+        await old.close()
+        await new.close()
+
+
+async def test_a_log_writer_writes_on_no_server_that_forgot_it(world, lost):
+    transport = world.transport()
+    await transport.connect()
+    try:
+        old = await transport.open_log(LIMITS)
+        await transport.log_written(old, {}, [])
+        world.forget(lost)
+        new = await transport.open_log(LIMITS)
+        assert new != old
+        for call in (
+            transport.log_written(old, {}, []),
+            transport.log_resumed(old, {}),
+            transport.log_written(old, {":log:0": LogMark("1-1", 1, 1)}, []),
+            transport.close_log(old),
+        ):
+            with pytest.raises(Fenced):
+                await call
+        await transport.log_written(new, {}, [])
+    finally:
+        await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "field"), [("enthrone", "interceptor"), ("log", "log_epoch")], ids=["interceptor", "log"]
+)
+async def test_an_attempt_that_comes_late_takes_no_epoch_from_its_successor(valkey_config, exp_id, script, field):
+    transport = RedisTransport(valkey_config, exp_id, patience_s=5)
+    meta = transport.keys.meta
+    keys = [meta] if script == "enthrone" else [meta, transport.keys.changes, transport.keys.state(":log")]
+    args = [] if script == "enthrone" else [1, 1, transport.keys.prefix]
+    try:
+        before, first = await transport.take_epoch(script, field, keys, args)
+        assert before == b""
+        again = [*args, "", before, first]
+        assert await transport.link.script(script, keys, again) == 1  # an answer may be lost
+        before, second = await transport.take_epoch(script, field, keys, args)
+        assert before == b"%d" % first
+        assert second > first
+        assert await transport.link.script(script, keys, again) == 0
+        assert await transport.link.command("HGET", meta, field) == b"%d" % second
+        transport.run = "another"
+        with pytest.raises(Fenced, match="started anew"):
+            await transport.take_epoch(script, field, keys, args)
+    finally:
+        await transport.close()
+
+
+def test_epochs_rise_and_never_come_twice(monkeypatch):
+    first = new_epoch()
+    assert 2**60 < first < 2**62
+    monkeypatch.setattr("ray_messaging.transports.epochs.time.time_ns", lambda: 10**18)  # long ago
+    later = [successor_of(b"%d" % first) for _ in range(100)]
+    assert min(later) > first
+    assert len(set(later)) > 90
+    assert new_epoch() < first
+
+
+@pytest.mark.parametrize("kept", [None, b"", b"5", b"-7", b"x" * 40, b"9" * 19, b"1e300", "²".encode()])
+def test_garbage_in_an_epochs_place_does_no_harm(kept):
+    assert 2**60 < successor_of(kept) < 2**62
