@@ -1,6 +1,7 @@
 """A batch: messages of one sender as columns."""
 
 from copy import copy
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -8,6 +9,14 @@ from numpy.typing import NDArray
 
 from ray_messaging.ids import Ids
 from ray_messaging.lines import Lines
+
+
+class Origin(NamedTuple):
+    """Say where a batch was read: the mailbox, the entry, and the loan that it is part of, if any."""
+
+    mailbox: str
+    entry: str
+    loan: object = None
 
 
 class Batch(msgspec.Struct, eq=False, kw_only=True):
@@ -35,6 +44,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     noted: NDArray[np.uint32] | None = None
     frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
     rows: int = -1  # whoever knows it says so
+    origin: Origin | None = None  # of one that was read from a mailbox
 
     def __post_init__(self) -> None:
         if self.rows < 0:

@@ -220,6 +220,8 @@ class MessagingConfig(_Settings):
     outbox_bytes: PositiveInt = _of(256 * 2**20, "bytes that may wait in a messager to be sent; then `send` waits")
     payload_bytes: int = _of(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=64 * 2**20)
     state_bytes: int = _of(64 * 2**20, "bytes of what a transaction keeps, 256 MiB at most", gt=0, le=256 * 2**20)
+    complete_messages: PositiveInt = _of(1_000_000, "messages that one fetch with `complete=True` hands out at most")
+    complete_bytes: PositiveInt = _of(256 * 2**20, "bytes that one fetch with `complete=True` hands out at most")
     frame_rows: PositiveInt = _of(16_384, "messages in one entry of a mailbox; a batch of ours has no more")
     frame_bytes: PositiveInt = _of(16 * 2**20, "bytes in one entry of a mailbox")
     send_timeout_s: PositiveFloat = _of(30.0, "seconds that a send goes on trying: no server, no room, no log")

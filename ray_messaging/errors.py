@@ -11,6 +11,8 @@ MessagingError
 ├── UnknownName                 an experiment, group or agent that does not exist
 ├── AlreadyExists               an experiment, group or agent claim that exists already
 ├── TransactionError            a transaction that cannot be opened, or go on
+├── CommitFailed                messages that were handled, and could not be committed: others have them by now
+├── FetchTooLarge               a complete fetch of more than may be handed out at once
 ├── NotListening                fetching from a messager that does not listen
 ├── Closed                      a messager, group or experiment that was closed
 ├── Fenced                      somebody newer has taken over this mailbox or this sender's name
@@ -102,6 +104,27 @@ class NotListening(MessagingError, RuntimeError):
 
 class TransactionError(MessagingError, RuntimeError):
     """A transaction cannot be opened or go on: another one is open, it is over, or it takes too much."""
+
+
+class CommitFailed(MessagingError, RuntimeError):
+    """Messages that were handled could not be committed: mostly, they were held too long, and went to another handle.
+
+    `group` names the mailbox, `messages` says how many; `held_s` and `loan_s` are None where time is not the reason.
+    """
+
+    group: str
+    messages: int
+    held_s: float | None = None
+    loan_s: float | None = None
+
+
+class FetchTooLarge(MessagingError, ValueError):
+    """A complete fetch would hand out too much: `messages` and `size` (bytes), `limit_messages` and `limit` (bytes)."""
+
+    messages: int
+    size: int
+    limit_messages: int
+    limit: int
 
 
 class Closed(MessagingError, RuntimeError):

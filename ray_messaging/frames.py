@@ -6,6 +6,7 @@ at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before
 """
 
 import copyreg
+from collections.abc import Callable
 from operator import attrgetter, is_
 from struct import Struct as Packer
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.batch import Batch
+from ray_messaging.batch import Batch, Origin
 from ray_messaging.checksum import crc32
 from ray_messaging.errors import FrameError
 from ray_messaging.ids import NONE, STR, Ids
@@ -90,7 +91,18 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
 
 
 # A batch travels through Ray, and into whatever pickles it, as its frame.
-copyreg.pickle(Batch, lambda batch: (decode, (encode(batch) if batch.frame is None else batch.frame,)))
+def _reduced(batch: Batch) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
+    frame = encode(batch) if batch.frame is None else batch.frame
+    return (decode, (frame,)) if batch.origin is None else (_decode_read, (frame, batch.origin))
+
+
+def _decode_read(frame: bytes, origin: Origin) -> Batch:
+    batch = decode(frame)
+    batch.origin = origin
+    return batch
+
+
+copyreg.pickle(Batch, _reduced)
 
 _encode_header = msgspec.msgpack.Encoder().encode
 _read_header = msgspec.msgpack.Decoder(Header).decode

@@ -14,6 +14,7 @@ from ray_messaging.message import Message, Outgoing
 from ray_messaging.messages import Messages
 from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.asking import Commit
 from ray_messaging.receiving.leases import Gone
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.bulk import columns_of, entries_of
@@ -144,17 +145,34 @@ class Messager(names.ChannelNames):
         """
         await self.engine.host(agents, subtopics, owner=owner, gone=gone)
 
-    async def fetch_messages(self, *, limit: int | None = None, timeout: float | None = 0.0) -> Messages:
+    async def fetch_messages(
+        self,
+        *,
+        limit: int | None = None,
+        timeout: float | None = 0.0,
+        commit: Commit = "next",
+        complete: bool = False,
+    ) -> Messages:
         """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
         What the last fetch returned is committed now: whoever dies with messages in hand gets them again.
-        Raises: NotListening, Fenced.
-        """
-        return await self.engine.receiving.fetch(limit, timeout)
 
-    async def ack(self) -> None:
-        """Commit what was fetched, now."""
-        await self.engine.receiving.ack()
+        Args: with commit="acked" what this fetch returns is committed by `ack` alone, in any order: for coroutines that
+        handle messages side by side. With complete=True it returns all that the server had when it was called, in as
+        many reads as that takes (see docs/receiving.md).
+        Raises: NotListening, Fenced, FetchTooLarge, ConfigError for commit="acked" or complete=True on MQTT.
+        """
+        return await self.engine.receiving.fetch(limit, timeout, commit, complete=complete)
+
+    async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
+        """Commit what was fetched, now: a message, some of them, or all that is not committed.
+
+        It returns when that is durable, whatever is still out before it. Doing so twice does no harm.
+
+        Raises: ConfigError for messages that were not fetched here, and on MQTT for some of them; CommitFailed where
+        too many ranges would lie apart; Fenced.
+        """
+        await self.engine.receiving.ack(messages)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they come; each is committed when the next one is asked for."""

@@ -23,13 +23,18 @@ class Slice(NamedTuple):
 
 
 class Messages(Sequence[Message]):
-    """Be a batch of received messages, in the order they came; columns as numpy arrays, an item when looked at."""
+    """Be a batch of received messages, in the order they came; columns as numpy arrays, an item when looked at.
 
-    __slots__ = ("_ends", "exp_id", "slices")
+    `more` says whether there is more than this. False: when the reader last asked the server, it had nothing behind
+    these. True: there is more, or the reader has not asked since. Only a fetch with `complete=True` asks by itself.
+    """
 
-    def __init__(self, exp_id: str, slices: Sequence[Slice]) -> None:
+    __slots__ = ("_ends", "exp_id", "more", "slices")
+
+    def __init__(self, exp_id: str, slices: Sequence[Slice], more: bool = False) -> None:  # noqa: FBT001 - as unpickled
         self.exp_id = exp_id
         self.slices = list(slices)
+        self.more = more
         self._ends = [*accumulate([part.high - part.low for part in self.slices])]
 
     def __len__(self) -> int:
@@ -119,7 +124,7 @@ class Messages(Sequence[Message]):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Messages, (self.exp_id, self.slices)
+        return Messages, (self.exp_id, self.slices, self.more)
 
     def __repr__(self) -> str:
         return f"Messages({len(self):,} messages)"

@@ -95,13 +95,16 @@ class Transaction:
 
     # -- in the block ---------------------------------------------------------------------------------------------
 
-    async def fetch_messages(self, *, limit: int | None = None, timeout: float | None = 0.0) -> Messages:
+    async def fetch_messages(
+        self, *, limit: int | None = None, timeout: float | None = 0.0, complete: bool = False
+    ) -> Messages:
         """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
-        It may be called again, for more. Raises: Fenced, TransactionError after the block.
+        It may be called again, for more; with complete=True it returns all that the server has now. Raises: Fenced,
+        FetchTooLarge, TransactionError after the block.
         """
         self._running()
-        return await self._engine.receiving.fetch_held(limit, timeout, self._running)
+        return await self._engine.receiving.fetch_held(limit, timeout, self._running, complete=complete)
 
     @property
     def state(self) -> bytes | None:

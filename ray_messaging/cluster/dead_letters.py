@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from ray_messaging.batch import Batch
 from ray_messaging.channels import check_name
 from ray_messaging.cluster.aside import run_aside
@@ -15,7 +17,7 @@ from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.tables import data_frame
-from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadStore
+from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadStore, unhandled
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.redis.dead import RedisDead
 from ray_messaging.transports.requeueing import Requeueing, readable
@@ -38,6 +40,7 @@ class DeadLetter:
     frame: bytes
     row: int  # the rows before it were handled
     exp_id: str
+    acked: str = ""  # and those were handled, too: "low-high,..."
 
     @cached_property
     def _batch(self) -> Batch | FrameError:
@@ -54,7 +57,7 @@ class DeadLetter:
     @property
     def rows(self) -> int:
         """Return how many messages it holds that nobody has handled; 0 where it cannot be decoded."""
-        return max(0, len(self._batch) - self.row) if isinstance(self._batch, Batch) else 0
+        return len(unhandled(self.row, self.acked, len(self._batch))) if isinstance(self._batch, Batch) else 0
 
     @property
     def messages(self) -> Messages:
@@ -62,7 +65,9 @@ class DeadLetter:
         batch = self._batch
         if isinstance(batch, FrameError):
             raise FrameError(f"dead letter {self.id} cannot be decoded, look at its bytes (.frame): {batch}")
-        return Messages(self.exp_id, [Slice(batch, min(self.row, len(batch)), len(batch))])
+        rows = unhandled(self.row, self.acked, len(batch))
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        return Messages(self.exp_id, [Slice(batch, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)])
 
     def __repr__(self) -> str:
         what = f"{self.rows:,} messages" if self.readable else "not readable"
@@ -223,7 +228,9 @@ class DeadLetters:
         return [self._letter(found) for found in self._run(lambda store: store.page(after, count))]
 
     def _letter(self, found: DeadFrame) -> DeadLetter:
-        return DeadLetter(found.id, found.mailbox, found.reason, found.at, found.frame, found.row, self.exp_id)
+        return DeadLetter(
+            found.id, found.mailbox, found.reason, found.at, found.frame, found.row, self.exp_id, found.acked
+        )
 
     def _run(self, work: Callable[[RedisDead], Awaitable[T]]) -> T:
         """Work on the store from wherever we are called, an event loop that runs included, which waits meanwhile."""

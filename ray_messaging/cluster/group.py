@@ -12,12 +12,14 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray_messaging.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
 from ray_messaging.cluster.calls import insist, result, wait_restart
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import ConfigError, InvalidAddress, MessagingError, OutcomeUnknown
+from ray_messaging.errors import CommitFailed, InvalidAddress, MessagingError, OutcomeUnknown
 from ray_messaging.ids import Ids
 from ray_messaging.message import Outgoing
 from ray_messaging.messages import Messages
 from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.acks import Acked, by_loan, spans_of
+from ray_messaging.receiving.asking import Asking, Commit, check_commit, check_limit
 from ray_messaging.receiving.lending import Token
 from ray_messaging.sending.bulk import columns_of, entries_of, frames_of_columns, frames_of_entries
 
@@ -49,6 +51,8 @@ class Group:
         self._sending = threading.Lock()
         self._fetching = threading.Lock()
         self._token: Token | None = None
+        self._fetches = self._received = 0  # of those whose messages `ack` alone commits
+        self._unacked: dict[tuple[str, int], Token] = {}  # what they returned
         self._away = False  # it went down during a send
         self._keep = keep  # the experiment ends with the last one who holds what started it
 
@@ -106,30 +110,77 @@ class Group:
             with self._sending:
                 self._waiting.discard(number)
 
-    def fetch(self, *, limit: int | None = None, timeout: float | None = 0.0) -> "Fetched":
+    def fetch(
+        self,
+        *,
+        limit: int | None = None,
+        timeout: float | None = 0.0,
+        commit: Commit = "next",
+        complete: bool = False,
+    ) -> "Fetched":
         """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
         What this handle's last fetch returned is committed now. What a handle holds for longer than
         `MessagingConfig.loan_s`, because its task died or ended without `ack`, goes to the next one that fetches.
-        """
-        if limit is not None and limit < 1:
-            raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
-        with self._fetching:
-            arguments = (self._caller, self._token, limit, timeout)
-            self._token, messages = insist(self.actor, lambda: self.actor.fetch.remote(*arguments), what=self._what)
-        return Fetched(messages, self)
 
-    def ack(self) -> None:
-        """Commit what this handle's last fetch returned."""
+        Args: with commit="acked" what this fetch returns is committed by `ack`, or by its own `with` block, alone. With
+        complete=True it returns all that the server had when it was called, but for what other handles hold.
+        Raises: CommitFailed where what the last fetch returned has gone to another handle, FetchTooLarge.
+        """
+        check_limit(limit, complete=complete)
+        check_commit(commit)
         with self._fetching:
-            insist(self.actor, lambda: self.actor.ack.remote(self._caller, self._token), what=self._what)
+            self._fetches += commit == "acked"
+            number = self._fetches if commit == "acked" else 0
+            arguments = (self._caller, self._token, limit, timeout, Asking(commit, complete, number, self._received))
+            try:
+                token, messages = insist(self.actor, lambda: self.actor.fetch.remote(*arguments), what=self._what)
+            except CommitFailed:
+                self._token = None  # others have it
+                raise
             self._token = None
+            if commit == "next":
+                self._token = token
+            elif token is not None:
+                self._received, self._unacked[token[:2]] = number, token
+        return Fetched(messages, self, token)
+
+    def ack(self, messages: Acked | None = None) -> None:
+        """Commit what this handle has fetched: a message, some of them, or all that it holds.
+
+        It returns when that is durable, whatever other handles hold before it. Doing so twice does no harm.
+
+        Raises: CommitFailed where this handle held it for longer than `MessagingConfig.loan_s`, and it went to another
+        one; ConfigError for messages that no handle of this group has fetched.
+        """
+        if messages is None:
+            with self._fetching:
+                token, self._token = self._token, None
+                self._ack([(held, None) for held in (token, *self._unacked.values()) if held is not None])
+        else:
+            self._ack(by_loan(spans_of(messages, self.name)))
+
+    def _ack(self, loans: list[Any]) -> None:
+        over: list[Token]
+        over, late = insist(self.actor, lambda: self.actor.ack_some.remote(loans), what=self._what)
+        for token in over:
+            self._unacked.pop(token[:2], None)
+        if late is not None:
+            raise late
 
     def give_up(self) -> None:
         """Hand back what this handle's last fetch returned, unhandled: the next one that fetches gets it."""
         with self._fetching:
-            insist(self.actor, lambda: self.actor.give_up.remote(self._caller, self._token), what=self._what)
-            self._token = None
+            self._give_up(self._token)
+
+    def _give_up(self, token: Token | None) -> None:
+        insist(self.actor, lambda: self.actor.give_up.remote(self._caller, token), what=self._what)
+        self._let_go(token)
+
+    def _let_go(self, token: Token | None) -> None:
+        if token is not None:
+            self._unacked.pop(token[:2], None)
+            self._token = None if self._token == token else self._token
 
     @property
     def agents(self) -> list[AgentId]:
@@ -145,13 +196,20 @@ class Group:
 
 
 class Fetched(Messages):
-    """Be a fetched batch: a `with` block over it commits it, or hands it back where it ends by an error."""
+    """Be a fetched batch: a `with` block over it commits it, or hands it back where it ends by an error.
 
-    __slots__ = ("_group",)
+    The block's end raises CommitFailed where it lasted for longer than `MessagingConfig.loan_s`, and another handle has
+    the messages by now.
+    """
 
-    def __init__(self, messages: Messages, group: Group) -> None:
-        super().__init__(messages.exp_id, messages.slices)
-        self._group = group
+    __slots__ = ("_group", "_token")
+
+    def __init__(self, messages: Messages, group: Group, token: Token | None) -> None:
+        super().__init__(messages.exp_id, messages.slices, messages.more)
+        self._group, self._token = group, token
+        for part in self.slices:
+            if part.batch.origin is not None:
+                part.batch.origin = part.batch.origin._replace(loan=token)
 
     def __enter__(self) -> Self:
         return self
@@ -159,11 +217,14 @@ class Fetched(Messages):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._token is None:
+            return
         if error is None:
-            self._group.ack()
+            self._group._let_go(self._token)
+            self._group._ack([(self._token, None)])
         else:
             with suppress(MessagingError, RayError):  # the error at hand is the one to tell of
-                self._group.give_up()
+                self._group._give_up(self._token)
 
 
 def check_agents(agents: object) -> None:

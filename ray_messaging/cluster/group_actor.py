@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import ray
@@ -12,11 +12,13 @@ from ray_messaging.cluster.group_host import GroupHost
 from ray_messaging.cluster.restarts import PAUSE_S, restarted, worth_a_retry
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.cluster.tuning import tune_process
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import CommitFailed, MessagingError
 from ray_messaging.health.reports import Report
 from ray_messaging.ids import Ids
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
+from ray_messaging.receiving.acks import Span
+from ray_messaging.receiving.asking import NEXT, Asking
 from ray_messaging.receiving.lending import Token
 
 
@@ -66,16 +68,21 @@ class GroupActor:
         return await self._host.relay(caller, number, oldest, frames)
 
     async def fetch(
-        self, caller: str, token: Token | None, limit: int | None, timeout: float | None
+        self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: Asking = NEXT
     ) -> tuple[Token | None, Messages]:
         """Commit what a handle's last fetch returned, and hand out what is there."""
         await self.ready()
-        return await self._host.fetch(caller, token, limit, timeout)
+        return await self._host.fetch(caller, token, limit, timeout, asking)
 
     async def ack(self, caller: str, token: Token | None) -> None:
         """Commit what a handle's last fetch returned."""
         await self.ready()
         await self._host.ack(caller, token)
+
+    async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
+        """Commit some of what handles have fetched; return the loans that are over, and what failed."""
+        await self.ready()
+        return await self._host.ack_some(loans)
 
     async def give_up(self, caller: str, token: Token | None) -> None:
         """Let whoever fetches next have what a handle's last fetch returned."""

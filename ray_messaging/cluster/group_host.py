@@ -7,12 +7,14 @@ from typing import Any
 from ray_messaging.agent_sets import AgentSet
 from ray_messaging.cluster.owners import is_dead
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import NotListening
+from ray_messaging.errors import CommitFailed, NotListening
 from ray_messaging.health.reports import Report
 from ray_messaging.ids import Ids
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
+from ray_messaging.receiving.acks import Span
+from ray_messaging.receiving.asking import NEXT, Asking
 from ray_messaging.receiving.lending import Lending, Token
 from ray_messaging.sending.admission import Admission
 from ray_messaging.transports.redis import RedisTransport
@@ -55,16 +57,21 @@ class GroupHost:
         return await self._admission.admit(caller, number, oldest, lambda: self.messager.relay(frames))
 
     async def fetch(
-        self, caller: str, token: Token | None, limit: int | None, timeout: float | None
+        self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: Asking = NEXT
     ) -> tuple[Token | None, Messages]:
         """Commit the loan of a token, and lend what is there."""
         assert self._lending is not None
-        return await self._lending.fetch(caller, token, limit, timeout)
+        return await self._lending.fetch(caller, token, limit, timeout, asking)
 
     async def ack(self, caller: str, token: Token | None) -> None:
         """Commit the loan of a token."""
         assert self._lending is not None
         await self._lending.give_back(caller, token)
+
+    async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
+        """Commit some rows of loans; return those loans that are over, and what failed."""
+        assert self._lending is not None
+        return await self._lending.give_back_some(loans)
 
     async def give_up(self, caller: str, token: Token | None) -> None:
         """Let whoever fetches next have the loan of a token."""

@@ -16,7 +16,7 @@ def judge_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
 
 
 def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
-    waiting = sum(mailbox.messages for mailbox in kept.mailboxes)
+    waiting = sum(mailbox.messages - mailbox.acked for mailbox in kept.mailboxes)
     ages = [mailbox.oldest_s for mailbox in kept.mailboxes if mailbox.oldest_s is not None]
     text = f"{kept.mailboxes_in_all:,}, in which {waiting:,} messages wait"
     if kept.mailboxes_in_all > len(kept.mailboxes):

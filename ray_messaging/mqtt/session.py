@@ -85,9 +85,9 @@ class Session:
         if commit and self._name is None and self._listening and self._subscribed.is_set() and room > 0:
             # Its mailbox goes with it: who fetches later still gets what is here.
             with suppress(MessagingError):  # of a mailbox that was lost nothing more can be had
-                slices, handled = await engine.receiving.take(room, 0.0)
-                engine.receiving.note_handled(handled)
-                self._left = Deliveries(Messages(engine.exp_id, [*self._left.messages.slices, *slices]))
+                taken = await engine.receiving.take(room, 0.0)
+                engine.receiving.commits.hand(taken.low, taken.high)
+                self._left = Deliveries(Messages(engine.exp_id, [*self._left.messages.slices, *taken.slices]))
         self._listening = False
         self._subscribed.set()
         self._stopped.set()

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from ray_messaging.errors import TransactionError
 from ray_messaging.receiving.commits import Commits
+from ray_messaging.receiving.in_flight import InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.transports.base import Conclusion
 
@@ -24,6 +25,7 @@ class Holding:
         self.state: bytes | None = None
         self._inbox = inbox
         self._commits: Commits | None = None  # while one is open
+        self._before: InFlight | None = None  # what was in flight when it was opened
         self._doubtful: Callable[[], Awaitable[None]] | None = None
         self._asking = asyncio.Lock()
 
@@ -49,8 +51,9 @@ class Holding:
         """Begin, and commit what was fetched before; what is taken from now on can be put back."""
         self._commits = commits
         self._inbox.keep()
+        commits.acknowledge()
+        self._before = commits.in_flight.copy()
         try:
-            commits.acknowledge()
             await commits.write()
         except BaseException:
             self.put_back()
@@ -59,14 +62,19 @@ class Holding:
     def conclude(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
         """Return what the transaction changes at its end, beside what it sends; None: nothing."""
         assert self._commits is not None
-        handled, changed = self._inbox.kept, state != self.state
-        if handled.cursor is None and not changed and not sends:
+        assert self._before is not None
+        flight, changed = self._commits.in_flight, state != self.state
+        fetched = flight.at != self._before.at
+        flight.ack(self._before.taken, flight.taken)
+        if not fetched and not changed and not sends:
             return None
-        return self._commits.conclusion(handled, state, changed=changed)
+        return self._commits.conclusion(state, fetched=fetched, changed=changed)
 
     def put_back(self) -> None:
         """End the transaction: what it took comes again."""
         self._inbox.put_back()
+        if self._commits is not None and self._before is not None:
+            self._commits.in_flight = self._before
         self._commits = None
 
     def let_go(self, conclusion: Conclusion | None) -> None:

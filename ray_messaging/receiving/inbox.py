@@ -2,31 +2,15 @@
 
 import asyncio
 from collections import deque
-from functools import reduce
-from typing import NamedTuple
+from collections.abc import Callable
 
 import msgspec
 
 from ray_messaging.batch import Batch
 from ray_messaging.messages import Slice
-from ray_messaging.transports.base import Cursor, place
-
-
-class Handled(NamedTuple):
-    """What can be committed: the cursor behind it (None: nothing of the mailbox), messages, bytes of whole frames."""
-
-    cursor: Cursor | None = None
-    messages: int = 0
-    nbytes: int = 0
-
-    def plus(self, later: "Handled") -> "Handled":
-        """Return both, `later` being behind."""
-        if self is NOTHING:
-            return later
-        return Handled(later.cursor or self.cursor, self.messages + later.messages, self.nbytes + later.nbytes)
-
-
-NOTHING = Handled()
+from ray_messaging.receiving.in_flight import InFlight
+from ray_messaging.transports.base import START
+from ray_messaging.transports.ranges import order
 
 
 class Piece(msgspec.Struct):
@@ -44,12 +28,16 @@ class Inbox:
     """Buffer frames up to a limit in messages; they are taken apart by those who fetch."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = self._base = limit
         self.size = 0
+        self.read_to = START.entry  # all up to here was put in
         self.foreign_bytes = 0  # of what foreign clients published
         self._pieces: deque[Piece] = deque()
-        self._kept: list[tuple[Piece, Handled]] | None = None  # what was taken since `keep`
+        self._kept: list[Piece] | None = None  # what was taken since `keep`
+        self._reaching = 0  # who waits for some entry
+        self._dry = False  # the mailbox was read to its end since somebody waits for that
         self._arrived = asyncio.Event()
+        self._grown = asyncio.Event()
         self._emptied = asyncio.Event()
 
     def put(self, piece: Piece) -> None:
@@ -62,12 +50,42 @@ class Inbox:
             self._pieces.append(piece)
         if piece.entry is None:
             self.foreign_bytes += piece.nbytes
+        else:
+            self.read_to = piece.entry
         self.size += piece.high - piece.low
         self._arrived.set()
+        self._grown.set()
 
     def wake(self) -> None:
         """Wake those who wait for a message: the reader has something to say."""
         self._arrived.set()
+        self._grown.set()
+
+    def note_dry(self) -> None:
+        """Note that a read, which waited for more, has found nothing."""
+        self._dry = True
+        self._grown.set()
+
+    async def reach(self, entry: str, room: int, check: Callable[[], object]) -> bool:
+        """Wait until all up to an entry was put in, `room` messages at most; False: there is not room for all.
+
+        The limit gives way meanwhile. `check` raises where no more will come.
+        """
+        end, self._dry, base = order(entry), False, self._base
+        self._reaching += 1
+        try:
+            while order(self.read_to) < end and not self._dry:
+                if self.size > room:
+                    return False
+                self.limit = max(base, 2 * room)
+                self._emptied.set()
+                self._grown.clear()
+                await self._grown.wait()
+                check()
+        finally:
+            self._reaching -= 1
+            self.limit = self.limit if self._reaching else base
+        return True
 
     async def arrival(self) -> None:
         """Wait until something is there, or the reader has something to say."""
@@ -83,42 +101,40 @@ class Inbox:
             self._emptied.clear()
             await self._emptied.wait()
 
-    def take(self, limit: int | None) -> tuple[list[Slice], Handled]:
-        """Take up to `limit` messages out, and what committing them means."""
+    def take(self, limit: int | None, in_flight: InFlight) -> list[Slice]:
+        """Take up to `limit` messages out; what is of the mailbox is in flight then."""
         slices: list[Slice] = []
-        handled = NOTHING
         left = self.size if limit is None else min(limit, self.size)
         while self._pieces and (left or self._pieces[0].batch is None):
             piece = self._pieces[0]
             high = min(piece.high, piece.low + left)
+            known = False
+            if in_flight.ahead and piece.entry is not None and piece.batch is not None:
+                known, stop = in_flight.acked_before(piece.entry, piece.low, piece.high)
+                high = stop if known else min(high, stop)
             whole = high == piece.high
-            if piece.batch is not None:
-                slices.append(Slice(piece.batch, piece.low, high, piece.pattern))
-            part = NOTHING
-            if piece.entry is not None:
-                cursor = Cursor(piece.entry, 0 if whole else high)
-                part = Handled(cursor, high - piece.low, piece.nbytes if whole else 0)
-                handled = handled.plus(part)
-            else:
+            if piece.entry is None:
                 self.foreign_bytes -= piece.nbytes
+            else:
+                enter = in_flight.pass_over if known else in_flight.take
+                enter(piece.entry, piece.low, high, whole=whole, nbytes=piece.nbytes)
+            if piece.batch is not None and not known:
+                slices.append(Slice(piece.batch, piece.low, high, piece.pattern))
+                left -= high - piece.low
             if self._kept is not None:
-                self._kept.append((msgspec.structs.replace(piece, high=high), part))
-            left -= high - piece.low
+                self._kept.append(msgspec.structs.replace(piece, high=high))
             self.size -= high - piece.low
             piece.low = high
             if whole:
                 self._pieces.popleft()
-        self._taken()
-        return slices, handled
+        if not self._pieces:
+            self._arrived.clear()
+        self._emptied.set()
+        return slices
 
     def keep(self) -> None:
         """Keep what is taken from now on, so that it can be put back."""
         self._kept = []
-
-    @property
-    def kept(self) -> Handled:
-        """Return what committing all that is kept means."""
-        return reduce(Handled.plus, (part for _, part in self._kept or ()), NOTHING)
 
     def let_go(self) -> None:
         """Keep nothing any more."""
@@ -127,7 +143,7 @@ class Inbox:
     def put_back(self) -> None:
         """Put what is kept back where it was; it may pass the limit for a while."""
         kept, self._kept = self._kept or [], None
-        for piece, _ in reversed(kept):
+        for piece in reversed(kept):
             self.size += piece.high - piece.low
             self.foreign_bytes += piece.nbytes if piece.entry is None else 0
             first = self._pieces[0] if self._pieces else None
@@ -137,31 +153,3 @@ class Inbox:
                 self._pieces.appendleft(piece)
         if self._pieces:
             self._arrived.set()
-
-    def drop(self, end: Cursor) -> Handled:
-        """Drop what lies before a cursor, though not what foreign clients published; return what that means."""
-        handled, kept = NOTHING, deque[Piece]()
-        for piece in self._pieces:
-            if piece.entry is None or place(Cursor(piece.entry, 1)) > place(end):
-                kept.append(piece)
-                continue
-            high = piece.high if end.entry != piece.entry or not end.row else max(piece.low, end.row)
-            whole = high >= piece.high
-            cursor = Cursor(piece.entry, 0 if whole else high)
-            handled = handled.plus(Handled(cursor, high - piece.low, piece.nbytes if whole else 0))
-            self.size -= high - piece.low
-            piece.low = high
-            if not whole:
-                kept.append(piece)
-        self._pieces = kept
-        self._taken()
-        return handled
-
-    def reaches(self, end: Cursor) -> bool:
-        """Tell whether something behind a cursor is there."""
-        return any(piece.entry is not None and place(Cursor(piece.entry, 1)) > place(end) for piece in self._pieces)
-
-    def _taken(self) -> None:
-        if not self._pieces:
-            self._arrived.clear()
-        self._emptied.set()

@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
+from ray_messaging.batch import Origin
 from ray_messaging.channels import NAME_LENGTH
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
 from ray_messaging.frames import FOREIGN_SENDER, decode
 from ray_messaging.loops import Loop, end
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
+from ray_messaging.transports.ranges import before
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +34,14 @@ class Reader:
 
     def __init__(self, transport: Transport, mailbox: str, inbox: Inbox, cursor: Cursor, frame_rows: int) -> None:
         self.error: MessagingError | None = None
+        self.behind = True  # the mailbox may hold more than was read
         self.unreadable = 0
         self.foreign = 0  # messages of foreign clients that came through the mailbox
         self._transport = transport
         self._mailbox = mailbox
         self._inbox = inbox
         self._cursor = cursor
+        inbox.read_to = cursor.entry if cursor.row == 0 else before(cursor.entry)
         self._frame_rows = frame_rows
         self._waits, self._turned_at = True, time.monotonic()
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
@@ -67,7 +71,7 @@ class Reader:
             self.stop(MessagingError(f"the reader failed ({type(error).__name__}: {error}): please report this"))
 
     async def _read(self) -> None:
-        inbox, last = self._inbox, self._cursor.entry if self._cursor.row == 0 else before(self._cursor.entry)
+        inbox, last = self._inbox, self._inbox.read_to
         frame_bytes = _FRAME_BYTES
         while True:
             if not inbox.has_room(self._frame_rows):
@@ -78,6 +82,9 @@ class Reader:
             count = max(1, min(_FRAMES, room, _READ_BYTES // frame_bytes))
             frames = await self._insist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
             turned_at = time.monotonic()
+            self.behind = len(frames) > 0
+            if not frames:
+                inbox.note_dry()
             for entry, frame in frames:
                 try:
                     piece = self._piece(entry, frame)
@@ -88,6 +95,7 @@ class Reader:
                 if (now := time.monotonic()) - turned_at > _TURN_S:
                     turned_at = now
                     await asyncio.sleep(0)
+            self.behind = len(frames) == count
             # Whoever waits for these goes first: asking for more takes a system call.
             await asyncio.sleep(0)
             if frames:
@@ -112,6 +120,7 @@ class Reader:
         if batch.sender.startswith(FOREIGN_SENDER):
             self.foreign += rows
         low = min(self._cursor.row, rows) if entry == self._cursor.entry else 0
+        batch.origin = Origin(self._mailbox, entry)
         # A frame without messages only moves the cursor.
         return Piece(entry, batch if low < rows else None, low, rows, len(frame))
 
@@ -121,11 +130,3 @@ class Reader:
         logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
         await self._insist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
         return Piece(entry, None, 0, 0, 0)
-
-
-def before(entry: str) -> str:
-    """Return the largest entry id below one."""
-    milliseconds, _, number = entry.partition("-")
-    if int(number):
-        return f"{milliseconds}-{int(number) - 1}"
-    return f"{int(milliseconds) - 1}-{2**64 - 1}"

@@ -4,15 +4,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_messaging.channels import AgentId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import (
     Closed,
+    ConfigError,
     ConnectionFailed,
     Fenced,
+    FetchTooLarge,
     MessagingError,
     NotListening,
     TransactionError,
@@ -21,22 +23,36 @@ from ray_messaging.errors import (
 from ray_messaging.loops import Loop, end
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
-from ray_messaging.receiving.asking import check_limit, left_of
+from ray_messaging.receiving.acks import Acked, spans_of
+from ray_messaging.receiving.asking import Commit, check_commit, check_limit, left_of
 from ray_messaging.receiving.commits import Commits
 from ray_messaging.receiving.foreign import Foreign
 from ray_messaging.receiving.holding import Holding
-from ray_messaging.receiving.inbox import NOTHING, Handled, Inbox
+from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.leases import Gone, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.renewal import Renewal
 from ray_messaging.receiving.wishes import Wishes, check_claims
-from ray_messaging.transports.base import START, Cursor, Held, Limits, Transport
+from ray_messaging.transports.base import Cursor, Held, Limits, Transport
 
 logger = logging.getLogger(__name__)
 
 # A server that is away when a messager closes is not waited for any longer, in seconds.
 _LEAVE_S = 5.0
 _UNLIMITED = nullcontext()
+
+
+class Taken(NamedTuple):
+    """What was taken out of the inbox, the numbers of its rows, and whether anything of the mailbox was."""
+
+    slices: list[Slice]
+    low: int
+    high: int
+    passed: bool
+
+    def after(self, earlier: "Taken") -> "Taken":
+        """Return this one, behind another that had no messages."""
+        return self._replace(passed=self.passed or earlier.passed)
 
 
 class Subscription:
@@ -56,7 +72,6 @@ class Subscription:
         self._epoch: int | None = None
         self._reader: Reader | None = None
         self._commits: Commits | None = None
-        self.cursor = START  # the durable one, as of the start
         self._fetching = asyncio.Lock()
         self._foreign = Foreign(self.inbox, directory, name, settings.mailbox_bytes)
         self._holding = Holding(self.inbox)
@@ -95,8 +110,8 @@ class Subscription:
         self._wishes = wishes
         if self._epoch is None:
             self._epoch = self._foreign.epoch = listening.epoch
-            self.cursor, self._holding.state = listening.cursor, listening.state
-            self._commits = Commits(self._transport, self._name, listening.epoch)
+            self._holding.state = listening.state
+            self._commits = Commits(self._transport, self._name, listening.epoch, listening.cursor, listening.acked)
             self._reader = Reader(self._transport, self._name, self.inbox, listening.cursor, record.frame_rows)
         await self._transport.subscribe(wishes.fresh, wishes.fresh_globs, self._foreign.arrived)
 
@@ -111,9 +126,11 @@ class Subscription:
             raise self._reader.error.with_traceback(None)
         return self._reader, self._commits
 
-    async def fetch(self, limit: int | None, timeout: float | None) -> Messages:
-        """Commit what was handed out, and hand out what is there; wait for the first."""
-        check_limit(limit)
+    async def fetch(
+        self, limit: int | None, timeout: float | None, commit: Commit = "next", *, complete: bool = False
+    ) -> Messages:
+        """Commit what the last fetch handed out to be committed, and hand out what is there; wait for the first."""
+        self._check(limit, commit, complete=complete)
         if self._reader is None and timeout == 0:
             await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe: nothing has come, so far
             return Messages(self._directory.exp_id, [])
@@ -126,72 +143,124 @@ class Subscription:
                 commits.acknowledge()
                 if commits.open:
                     await commits.write()
-                slices, handled = await self.take(limit, left())
-                commits.hand(handled)
-                if slices or handled is NOTHING:
-                    return Messages(self._directory.exp_id, slices)
+                taken = await self.take(limit, left(), complete=complete)
+                if commit == "next":
+                    commits.hand(taken.low, taken.high)
+                if taken.slices or not taken.passed:
+                    return self.messages(taken.slices)
+
+    def _check(self, limit: int | None, commit: Commit, *, complete: bool) -> None:
+        check_limit(limit, complete=complete)
+        check_commit(commit)
+        if commit == "acked":
+            self._check_acks()
+
+    def _check_acks(self) -> None:
+        if not self._transport.acks_apart:
+            raise ConfigError(
+                "an MQTT broker keeps no acknowledgement of single messages: commit='acked', and ack of some messages, "
+                "need Redis or Valkey. Handle what a fetch returned, then ack() all of it"
+            )
+
+    def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
+        """Return what was taken as messages, and whether there is more."""
+        behind = self._reader is not None and self._reader.behind
+        return Messages(self._directory.exp_id, slices, more or self.inbox.size > 0 or behind)
 
     async def take(
-        self, limit: int | None, timeout: float | None, check: Callable[[], object] | None = None
-    ) -> tuple[list[Slice], Handled]:
-        """Take messages out of the inbox, and what committing them means; wait for the first.
+        self,
+        limit: int | None,
+        timeout: float | None,
+        check: Callable[[], object] | None = None,
+        *,
+        complete: bool = False,
+    ) -> Taken:
+        """Take messages out of the inbox; wait for the first.
 
         Nor does it wait longer once a frame without any has come: it fills the mailbox until it is committed. `check`
-        raises where nothing may be taken any more.
+        raises where nothing may be taken any more. With `complete` all is taken that the mailbox has.
         """
-        slices, handled = await self._look_in(limit, check)
+        if complete:
+            await self._read_up()
+        taken = await self._look_in(limit, check)
         try:
-            if not slices and timeout == 0:
+            if not taken.slices and timeout == 0:
                 await asyncio.sleep(0)  # whoever polls must let the reader run
-                slices, more = await self._look_in(limit, check)
-                handled = handled.plus(more)
-            elif not slices and handled is NOTHING:
-                async with _UNLIMITED if timeout is None else asyncio.timeout(timeout):
-                    while not slices and handled is NOTHING:
+                taken = (await self._look_in(limit, check)).after(taken)
+            elif not taken.slices and not taken.passed:
+                deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+                while not taken.slices and not taken.passed:
+                    async with _UNLIMITED if deadline is None else asyncio.timeout_at(deadline):
                         await self.inbox.arrival()
-                        slices, handled = await self._look_in(limit, check)
+                    if complete:  # the time is for the first one alone
+                        await self._read_up()
+                    taken = await self._look_in(limit, check)
         except TimeoutError:
             pass
         except ConnectionFailed:
-            if handled is NOTHING:  # else the cursor must pass what was taken
+            if not taken.passed:  # else the cursor must pass what was taken
                 raise
-        return slices, handled
+        return taken
 
-    async def _look_in(self, limit: int | None, check: Callable[[], object] | None) -> tuple[list[Slice], Handled]:
-        self._ready()
+    async def _look_in(self, limit: int | None, check: Callable[[], object] | None) -> Taken:
+        _, commits = self._ready()
         if self._renewal.look():
             await self._renewal.confirm()
         if check is not None:
             check()
-        return self.inbox.take(limit)
+        flight = commits.in_flight
+        low, changes, at = flight.taken, flight.changes, flight.at
+        slices = self.inbox.take(limit, flight)
+        return Taken(slices, low, flight.taken, flight.changes != changes or flight.at != at)
 
-    async def drop(self, end: Cursor, wanted: Callable[[], bool]) -> Handled:
-        """Take out what lies before a cursor, and hand it to nobody; wait for it as long as it is wanted."""
-        handled = self.inbox.drop(end)
-        while handled == NOTHING and wanted() and not self.inbox.reaches(end):
-            await self.inbox.arrival()
-            self._ready()
-            handled = self.inbox.drop(end)
-            await asyncio.sleep(0)  # what foreign clients published stays, so that something always is there
-        return handled
-
-    async def ack(self) -> None:
-        """Commit what was handed out."""
+    async def _read_up(self) -> None:
+        """Wait until all is in the inbox that the mailbox has now; raise FetchTooLarge."""
         _, commits = self._ready()
-        await self._holding.free()
-        commits.acknowledge()
-        await commits.write()
+        settings, flight = self._settings, commits.in_flight
+        end = await self._transport.end_of(self._name)
+        there, nbytes = end.messages - flight.waiting, end.nbytes - flight.waiting_bytes
+        fits = there <= settings.complete_messages and nbytes <= settings.complete_bytes
+        if not fits or not await self.inbox.reach(end.entry, settings.complete_messages, self._ready):
+            raise FetchTooLarge(
+                f"{max(there, self.inbox.size):,} messages wait in {self._name!r}, of {nbytes:,} bytes, and a complete "
+                f"fetch takes {settings.complete_messages:,} of {settings.complete_bytes:,} bytes. Nothing was taken: "
+                "fetch in parts, while `messages.more` says that there is more, or raise "
+                "MessagingConfig.complete_messages or complete_bytes",
+                messages=max(there, self.inbox.size),
+                size=nbytes,
+                limit_messages=settings.complete_messages,
+                limit=settings.complete_bytes,
+            )
 
-    def note_handled(self, handled: Handled) -> None:
-        """Note that what was taken by `take` is handled, and what was fetched before it; `write` commits it."""
+    async def ack(self, messages: Acked | None = None) -> None:
+        """Commit what was handed out; or some messages of it alone."""
         _, commits = self._ready()
-        commits.acknowledge()  # later, it would set the cursor back
-        commits.add(handled)
+        if messages is None:
+            await self._holding.free()
+            commits.acknowledge_all()
+        else:
+            self._check_acks()
+            spans = spans_of(messages, self._name)
+            if not self._holding.is_free:
+                await self._holding.free()
+            commits.acknowledge_some(spans)
+        if commits.open:
+            await commits.write()
 
-    async def write(self) -> None:
-        """Commit what is noted as handled."""
-        _, commits = self._ready()
-        await commits.write()
+    @property
+    def commits(self) -> Commits:
+        """Return what is handed out, and committed; raise NotListening, Fenced."""
+        return self._ready()[1]
+
+    @property
+    def cursor(self) -> Cursor:
+        """Return the cursor behind all that is handled without a gap."""
+        return self.commits.in_flight.cursor
+
+    @property
+    def name(self) -> str:
+        """Return the mailbox."""
+        return self._name
 
     async def iterate(self) -> AsyncIterator[Message]:
         """Hand out message by message; each is committed, in the background, when the next one is asked for."""
@@ -201,9 +270,9 @@ class Subscription:
                 await self._holding.free()
                 commits.acknowledge()
                 commits.write_soon()
-                slices, handled = await self.take(1, None)
-                commits.hand(handled)
-            for batch, low, _, pattern in slices:
+                taken = await self.take(1, None)
+                commits.hand(taken.low, taken.high)
+            for batch, low, _, pattern in taken.slices:
                 yield Message(self._directory.exp_id, batch, low, pattern)
 
     # -- transactions ---------------------------------------------------------------------------------------------
@@ -217,18 +286,20 @@ class Subscription:
         await self._holding.open(commits)
         return self._holding
 
-    async def fetch_held(self, limit: int | None, timeout: float | None, check: Callable[[], object]) -> Messages:
+    async def fetch_held(
+        self, limit: int | None, timeout: float | None, check: Callable[[], object], *, complete: bool = False
+    ) -> Messages:
         """Hand out what is there to the transaction that holds the mailbox; wait for the first.
 
         `check` raises once it does so no more: what comes then is another one's.
         """
-        check_limit(limit)
+        check_limit(limit, complete=complete)
         self._ready()
         left = left_of(timeout)
-        slices, handled = await self.take(limit, left(), check)
-        while not slices and handled != NOTHING:
-            slices, handled = await self.take(limit, left(), check)
-        return Messages(self._directory.exp_id, slices)
+        taken = await self.take(limit, left(), check, complete=complete)
+        while not taken.slices and taken.passed:
+            taken = await self.take(limit, left(), check, complete=complete)
+        return self.messages(taken.slices)
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -101,10 +101,25 @@ class Cursor(NamedTuple):
 START = Cursor("0-0", 0)
 
 
+class AckRange(NamedTuple):
+    """What is acknowledged although something before it is not: `rows` messages behind `after`, up to `end`."""
+
+    after: Cursor
+    end: Cursor
+    rows: int
+
+
+class SelectiveAcks(NamedTuple):
+    """All that is acknowledged behind the cursor: the ranges (see `ranges`; b"": none), and their messages."""
+
+    ranges: bytes
+    messages: int
+
+
 class Conclusion(msgspec.Struct):
     """What a transaction changes beside what it sends: the cursor (None: it stays) and the state of its own mailbox.
 
-    `messages` and `nbytes` are totals, as in `commit`. With `state_changed` the state becomes `state` (None: there is
+    `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: there is
     none). Transactions of one sender are numbered from 1: one that comes again has its effect once.
     """
 
@@ -116,6 +131,7 @@ class Conclusion(msgspec.Struct):
     state: bytes | None = None
     state_changed: bool = False
     number: int = 0
+    acks: SelectiveAcks | None = None
 
 
 class SendRequest(msgspec.Struct):
@@ -154,13 +170,22 @@ def place(cursor: Cursor) -> tuple[int, int, float]:
 class Listening(NamedTuple):
     """A mailbox that is ours now: the reader's epoch, the durable cursor, and the last transaction's state.
 
-    `state` is told only to whoever takes the mailbox over.
+    `state`, and the ranges acknowledged behind the cursor, are told only to whoever takes the mailbox over.
     """
 
     version: int
     epoch: int
     cursor: Cursor
     state: bytes | None = None
+    acked: bytes = b""
+
+
+class MailboxEnd(NamedTuple):
+    """The last entry of a mailbox (START's: it never had one), and what lies behind the cursor."""
+
+    entry: str
+    messages: int
+    nbytes: int
 
 
 class Held(NamedTuple):
@@ -215,6 +240,8 @@ class Transport(Protocol):
     `patterns` are those that its server knows. With `logs_apart` no mailbox of it can be read by the event log, which
     is told of each row by a note once its fate is known. It `transacts` if a call of `send` can have a conclusion,
     and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
+    With `acks_apart` a commit can acknowledge what lies behind something that it does not, and the mailbox has an end
+    that can be asked for.
     """
 
     exp_id: str
@@ -222,6 +249,7 @@ class Transport(Protocol):
     logs_apart: bool
     transacts: bool
     checks_verdicts: bool
+    acks_apart: bool
 
     @property
     def largest_frame(self) -> int | None:
@@ -271,10 +299,23 @@ class Transport(Protocol):
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
 
-    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
+    async def end_of(self, mailbox: str) -> MailboxEnd:
+        """Return up to where a mailbox goes now; raise ConfigError where that cannot be known."""
+
+    async def commit(
+        self,
+        mailbox: str,
+        epoch: int,
+        cursor: Cursor,
+        *,
+        messages: int,
+        nbytes: int,
+        acks: SelectiveAcks | None = None,
+    ) -> None:
         """Move the durable cursor and trim what lies behind.
 
-        Args: messages and nbytes count what was handled under this epoch so far: totals, which may be repeated.
+        Args: messages and nbytes count what the cursor has passed under this epoch so far: totals, which may be
+        repeated. acks is all that is acknowledged behind the cursor; None leaves it as it is.
 
         Raises: Fenced.
         """
@@ -310,4 +351,4 @@ class Transport(Protocol):
         """Stop listening to foreign clients."""
 
     async def waiting(self) -> dict[str, int]:
-        """Return the messages that wait in each mailbox."""
+        """Return the messages that wait in each mailbox; what is acknowledged does not."""

@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ray_messaging.directory import Record
+from ray_messaging.transports.ranges import decode_rows
 
 DEAD_BYTES = 256 * 2**20  # are kept, unless a limit is given
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
@@ -14,7 +18,7 @@ LETTER_BYTES = 256  # what a letter counts beside its frame: those without a fra
 
 
 class DeadFrame(NamedTuple):
-    """A frame that nobody will read; the first `row` rows were handled.
+    """A frame that nobody will read; the first `row` rows were handled, and those of `acked` (see `ranges`).
 
     `born` counts the mailboxes that there had been when its own went, and `exclusive` says that this one alone listened
     for its agents; born is None where the mailbox's reader could not decode the frame.
@@ -29,6 +33,7 @@ class DeadFrame(NamedTuple):
     at: float  # unix s
     born: int | None
     exclusive: bool
+    acked: str = ""
 
 
 class DeadFacts(NamedTuple):
@@ -93,6 +98,14 @@ class DeadStore(Protocol):
 
     async def drop(self, letters: Sequence[str]) -> int:
         """Delete letters; return how many there were."""
+
+
+def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
+    """Return which of a letter's rows nobody has handled: not those before `row`, nor those of `acked`."""
+    left = np.ones(rows, bool)
+    for low, high in [(0, row), *decode_rows(acked)]:
+        left[low : int(min(high, rows))] = False
+    return np.flatnonzero(left)
 
 
 def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:

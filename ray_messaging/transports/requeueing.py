@@ -13,7 +13,7 @@ from ray_messaging.directory import Directory, Record
 from ray_messaging.errors import FrameError
 from ray_messaging.frames import decode, encode
 from ray_messaging.patterns import GLOBS, Patterns
-from ray_messaging.transports.dead_letters import DeadFrame, DeadStore, Listeners, Requeued, Returned
+from ray_messaging.transports.dead_letters import DeadFrame, DeadStore, Listeners, Requeued, Returned, unhandled
 
 _DIGITS = 20  # of an entry's id, which is of 64 bits
 _ATTEMPTS = 8  # while the directory changes under our hands
@@ -60,7 +60,7 @@ class Requeueing:
             batch = readable(letter.frame)
         except FrameError as error:
             return Outcome(0, 0, f"it cannot be decoded ({error}): export it, or drop it")
-        rows = np.arange(min(letter.row, len(batch)), len(batch))
+        rows = unhandled(letter.row, letter.acked, len(batch))
         for _ in range(_ATTEMPTS):
             listeners = self._listeners = self._listeners or await self._store.listeners()
             found, nobody = self._route(letter, batch, rows, listeners)

@@ -29,8 +29,9 @@ with Messaging.start("apart", rules=[rules.BlackList([(3, 13)])]) as messaging:
     where = lambda self: ray.get_runtime_context().get_node_id()
     nodes = {ray.get(group.actor.__ray_call__.remote(where)) for group in (west, east)}
     assert len(nodes) == 2, nodes
-    tasks = [chat.options(**right).remote(west, east.agents), chat.options(**left).remote(east, west.agents)]
-    print(ray.get(tasks))
+    for group, partners in [(west, east), (east, west)]:
+        group.send_columns(group.agents, partners.agents, {"content": "hello"})
+    print(ray.get([read.options(**right).remote(west), read.options(**left).remote(east)]))
 ray.shutdown()
 cluster.shutdown()
 """

@@ -19,7 +19,9 @@ def pytest_configure(config):
 
 # What these ask does not depend on which server it is that speaks Redis: Valkey answers in the default suite.
 EITHER_REDIS = (
+    "test_acks.py",
     "test_addresses.py",
+    "test_complete.py",
     "test_dead_letters.py",
     "test_deferred.py",
     "test_fates.py",

@@ -111,7 +111,7 @@ async def test_behind_what_a_caller_keeps_a_flood_is_one_loan(pair, messagers, s
         assert await newer.send("box") is FrameFate.WRITTEN
         await buried(receiver, n + 1)
         assert (await lending.fetch("asks", None, None, 0.0))[0] is None
-    assert len(lending._loans) == 2
+    assert len(receiver.engine.subscription.commits.in_flight._parts) == 2
     await lending.give_back("kept", token)
 
     async def handled():

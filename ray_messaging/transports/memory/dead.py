@@ -61,7 +61,7 @@ class MemoryDead:
             _write(exp, exp.mailboxes[mailbox], rows, frame)
         taken = exp.dead.release(letter)
         if rest:
-            exp.dead.lay(taken._replace(frame=rest, row=0), inf)
+            exp.dead.lay(taken._replace(frame=rest, row=0, acked=""), inf)
         exp.wake()
         return Requeued.DONE, ""
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import (
     LOG,
+    START,
     Conclusion,
     Cursor,
     FrameFate,
+    MailboxEnd,
+    SelectiveAcks,
     SendReply,
     SendRequest,
     SendStatus,
@@ -116,7 +119,7 @@ class MemoryPost(MemoryLog):
         sender.transactions = done.number
         box = self._exp.mailboxes[done.mailbox]
         if done.cursor is not None:
-            _move(box, done.cursor, done.messages, done.nbytes)
+            _move(box, done.cursor, done.messages, done.nbytes, done.acks)
         if done.state_changed:
             box.state = done.state
 
@@ -145,12 +148,26 @@ class MemoryPost(MemoryLog):
     def _publish(self, part: Shipment) -> list[int]:
         return [self.server.publish(channel, data, by=self.exp_id) for channel, data in part.publish]
 
-    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
+    async def end_of(self, mailbox: str) -> MailboxEnd:
+        """Return up to where a mailbox goes now."""
+        box = self._exp.mailboxes.get(mailbox)
+        return MailboxEnd(START.entry, 0, 0) if box is None else MailboxEnd(f"{box.last}-0", box.messages, box.nbytes)
+
+    async def commit(
+        self,
+        mailbox: str,
+        epoch: int,
+        cursor: Cursor,
+        *,
+        messages: int,
+        nbytes: int,
+        acks: SelectiveAcks | None = None,
+    ) -> None:
         """Move the durable cursor and trim what lies behind."""
         box = self._exp.mailboxes.get(mailbox)
         if box is None or box.epoch != epoch:
             raise (lost if box is None or box.epoch < epoch else fenced)(mailbox, epoch)
-        _move(box, cursor, messages, nbytes)
+        _move(box, cursor, messages, nbytes, acks)
 
 
 def _whose(sender: Sender | None, epoch: int) -> SendStatus:
@@ -182,9 +199,13 @@ def _behind(box: Mailbox, cursor: Cursor, messages: int, nbytes: int) -> tuple[i
     return box.messages + box.handled[0] - messages, box.nbytes + box.handled[1] - nbytes
 
 
-def _move(box: Mailbox, cursor: Cursor, messages: int, nbytes: int) -> None:
+def _move(box: Mailbox, cursor: Cursor, messages: int, nbytes: int, acks: SelectiveAcks | None) -> None:
     if place(cursor) < place(box.cursor):
         return  # it comes late
+    if acks is not None:
+        if messages + acks.messages < box.handled[0] + box.acked.messages:
+            return  # so does this: all that is acknowledged only ever grows
+        box.acked = acks
     box.messages, box.nbytes = _behind(box, cursor, messages, nbytes)
     box.cursor, box.handled = cursor, (messages, nbytes)
     box.trim()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ray_messaging.patterns import glob_pattern
-from ray_messaging.transports.base import START, Cursor, Ingress, Limits
+from ray_messaging.transports.base import START, Cursor, Ingress, Limits, SelectiveAcks
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.memory.dead_box import DeadBox
@@ -53,6 +53,9 @@ class Backlog:
         self.taken, self.logged = taken, entry
 
 
+NOTHING = SelectiveAcks(b"", 0)
+
+
 @dataclass
 class Mailbox:
     """Be a mailbox and its stream; `backlog` is there while an event log is registered."""
@@ -73,6 +76,7 @@ class Mailbox:
     handled: tuple[int, int] = (0, 0)
     backlog: Backlog | None = None
     since: int = 0  # the first entry that can have come to it
+    acked: SelectiveAcks = NOTHING  # behind the cursor
     rejected: set[int] = field(default_factory=set)  # entries that are dead letters before they are handled
 
     def trim(self) -> None:

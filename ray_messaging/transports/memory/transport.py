@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 
 from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import AlreadyExists
@@ -19,6 +20,7 @@ from ray_messaging.transports.base import (
 from ray_messaging.transports.dead_letters import DEAD_BYTES, DeadFrame, kept_of
 from ray_messaging.transports.memory.post import MemoryPost, fenced
 from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
+from ray_messaging.transports.ranges import decode_ranges, encode_rows, rows_of
 
 
 class MemoryTransport(MemoryPost):
@@ -28,6 +30,7 @@ class MemoryTransport(MemoryPost):
     logs_apart = False
     transacts = True
     checks_verdicts = True
+    acks_apart = True
     largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:
@@ -99,7 +102,7 @@ class MemoryTransport(MemoryPost):
         if box.record != encode_record(record):
             exp.directory += 1
             box.record, box.changed = encode_record(record), exp.directory
-        return Listening(exp.directory, box.epoch, box.cursor, box.state)
+        return Listening(exp.directory, box.epoch, box.cursor, box.state, box.acked.ranges)
 
     def _make(self, name: str, limits: Limits, owner: str) -> Mailbox:
         exp = self._exp
@@ -152,12 +155,17 @@ class MemoryTransport(MemoryPost):
     def _bury_mailbox(self, name: str, reason: str) -> int:
         box = self._exp.mailboxes.pop(name)
         self._exp.directory += 1
-        unread = [(entry, frame) for entry, frame in box.unread() if entry not in box.rejected]
+        ranges, exclusive = decode_ranges(box.acked.ranges), decode_record(box.record).exclusive
+        acked = {entry: rows_of(ranges, f"{entry}-0") for entry, _ in box.unread()}
+        unread = [
+            (entry, frame)
+            for entry, frame in box.unread()
+            if entry not in box.rejected and (0, inf) not in acked[entry]
+        ]
         for entry, frame in unread:
             row = box.cursor.row if f"{entry}-0" == box.cursor.entry else 0
-            self._lay(
-                name, entry, row, reason, frame, born=self._exp.born, exclusive=decode_record(box.record).exclusive
-            )
+            rows = encode_rows(acked[entry])
+            self._lay(name, entry, row, reason, frame, born=self._exp.born, exclusive=exclusive, acked=rows)
         if self._exp.log.limits is not None:
             self._exp.log.ended[f"{name}:{box.born}"] = box
             self._mark()
@@ -183,8 +191,9 @@ class MemoryTransport(MemoryPost):
         *,
         born: int | None = None,
         exclusive: bool = False,
+        acked: str = "",
     ) -> None:
-        letter = DeadFrame("", mailbox, f"{entry}-0", row, reason, frame, time.time(), born, exclusive)
+        letter = DeadFrame("", mailbox, f"{entry}-0", row, reason, frame, time.time(), born, exclusive, acked)
         self._exp.dead.lay(letter, self._dead_bytes)
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
@@ -199,5 +208,5 @@ class MemoryTransport(MemoryPost):
             self._sink = None
 
     async def waiting(self) -> dict[str, int]:
-        """Return the messages that wait in each mailbox."""
-        return {name: box.messages for name, box in self._exp.mailboxes.items()}
+        """Return the messages that wait in each mailbox; what is acknowledged does not."""
+        return {name: box.messages - box.acked.messages for name, box in self._exp.mailboxes.items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.directory import Record
-from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.patterns import Patterns
 from ray_messaging.transports.base import (
     LOG,
@@ -18,6 +18,8 @@ from ray_messaging.transports.base import (
     Ingress,
     Limits,
     Listening,
+    MailboxEnd,
+    SelectiveAcks,
     SenderState,
     SendReply,
     SendRequest,
@@ -47,6 +49,7 @@ class MqttTransport:
     """Keep the mailboxes of one experiment on an MQTT 5 broker; `log` keeps its event log, where there is one."""
 
     transacts = False
+    acks_apart = False
     checks_verdicts = False
 
     def __init__(
@@ -293,7 +296,23 @@ class MqttTransport:
             raise fenced(mailbox, 0)  # nobody but its reader can look into a mailbox
         return await ours.read(after, count, block_s)
 
-    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:  # noqa: ARG002 - a Transport's
+    async def end_of(self, mailbox: str) -> MailboxEnd:
+        """Say that a broker does not tell what waits in a mailbox."""
+        raise ConfigError(
+            f"an MQTT broker does not tell what waits in {mailbox!r}: complete=True needs Redis or Valkey. Fetch with "
+            "a timeout until what you expect has come"
+        )
+
+    async def commit(
+        self,
+        mailbox: str,
+        epoch: int,
+        cursor: Cursor,
+        *,
+        messages: int,  # noqa: ARG002 - a Transport's
+        nbytes: int,  # noqa: ARG002 - a Transport's
+        acks: SelectiveAcks | None = None,  # noqa: ARG002 - never any, see `acks_apart`
+    ) -> None:
         """Note that all up to a cursor is handled, and tell its senders."""
         ours = self._listener.mailbox
         if ours is None or ours.name != mailbox or ours.epoch != epoch:

@@ -108,4 +108,5 @@ def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
         at=(int(letter.partition("-")[0]) if at is None else at) / 1000,
         born=number(b"born"),
         exclusive=found.get(b"exclusive") == b"1",
+        acked=text(b"acked"),
     )

@@ -87,7 +87,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "renew": _LEASE,
     "retake": ("rise", *_LEASE, "listen"),
     "revive": ("order", "ceiling"),
-    **dict.fromkeys(_WITH_BURY, ("bury",)),
+    **dict.fromkeys(_WITH_BURY, ("order", "bury")),
 }
 
 

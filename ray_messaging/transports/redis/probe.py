@@ -20,7 +20,7 @@ ANSWER_S = 2.0  # of one command
 _PINGS = 3
 _MAILBOXES = 1_000  # that are looked at
 _LOOK_BYTES = 64 * 2**20
-_HEAD, _COLUMNS = 9, 12
+_HEAD, _COLUMNS = 9, 13
 COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
@@ -41,6 +41,7 @@ class Mailbox:
     unlogged_bytes: int
     hosts: bool  # it alone listens for agents
     owner: str = ""
+    acked: int = 0  # messages that are acknowledged behind something that is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +133,8 @@ def _kept(client: "redis.Redis", keys: Keys, now: float) -> Kept:
 
 
 def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
-    (
-        name,
-        messages,
-        nbytes,
-        max_messages,
-        max_bytes,
-        oldest,
-        lease_ms,
-        leased,
-        unlogged,
-        unlogged_bytes,
-        hosts,
-        owner,
-    ) = row
+    name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, *rest = row
+    unlogged, unlogged_bytes, hosts, owner, acked = rest
     return Mailbox(
         name.decode(),
         # An entry that waits is something, whatever was counted.
@@ -160,4 +149,5 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
         int(unlogged_bytes),
         hosts == b"1",
         owner.decode(),
+        int(acked),
     )

@@ -16,6 +16,7 @@ from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
     LOG,
     LOG_STREAM,
+    START,
     Conclusion,
     Cursor,
     DirectoryDelta,
@@ -24,6 +25,8 @@ from ray_messaging.transports.base import (
     Ingress,
     Limits,
     Listening,
+    MailboxEnd,
+    SelectiveAcks,
     SenderState,
     SendReply,
     SendRequest,
@@ -47,6 +50,7 @@ class RedisTransport(RedisLog):
     logs_apart = False
     transacts = True
     checks_verdicts = True
+    acks_apart = True
     largest_frame: int | None = None
 
     def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float, dead_bytes: int = DEAD_BYTES) -> None:
@@ -129,7 +133,7 @@ class RedisTransport(RedisLog):
         if reply[0] == 3:
             return Held(reply[1].decode(), reply[2].decode(), bool(reply[3]))
         self._born[name] = str(reply[5])
-        return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6])
+        return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish in one script call."""
@@ -193,7 +197,7 @@ class RedisTransport(RedisLog):
         if done.state_changed:
             blob = ("-", b"") if done.state is None else ("+", done.state)
         head = [done.number, done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
-        return [*head, done.messages, done.nbytes, *blob]
+        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Tell what a frame that was refused still waits for, FULL or LOG_FULL, without sending it; None: send it."""
@@ -220,9 +224,24 @@ class RedisTransport(RedisLog):
             (entry.decode(), fields[1] if len(fields) > 1 else b"") for _, entries in reply for entry, fields in entries
         ]
 
-    async def commit(self, mailbox: str, epoch: int, cursor: Cursor, *, messages: int, nbytes: int) -> None:
+    async def end_of(self, mailbox: str) -> MailboxEnd:
+        """Return up to where a mailbox goes now."""
+        last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")
+        return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
+
+    async def commit(
+        self,
+        mailbox: str,
+        epoch: int,
+        cursor: Cursor,
+        *,
+        messages: int,
+        nbytes: int,
+        acks: SelectiveAcks | None = None,
+    ) -> None:
         """Move the durable cursor and trim what lies behind."""
-        args = [epoch, cursor.entry, cursor.row, _keep(cursor), messages, nbytes, self.keys.stream(mailbox)]
+        args: list[Any] = [epoch, cursor.entry, cursor.row, _keep(cursor), messages, nbytes]
+        args += [self.keys.stream(mailbox), *(acks or ())]
         moved = await self.link.script("commit", [self.keys.state(mailbox)], args)
         if moved != 1:
             raise (fenced if moved == 0 else lost)(mailbox, epoch)
@@ -283,10 +302,11 @@ class RedisTransport(RedisLog):
         return [] if self._ingress is None else [self._ingress.loop()]
 
     async def waiting(self) -> dict[str, int]:
-        """Return the messages that wait in each mailbox."""
+        """Return the messages that wait in each mailbox; what is acknowledged does not."""
         names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
-        counts = [await self.link.command("HGET", self.keys.state(name), "messages") for name in names]
-        return {name: int(count or 0) for name, count in zip(names, counts, strict=True)}
+        fields = ("messages", "acked_messages")
+        counts = [await self.link.command("HMGET", self.keys.state(name), *fields) for name in names]
+        return {name: int(held or 0) - int(acked or 0) for name, (held, acked) in zip(names, counts, strict=True)}
 
 
 def _keep(cursor: Cursor) -> str:

@@ -3,7 +3,7 @@
 -- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;
 --              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone
 --              listened for its agents (both missing: its reader could not decode it); at = ms, where the letter is what
---              is left of an older one
+--              is left of an older one; acked = rows that were handled, too: <low>-<high>,... (no high: to the end)
 -- state::dead  hash: letters and bytes = of all letters, dropped and dropped_bytes = of those that the limit took, call and
 --              answer = the last requeue or drop, which may be repeated. Whoever else writes letters, or this, makes no
 --              count wrong for long: where `letters` is not how many there are, all are counted anew, and what is no
@@ -89,6 +89,34 @@ local function lay(dead, prefix, limit, fields)
   bound(dead, prefix, limit, 1, add(dead, prefix, limit, fields))
 end
 
+-- What is acknowledged behind the cursor (see cursor.lua), as a list.
+local function ranges_of(acked)
+  local ranges = {first = 1}
+  for after, after_row, last, last_row in (acked or ''):gmatch('(%d+%-%d+) (%d+) (%d+%-%d+) (%d+) %d+') do
+    ranges[#ranges + 1] = {after = after, after_row = after_row, last = last, last_row = last_row}
+  end
+  return ranges
+end
+
+-- Which rows of an entry are in ranges; entries are asked for in their order. Returns 0 for all of them.
+local function rows_in(ranges, entry)
+  local rows = {}
+  for i = ranges.first, #ranges do
+    local range = ranges[i]
+    if range.last ~= entry and lower(range.last, entry) == range.last then
+      ranges.first = i + 1
+    elseif range.after == entry and range.after_row == '0' or lower(range.after, entry) ~= range.after then
+      break
+    else
+      local low = range.after == entry and range.after_row or '0'
+      local high = range.last == entry and range.last_row ~= '0' and range.last_row or ''
+      if low == '0' and high == '' then return 0 end
+      rows[#rows + 1] = low .. '-' .. high
+    end
+  end
+  return table.concat(rows, ',')
+end
+
 -- Take a mailbox out; its unread frames become dead letters. While an event log is registered its stream stays until the
 -- log has read it to its end, under another key, as its reader must not go on reading what became dead letters:
 -- ended:<mailbox>:<born>. The set `ended` names it, and an entry in the log stream (m = <mailbox>:<born>) wakes the
@@ -96,8 +124,8 @@ end
 -- Its messager, where it lives, hears on its ear, and subscribes to nothing any more: it would count as a taker.
 local function bury(keys, prefix, name, reason, limit)
   local state = prefix .. 'state:' .. name
-  local now = redis.call('HMGET', state, 'entry', 'row', 'born', 'exclusive')
-  local buried = 0
+  local now = redis.call('HMGET', state, 'entry', 'row', 'born', 'exclusive', 'acked')
+  local buried, ranges = 0, ranges_of(now[5])
   if now[3] then
     local stream, rejected = prefix .. 'mailbox:' .. name .. ':' .. now[3], prefix .. 'rejected:' .. name .. ':' .. now[3]
     local born = redis.call('HGET', keys[1], 'born') or now[3]
@@ -109,10 +137,11 @@ local function bury(keys, prefix, name, reason, limit)
     while first do
       local entries, added, before = redis.call('XRANGE', stream, first, '+', 'COUNT', count), 0, buried
       for _, entry in ipairs(entries) do
-        if not some_rejected or #redis.call('XRANGE', rejected, entry[1], entry[1]) == 0 then
+        local acked = rows_in(ranges, entry[1])
+        if acked ~= 0 and (not some_rejected or #redis.call('XRANGE', rejected, entry[1], entry[1]) == 0) then
           local row = entry[1] == now[1] and now[2] or '0'
           added = added + add(keys[4], prefix, limit, {'mailbox', name, 'entry', entry[1], 'row', row, 'reason', reason,
-                                        'born', born, 'exclusive', now[4] or '0', 'f', entry[2][2]})
+                                        'born', born, 'exclusive', now[4] or '0', 'acked', acked, 'f', entry[2][2]})
           buried = buried + 1
         end
       end

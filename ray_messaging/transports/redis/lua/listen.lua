@@ -4,7 +4,7 @@
 --         agents' channels by one pattern, life, ceiling: see ceiling.lua  [2] records  [3] changes: as in directory.lua
 -- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), since = ms
 --         when it came, entry and row of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner,
---         exclusive, reader = who took it last, blob = what the last transaction left; while an event log is registered:
+--         exclusive, reader = who took it last, blob = what the last transaction left, acked: see cursor.lua; while an event log is registered:
 --         logged, unlogged, unlogged_bytes, taken, taken_bytes (see logged.lua)
 -- KEYS[5] lease  string: the owner's messager lives, see lease.lua
 -- KEYS[6] log    stream: an entry (m = mailbox:born) wakes the log's writer
@@ -13,7 +13,7 @@
 -- ARGV[10] 1: only take over what is there, under the same record  [11] 1: it alone listens for its agents, else 0
 -- ARGV[12] the caller: it keeps the epoch that it took last  [13] 1: it may take all agents' channels by one pattern
 -- ARGV[14] a lease of another owner that is over, as the caller has seen it, or ""
--- Returns {0, version, epoch, entry, row, born, blob where it was taken over}; {1} version is stale; {2} fenced;
+-- Returns {0, version, epoch, entry, row, born, blob and acked where it was taken over}; {1} version is stale; {2} fenced;
 -- {3, owner, lease, 1 where it may be over by the server's clock} held by another owner; {4} it would take more than a
 -- take-over; {5} the server has lost the mailbox, or a reader's epoch
 if (redis.call('HGET', KEYS[1], 'directory') or '0') ~= ARGV[1] then return {1} end
@@ -38,7 +38,7 @@ if not state[1] then
     redis.call('XADD', KEYS[6], '*', 'm', ARGV[2] .. ':' .. born)
   end
 end
-local epoch, blob = ARGV[4], false
+local epoch, left = ARGV[4], {false, false}
 if epoch == '-1' then
   epoch = state[1]
   -- An attempt that was given up may come after the one that followed it: it must not fence it.
@@ -46,7 +46,7 @@ if epoch == '-1' then
     epoch = rise(KEYS[4], 'epoch')
     redis.call('HSET', KEYS[4], 'reader', ARGV[12], 'handled', 0, 'handled_bytes', 0)
   end
-  blob = redis.call('HGET', KEYS[4], 'blob')
+  left = redis.call('HMGET', KEYS[4], 'blob', 'acked')
 end
 redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
@@ -58,4 +58,4 @@ if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
   redis.call('HSET', KEYS[3], ARGV[2], version)
 end
-return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0), tonumber(born), blob}
+return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0), tonumber(born), left[1], left[2]}

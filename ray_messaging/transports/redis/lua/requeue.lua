@@ -51,7 +51,7 @@ if ARGV[5] ~= '' then
   for i = 1, #letter[2], 2 do
     local name, value = letter[2][i], letter[2][i + 1]
     known[name] = true
-    if name == 'f' then value = ARGV[5] elseif name == 'row' then value = '0' end
+    if name == 'f' then value = ARGV[5] elseif name == 'row' then value = '0' elseif name == 'acked' then value = '' end
     fields[i], fields[i + 1] = name, value
   end
   if not known.at then

@@ -15,15 +15,15 @@
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
 --         log stream (f = frame, n = note, t = takers as JSON), state::log a hash (unlogged, unlogged_bytes,
 --         max_messages, max_bytes, last)
--- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eight are left out
+-- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
 --         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
---         + it is [15], - it goes
+--         + it is [15], - it goes  [16] what is acknowledged behind the cursor (= it stays), and [17] how many messages
 -- ARGV[...]        per shipment: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
 --                  -1, number of publications, then channel, data of each, then frame and note where there is a note
 -- Returns {status, fates of the shipments..., -1, takers of the publications...}
 local number = tonumber(ARGV[6])
-local own, own_state, key, arg = nil, nil, 3, number > 0 and 16 or 7
+local own, own_state, key, arg = nil, nil, 3, number > 0 and 18 or 7
 -- At once, as most calls have one shipment.
 local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. (ARGV[arg] or ''), 'transactions')
 local epoch = sender[1]
@@ -162,7 +162,9 @@ end
 
 if number > 0 and not over and not any_refused then
   redis.call('HSET', KEYS[2], 'transactions', number)
-  if ARGV[9] ~= '' then move(own, own_state, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13]) end
+  if ARGV[9] ~= '' then
+    move(own, own_state, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[16] ~= '=' and ARGV[16], ARGV[17])
+  end
   if ARGV[14] == '+' then redis.call('HSET', own, 'blob', ARGV[15]) end
   if ARGV[14] == '-' then redis.call('HDEL', own, 'blob') end
 end

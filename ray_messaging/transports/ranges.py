@@ -1,0 +1,75 @@
+"""Acknowledged ranges as a server keeps them: `entry row entry row count`, behind the first cursor up to the second."""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from ray_messaging.transports.base import AckRange, Cursor
+
+Rows = list[tuple[int, float]]  # low to high of each run; inf: to the end of the entry
+
+
+def encode_ranges(ranges: Iterable[AckRange]) -> bytes:
+    """Encode ranges in their order; those that adjoin become one."""
+    merged: list[AckRange] = []
+    for found in ranges:
+        if merged and merged[-1].end == found.after:
+            merged[-1] = AckRange(merged[-1].after, found.end, merged[-1].rows + found.rows)
+        else:
+            merged.append(found)
+    return ";".join(f"{after.entry} {after.row} {end.entry} {end.row} {rows}" for after, end, rows in merged).encode()
+
+
+def decode_ranges(data: bytes) -> list[AckRange]:
+    """Decode ranges."""
+    found = []
+    for text in data.decode().split(";") if data else ():
+        after, after_row, end, end_row, rows = text.split(" ")
+        found.append(AckRange(Cursor(after, int(after_row)), Cursor(end, int(end_row)), int(rows)))
+    return found
+
+
+def order(entry: str) -> tuple[int, int]:
+    """Return what entries are ordered by."""
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)
+
+
+def before(entry: str) -> str:
+    """Return the largest entry id below one."""
+    milliseconds, _, number = entry.partition("-")
+    if int(number):
+        return f"{milliseconds}-{int(number) - 1}"
+    return f"{int(milliseconds) - 1}-{2**64 - 1}"
+
+
+def begins(found: AckRange, entry: str) -> float:
+    """Return the first row of an entry that a range could hold; inf: it begins behind it."""
+    at, after = order(entry), order(found.after.entry)
+    return 0 if after < at else inf if after > at else found.after.row or inf
+
+
+def ends(found: AckRange, entry: str) -> float:
+    """Return the row of an entry before which a range ends; inf: it holds the entry to its end."""
+    at, end = order(entry), order(found.end.entry)
+    return inf if end > at else 0 if end < at else found.end.row or inf
+
+
+def rows_of(ranges: Sequence[AckRange], entry: str) -> Rows:
+    """Return which rows of an entry are acknowledged."""
+    runs = [(begins(found, entry), ends(found, entry)) for found in ranges]
+    return [(int(low), high) for low, high in runs if low < high]
+
+
+def encode_rows(rows: Rows) -> str:
+    """Encode rows of a dead letter that were handled: `3-7,9-`."""
+    return ",".join(f"{low}-{'' if high == inf else int(high)}" for low, high in rows)
+
+
+def decode_rows(text: str) -> Rows:
+    """Decode rows of a dead letter; what others wrote there counts for nothing."""
+    found: Rows = []
+    for run in text.split(",") if text else ():
+        low, _, high = run.partition("-")
+        if low.isdigit() and (not high or high.isdigit()):
+            found.append((int(low), int(high) if high else inf))
+    return found

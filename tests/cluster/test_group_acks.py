@@ -1,0 +1,247 @@
+"""What a group's handles acknowledge is committed, whatever others hold before it; what comes too late is an error."""
+
+import pickle
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import ray
+from cluster_support import kill_and_wait, new_handle, numbered, numbers, wait_for
+
+from ray_messaging import CommitFailed, ConfigError, FetchTooLarge, Messaging
+from ray_messaging.config import MessagingConfig
+
+
+@pytest.fixture(scope="module")
+def hasty(ray_cluster):
+    """Give an experiment in which a loan ends soon."""
+    settings = MessagingConfig(loan_s=0.5, inbox_messages=40, complete_messages=500)
+    with Messaging.start(f"hasty-{uuid.uuid4().hex[:8]}", settings=settings) as started:
+        yield started
+
+
+def fill(group, count, start=0):
+    sender, receiver = group.agents[:2]
+    return group.send_columns([sender] * count, [receiver] * count, numbered(count, start))
+
+
+def expired(group, held):
+    """Wait until what another handle holds has gone to a new one; return what that has."""
+    thief = new_handle(group)
+    return thief, wait_for(lambda: thief.fetch(timeout=1.0), "the end of the loan")
+
+
+# -- durably -------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_ended_well_is_committed_though_another_handle_holds_something_before_it(messaging, pair):
+    west, _ = pair
+    fill(west, 4)
+    holder, other = new_handle(west), new_handle(west)
+    held = holder.fetch(limit=1, timeout=10)
+    with other.fetch(timeout=10) as messages:
+        assert numbers(messages) == [1, 2, 3]
+    assert messaging.stats()["waiting"][west.name] == 1
+    kill_and_wait(west.actor)
+    assert numbers(new_handle(west).fetch(timeout=10)) == numbers(held) == [0]
+
+
+def test_what_was_held_over_a_restart_is_acknowledged_by_its_handle(messaging, pair):
+    west, _ = pair
+    fill(west, 6)
+    first, second, third = (new_handle(west) for _ in range(3))
+    assert [numbers(each.fetch(limit=2, timeout=10)) for each in (first, second, third)] == [[0, 1], [2, 3], [4, 5]]
+    kill_and_wait(west.actor)
+    second.ack()  # behind what the first one holds
+    second.ack()
+    kill_and_wait(west.actor)
+    assert numbers(new_handle(west).fetch(timeout=10, complete=True)) == [0, 1, 4, 5]
+
+
+def test_what_was_held_over_a_restart_and_has_gone_to_another_handle_is_an_error(pair):
+    west, _ = pair
+    fill(west, 2)
+    holder = new_handle(west)
+    holder.fetch(timeout=10)
+    kill_and_wait(west.actor)
+    assert numbers(new_handle(west).fetch(timeout=10)) == [0, 1]
+    with pytest.raises(CommitFailed, match="2 messages of group"):
+        holder.ack()
+
+
+def test_some_messages_are_acknowledged_in_any_order(messaging, pair):
+    west, _ = pair
+    fill(west, 6)
+    handle = new_handle(west)
+    one, rest = handle.fetch(limit=2, timeout=10, commit="acked"), handle.fetch(timeout=10, commit="acked")
+    handle.ack(rest[3])
+    handle.ack([rest[0], one[1]])
+    assert messaging.stats()["waiting"][west.name] == 3
+    kill_and_wait(west.actor)
+    handle.ack(rest[1])  # which the process before had lent
+    kill_and_wait(west.actor)
+    assert numbers(new_handle(west).fetch(timeout=10, complete=True)) == [0, 4]
+
+
+def test_handlers_in_threads_each_acknowledge_their_own_message(messaging, pair):
+    west, _ = pair
+    fill(west, 40)
+    handle = new_handle(west)
+    held = [handle.fetch(limit=5, timeout=10, commit="acked") for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(handle.ack, [message for messages in reversed(held) for message in messages]))
+    assert messaging.stats()["waiting"][west.name] == 0
+    assert west.stats()["lent"] == 0
+    handle.ack()
+    assert len(handle._unacked) == 0
+
+
+def test_a_block_over_what_ack_alone_commits_commits_that(messaging, pair):
+    west, _ = pair
+    fill(west, 4)
+    held = west.fetch(limit=1, timeout=10, commit="acked")
+    with west.fetch(timeout=10, commit="acked") as messages:
+        assert numbers(messages) == [1, 2, 3]
+    assert messaging.stats()["waiting"][west.name] == 1
+    west.ack(held)
+    assert messaging.stats()["waiting"][west.name] == 0
+
+
+def test_messages_of_another_group_are_not_acknowledged(pair):
+    west, east = pair
+    fill(west, 1)
+    [message] = west.fetch(timeout=10)
+    with pytest.raises(ConfigError, match="from"):
+        east.ack(message)
+    west.ack(message)
+
+
+# -- too late ------------------------------------------------------------------------------------------------------
+
+
+def test_an_ack_of_what_has_gone_to_another_handle_is_an_error(hasty, make_group):
+    group = make_group(hasty)
+    fill(group, 3)
+    holder = new_handle(group)
+    holder.fetch(timeout=10)
+    thief, again = expired(group, holder)
+    assert numbers(again) == [0, 1, 2]
+    with pytest.raises(CommitFailed, match="3 messages of group") as caught:
+        holder.ack()
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.group, error.messages, error.loan_s) == (group.name, 3, 0.5)
+    assert error.held_s >= 0.5
+    thief.ack()
+    holder.ack()  # it holds nothing any more
+    assert hasty.stats()["waiting"][group.name] == 0
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_block_that_lasted_too_long_ends_with_an_error(hasty, make_group, returned):
+    group = make_group(hasty)
+    fill(group, 3)
+    with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch(timeout=10):  # noqa: PT012
+        thief, _ = expired(group, None)
+        if returned:
+            thief.ack()
+
+
+def test_the_next_fetch_tells_too(hasty, make_group):
+    group = make_group(hasty)
+    fill(group, 3)
+    holder = new_handle(group)
+    holder.fetch(timeout=10)
+    thief, _ = expired(group, holder)
+    with pytest.raises(CommitFailed):
+        holder.fetch()
+    assert len(holder.fetch()) == 0
+    thief.ack()
+
+
+def test_one_message_that_went_to_another_handle_is_an_error_the_others_are_not(hasty, make_group):
+    group = make_group(hasty)
+    fill(group, 3)
+    holder = new_handle(group)
+    messages = holder.fetch(timeout=10, commit="acked")
+    holder.ack(messages[1])
+    thief, again = expired(group, holder)
+    assert numbers(again) == [0, 2]
+    with pytest.raises(CommitFailed):
+        holder.ack(messages[0])
+    thief.ack(again)
+    assert hasty.stats()["waiting"][group.name] == 0
+
+
+# -- completely ----------------------------------------------------------------------------------------------------
+
+
+def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
+    group = make_group(hasty)
+    for step in range(10):
+        fill(group, 30, start=step)
+        with group.fetch(complete=True) as messages:
+            assert len(messages) == 30
+            assert not messages.more
+    for low in range(0, 400, 20):
+        fill(group, 20, start=low)
+    with group.fetch(complete=True) as messages:
+        assert numbers(messages) == list(range(400))
+
+
+def test_who_fetches_in_parts_is_told_that_there_is_more(hasty, make_group):
+    group = make_group(hasty)
+    for low in range(0, 200, 20):
+        fill(group, 20, start=low)
+    found, messages = [], group.fetch(timeout=10)
+    assert messages.more
+    while messages.more:
+        found += messages
+        messages = group.fetch()
+    assert numbers([*found, *messages]) == list(range(200))
+    group.ack()
+
+
+def test_a_complete_fetch_has_what_others_gave_up_too(hasty, make_group):
+    group = make_group(hasty)
+    fill(group, 6)
+    holder = new_handle(group)
+    holder.fetch(limit=2, timeout=10)
+    kept = new_handle(group).fetch(limit=2, timeout=10)
+    holder.give_up()
+    with group.fetch(complete=True) as messages:
+        assert set(numbers(messages)) | set(numbers(kept)) == set(range(6))
+        assert numbers(messages)[:2] == [0, 1]
+
+
+def test_too_much_for_a_complete_fetch_is_an_error_that_takes_nothing(hasty, make_group):
+    group = make_group(hasty)
+    for low in range(0, 600, 20):
+        fill(group, 20, start=low)
+    with pytest.raises(FetchTooLarge, match="600 messages"):
+        group.fetch(complete=True)
+    found = []
+    while len(found) < 600:
+        found += group.fetch(timeout=10)
+    assert numbers(found) == list(range(600))
+    group.ack()
+
+
+def test_limits_that_make_no_sense(pair):
+    with pytest.raises(ConfigError, match="leave out the limit"):
+        pair[0].fetch(limit=1, complete=True)
+    with pytest.raises(ConfigError, match="commit must be"):
+        pair[0].fetch(commit="soon")
+
+
+def test_a_task_acknowledges_what_the_driver_has_fetched(messaging, pair):
+    west, _ = pair
+    fill(west, 2)
+    messages = west.fetch(timeout=10, commit="acked")
+
+    @ray.remote(num_cpus=0)
+    def handle(group, some):
+        group.ack(some)
+        return numbers(some)
+
+    assert ray.get(handle.remote(west, messages)) == [0, 1]
+    assert messaging.stats()["waiting"][west.name] == 0

@@ -1,0 +1,174 @@
+"""Complete fetches: all that the server had when they were called; and `more`, which says what a fetch left there."""
+
+import asyncio
+import pickle
+
+import pytest
+from contract_support import WAIT_S, fetch_all, take_in
+
+from ray_messaging import ConfigError, FetchTooLarge, Outgoing
+from ray_messaging.transports.base import FrameFate, SendRequest, Shipment
+
+beyond_mqtt = pytest.mark.beyond_mqtt("complete")
+
+
+def numbers(messages):
+    return [message.payload["n"] for message in messages]
+
+
+async def send(sender, *ns):
+    receipts = await sender.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=0) for n in ns])
+    assert receipts.counts()["delivered"] == len(ns)
+
+
+async def fill(sender, count, frame=20):
+    for low in range(0, count, frame):
+        await send(sender, *range(low, low + frame))
+
+
+@beyond_mqtt
+async def test_whatever_has_a_receipt_is_in_the_next_complete_fetch(messagers):
+    senders, receiver = [await messagers() for _ in range(4)], await messagers(host=[1])
+    for step in range(50):
+        numbered = [range(step * 100 + 10 * n, step * 100 + 10 * n + n + 1) for n in range(4)]
+        await asyncio.gather(*(send(one, *ns) for one, ns in zip(senders, numbered, strict=True)))
+        found = await receiver.fetch_messages(complete=True)
+        assert sorted(numbers(found)) == [n for ns in numbered for n in ns]
+        assert not found.more
+
+
+@beyond_mqtt
+async def test_a_complete_fetch_goes_above_the_inbox(messagers, store):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
+    await fill(sender, 400)
+    found = await receiver.fetch_messages(complete=True)
+    assert numbers(found) == list(range(400))
+    await receiver.ack()
+    assert await store.entries("group") == []
+    await fill(sender, 400)
+    await take_in(receiver, 31)
+    for _ in range(20):
+        await send(sender, 0)
+        assert receiver.stats()["inbox"] <= 40  # the limit holds again
+
+
+@beyond_mqtt
+async def test_who_fetches_in_parts_is_told_that_there_is_more(messagers):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
+    await fill(sender, 400)
+    found, messages = [], await receiver.fetch_messages(timeout=WAIT_S)
+    assert 0 < len(messages) < 400
+    while messages.more:
+        found += messages
+        messages = await receiver.fetch_messages()
+    assert numbers([*found, *messages]) == list(range(400))
+    await fill(sender, 20)
+    some = await receiver.fetch_messages(limit=5, timeout=WAIT_S)
+    assert (numbers(some), some.more) == ([0, 1, 2, 3, 4], True)
+    assert pickle.loads(pickle.dumps(some)).more
+
+
+async def test_at_the_end_of_the_mailbox_there_is_no_more(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    await send(sender, 1)
+    await fetch_all(receiver, 1)
+
+    async with asyncio.timeout(WAIT_S):
+        while (await receiver.fetch_messages()).more:
+            pass
+
+
+@beyond_mqtt
+async def test_more_than_may_be_handed_out_at_once_is_an_error_that_takes_nothing(messagers):
+    sender = await messagers()
+    receiver = await messagers(name="group", host=[1], inbox_messages=40, complete_messages=100)
+    await fill(sender, 400)
+    with pytest.raises(FetchTooLarge, match="400 messages wait in 'group'") as caught:
+        await receiver.fetch_messages(complete=True)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.messages, error.limit_messages) == (400, 100)
+    assert numbers(await fetch_all(receiver, 400)) == list(range(400))
+    await receiver.ack()
+    await fill(sender, 100)
+    assert len(await receiver.fetch_messages(complete=True)) == 100
+
+
+@beyond_mqtt
+async def test_more_bytes_than_may_be_handed_out_at_once_are_an_error(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1], complete_bytes=1000)
+    await fill(sender, 100)
+    with pytest.raises(FetchTooLarge) as caught:
+        await receiver.fetch_messages(complete=True)
+    assert caught.value.size > caught.value.limit == 1000
+    assert numbers(await fetch_all(receiver, 100)) == list(range(100))
+
+
+@beyond_mqtt
+async def test_a_complete_fetch_of_an_empty_mailbox_returns_at_once_or_waits_for_the_first(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    assert len(await receiver.fetch_messages(complete=True)) == 0
+    waiting = asyncio.create_task(receiver.fetch_messages(complete=True, timeout=None))
+    await asyncio.sleep(0)
+    await send(sender, 1, 2)
+    assert numbers(await waiting) == [1, 2]
+    assert len(await receiver.fetch_messages(complete=True, timeout=0.01)) == 0
+
+
+@beyond_mqtt
+async def test_a_complete_fetch_that_is_cancelled_has_taken_nothing(messagers, monkeypatch):
+    sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=40)
+    await fill(sender, 400)
+    for turns in range(0, 40, 3):
+        fetching = asyncio.create_task(receiver.fetch_messages(complete=True, limit=None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not fetching.done():
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        if not fetching.cancelled():
+            assert numbers(fetching.result()) == list(range(400))
+            return
+    assert numbers(await receiver.fetch_messages(complete=True)) == list(range(400))
+
+
+@beyond_mqtt
+async def test_several_complete_fetches_at_once_share_what_is_there(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=40)
+    await fill(sender, 400)
+    found = await asyncio.gather(*(receiver.fetch_messages(complete=True, commit="acked") for _ in range(5)))
+    assert sorted(n for messages in found for n in numbers(messages)) == list(range(400))
+
+
+@beyond_mqtt
+async def test_what_cannot_be_read_does_not_hold_a_complete_fetch_up(messagers):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1])
+    await send(sender, 1)
+    transport = sender.engine.transport
+    epoch = (await transport.take_sender_epoch("newer", keep_s=60)).epoch
+    version = (await transport.load_directory(-1)).version
+    shipment = Shipment("group", 1, 1, b"of a version that is yet to come")
+    assert (await transport.send(SendRequest("newer", epoch, version, -1, [shipment]))).fates == [FrameFate.WRITTEN]
+    assert numbers(await receiver.fetch_messages(complete=True)) == [1]
+    assert len(await receiver.fetch_messages(complete=True)) == 0
+
+
+@beyond_mqtt
+async def test_a_transaction_may_fetch_completely(messagers):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
+    await fill(sender, 400)
+    async with receiver.transaction() as tx:
+        assert numbers(await tx.fetch_messages(complete=True)) == list(range(400))
+    assert len(await receiver.fetch_messages(complete=True)) == 0
+
+
+async def test_all_and_at_most_so_many_is_no_wish(messagers):
+    receiver = await messagers(host=[1])
+    with pytest.raises(ConfigError, match="complete=True fetches all"):
+        await receiver.fetch_messages(complete=True, limit=5)
+
+
+@pytest.mark.parametrize("server", ["mqtt"], indirect=True)
+async def test_on_mqtt_the_end_of_a_mailbox_is_not_known(messagers):
+    receiver = await messagers(host=[1])
+    with pytest.raises(ConfigError, match="complete=True needs Redis or Valkey"):
+        await receiver.fetch_messages(complete=True)

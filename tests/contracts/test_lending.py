@@ -1,0 +1,114 @@
+"""Lending: what a caller holds for too long goes to others, and then it is told when it returns it."""
+
+import pytest
+from contract_support import WAIT_S, fetch_all, vanish
+
+from ray_messaging import CommitFailed, Outgoing
+from ray_messaging.receiving.acks import by_loan, spans_of
+from ray_messaging.receiving.asking import Asking
+from ray_messaging.receiving.lending import Lending
+
+pytestmark = pytest.mark.beyond_mqtt("lending")
+
+
+def numbers(messages):
+    return [message.payload["n"] for message in messages]
+
+
+async def send(sender, *ns):
+    receipts = await sender.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=0) for n in ns])
+    assert receipts.counts()["delivered"] == len(ns)
+
+
+@pytest.fixture
+async def pair(messagers):
+    return await messagers(), await messagers(name="group", host=[1])
+
+
+def lending_of(messager, lease_s):
+    return Lending(messager.exp_id, messager.subscription, lease_s)
+
+
+async def waiting(messager):
+    return (await messager.engine.transport.waiting())["group"]
+
+
+async def test_what_nobody_else_has_got_may_come_late(pair):
+    sender, receiver = pair
+    await send(sender, 1, 2)
+    lending = lending_of(receiver, 0.0)  # each loan is over at once
+    token, _ = await lending.fetch("late", None, None, WAIT_S)
+    await lending.give_back("late", token)
+    await lending.give_back("late", token)  # as Ray repeats calls
+    assert await waiting(sender) == 0
+
+
+async def test_what_has_gone_to_others_is_told_whether_they_returned_it_or_not(pair):
+    sender, receiver = pair
+    await send(sender, 1, 2)
+    lending = lending_of(receiver, 0.0)
+    first, _ = await lending.fetch("one", None, None, WAIT_S)
+    second, messages = await lending.fetch("two", None, None, WAIT_S)
+    assert numbers(messages) == [1, 2]
+    with pytest.raises(CommitFailed, match="2 messages of group 'group' were held"):
+        await lending.give_back("one", first)
+    assert await waiting(sender) == 2
+    await lending.give_back("two", second)
+    assert await waiting(sender) == 0
+    with pytest.raises(CommitFailed):
+        await lending.fetch("one", first, None, 0.0)
+
+
+async def test_a_part_that_has_gone_to_others_is_told(pair):
+    sender, receiver = pair
+    await send(sender, *range(6))
+    lending = lending_of(receiver, 0.0)
+    first, _ = await lending.fetch("one", None, None, WAIT_S)
+    second, messages = await lending.fetch("two", None, 2, WAIT_S)
+    assert (numbers(messages), messages.more) == ([0, 1], True)
+    with pytest.raises(CommitFailed):
+        await lending.give_back("one", first)
+    third, messages = await lending.fetch("three", None, None, WAIT_S)
+    assert numbers(messages) == [0, 1]  # they are over, too: the oldest goes out first
+    with pytest.raises(CommitFailed):
+        await lending.give_back("two", second)
+    await lending.give_back("three", third)
+    assert numbers((await lending.fetch("three", None, None, WAIT_S))[1]) == [2, 3, 4, 5]
+
+
+async def test_a_holder_that_missed_an_answer_gets_it_again_beside_what_it_holds(pair):
+    sender, receiver = pair
+    await send(sender, *range(6))
+    lending = lending_of(receiver, 60.0)
+    _, held = await lending.fetch("one", None, 2, WAIT_S, Asking("acked", number=1, received=0))
+    token, lost = await lending.fetch("one", None, 2, WAIT_S, Asking("acked", number=2, received=1))
+    again, same = await lending.fetch("one", None, 2, WAIT_S, Asking("acked", number=2, received=1))
+    assert (token, numbers(lost)) == (again, numbers(same))
+    _, rest = await lending.fetch("one", None, None, WAIT_S, Asking("acked", number=3, received=2))
+    assert [numbers(each) for each in (held, same, rest)] == [[0, 1], [2, 3], [4, 5]]
+
+
+async def test_rows_of_several_loans_are_returned_in_one_write(pair, messagers):
+    sender, receiver = pair
+    await send(sender, *range(6))
+    lending = lending_of(receiver, 60.0)
+    spans = []
+    for number in (1, 2):
+        token, found = await lending.fetch("one", None, 3, WAIT_S, Asking("acked", number=number, received=number - 1))
+        spans += [span._replace(loan=token) for span in spans_of(found[1:], "group")]
+    over, failed = await lending.give_back_some(by_loan(spans))
+    assert (over, failed) == ([], None)
+    assert (lending.lent, await waiting(sender)) == (2, 2)
+    await vanish(receiver)
+    heir = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(heir, 2)) == [0, 3]
+
+
+async def test_what_foreign_clients_published_goes_out_once_to_who_acknowledges(pair, store):
+    _, receiver = pair
+    lending = lending_of(receiver, 0.0)
+    await store.publish(receiver.get_user_chat_channel(1), b'{"n":7}')
+    _, messages = await lending.fetch("one", None, None, WAIT_S, Asking("acked", number=1))
+    assert numbers(messages) == [7]
+    assert lending.lent == 0
+    assert (await lending.fetch("two", None, None, 0.0))[0] is None
