@@ -16,6 +16,7 @@ from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite
 from ray_messaging.notes import decode_note
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
+from ray_messaging.sending import deferred
 from ray_messaging.sending.bulk import columns_of, frames_of_columns
 from ray_messaging.transports.base import LOG_STREAM, Limits
 
@@ -466,7 +467,8 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
 # -- what waits costs others nothing ----------------------------------------------------------------------------------
 
 
-async def test_many_that_wait_are_asked_about_together(messagers, interceptor_of):
+async def test_many_that_wait_are_asked_about_together(messagers, interceptor_of, monkeypatch):
+    monkeypatch.setattr(deferred, "_GATHER_S", 0.1)  # a busy machine takes longer than the usual 5 ms for one send
     slow = Held("slow", at_once=known)
     interceptor = interceptor_of(slow)
     patient, most = set(), []
