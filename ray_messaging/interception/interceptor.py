@@ -11,7 +11,7 @@ import numpy as np
 from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.frames import decode
+from ray_messaging.frames import FRAME_LIMIT, decode
 from ray_messaging.interception.alone import Alone
 from ray_messaging.interception.answers import key_of, record
 from ray_messaging.interception.failures import Failures
@@ -130,14 +130,14 @@ class Interceptor:
 
         Args: also is awaited before the server is told, where rules came or went.
         """
-        before = self.rules.now
+        before, tables = self.rules.now, dict(self._tables)
         result = change()
         self.standing.look()
         self._follow_rules()
+        for name, table in self._tables.items():
+            if table is not tables.get(name):  # another rule's, or a rule has a new one
+                table.rewrite()
         if self.rules.now is not before:
-            for rule in self.rules:
-                if rule.state is not None and rule not in before:
-                    rule.state.rewrite()
             self.failures.keep(self.rules)
             self._farewell.begin(before)
             if also is not None:
@@ -279,7 +279,10 @@ class Interceptor:
 
     def _encode(self, judgement: Judgement, count: int) -> bytes:
         try:
-            return judgement.encode(self.epoch, wants_payload=self.rules.wants_payload, standing=self.standing.offer)
+            answer = judgement.encode(self.epoch, wants_payload=self.rules.wants_payload, standing=self.standing.offer)
+            if len(answer) <= FRAME_LIMIT:
+                return answer
+            raise ValueError(f"they take {len(answer)} bytes, the limit is {FRAME_LIMIT}: rewrite less in one batch")  # noqa: TRY301
         except Exception as error:
             # A rule can answer what passes every check and still cannot be sent; nobody must wait for it for ever.
             logger.exception("the verdicts on a batch of %d messages cannot be sent", count)

@@ -1,6 +1,5 @@
 """One batch on its way through the rules: the first block wins, rewrites compose, later rules see what is left."""
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.batch import Batch
-from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
+from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.verdicts import Judgement
 from ray_messaging.interception.watchdog import Stuck, Watch
 from ray_messaging.lines import encode_payload
@@ -18,8 +17,8 @@ from ray_messaging.message import Message
 
 logger = logging.getLogger(__name__)
 
-# What a rule may raise without harm to anybody else: it must end neither the loop nor the task it is called in.
-FAILURES = (Exception, Stuck, SystemExit, asyncio.CancelledError)
+FAILURES = (*RAISED, Stuck)
+REASON_CHARS = 2_000  # of a block: every message of a batch may have a reason of its own
 PAYLOAD_LIMIT = 64 * 2**20  # the largest that MessagingConfig.payload_bytes can allow
 
 
@@ -130,7 +129,7 @@ class Course:
                 self.judgement.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
                 blocked.append(row)
-                self.judgement.blocked[place] = (rule.name, verdict.reason)
+                self.judgement.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
                 self.judgement.rewritten.pop(place, None)
             elif line is not None:
                 changed[row] = line

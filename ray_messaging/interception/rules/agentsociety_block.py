@@ -73,7 +73,7 @@ class Block(SlowRule):
         if known is not None:
             return known
         try:
-            answer = await self._calls.run(lambda: self._forward(message))
+            answer = await self._calls.run(self, lambda: self._forward(message))
             return self._verdict(answer, message)
         except Exception as error:  # noqa: BLE001 - the user's class: fail as they wish
             return self.count_failure(error)

@@ -10,7 +10,7 @@ from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, blocks
-from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.state import Table
 from ray_messaging.message import Message
 
@@ -88,7 +88,7 @@ class Ban(Rule):
                 continue
             try:
                 verdict = checked(self.inner.check(Message(exp_id, batch, row)))
-            except Exception as error:  # noqa: BLE001 - a check is the user's code: fail closed, and say so
+            except RAISED as error:  # a check is the user's code: fail closed, and say so
                 verdict = self._check_failed(error)
             else:
                 if verdict.blocked:
@@ -110,7 +110,7 @@ class Ban(Rule):
             verdicts = {
                 int(rows[row]): checked(verdict) for row, verdict in self.inner.check_batch(rest, exp_id).items()
             }
-        except Exception as error:  # noqa: BLE001 - a check is the user's code: fail closed, and say so
+        except RAISED as error:  # as above
             verdict = self._check_failed(error, len(rest))
             return found if verdict is ALLOW else dict.fromkeys(rows.tolist(), verdict) | found
         begins: dict[Any, int] = {}
@@ -147,7 +147,7 @@ class Ban(Rule):
             self._index = PairIndex(map(self._pair, self._banned()))
         return True
 
-    def _check_failed(self, error: Exception, messages: int = 1) -> Verdict:
+    def _check_failed(self, error: BaseException, messages: int = 1) -> Verdict:
         verdict = self.count_failure(error, messages)
         return ALLOW if self.inner.on_error == "allow" else verdict
 

@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.watchdog import Steps, Stuck
+
 T = TypeVar("T")
 
 # A call that was cancelled may take so long to tidy up before it counts as one that will not end.
@@ -24,15 +27,15 @@ class Calls:
         self._places = asyncio.Semaphore(concurrency)
         self._left_behind: dict[asyncio.Future[Any], float] = {}  # and when it was cancelled (loop time)
 
-    async def run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what a call returns; raise what it raises, or TimeoutError.
+    async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what a call of a rule returns; raise what it raises, or TimeoutError.
 
         The place is given back in the same step in which the caller goes on: what it does until it next awaits comes
         before the next call.
         """
         async with self._places:
             await self._room()
-            future = asyncio.ensure_future(call())
+            future = asyncio.create_task(_watched(rule, call))
             try:
                 await asyncio.wait((future,), timeout=self._timeout_s)
             finally:
@@ -68,3 +71,14 @@ class Calls:
                     "through (an `except:` without a class catches it)"
                 )
             await asyncio.wait(self._left_behind, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _watched(rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
+    """Await a call, watched while it is at work; what it raises ends neither the loop nor the task."""
+    try:
+        return await (call() if rule.context is None else Steps(rule.context.watch, rule, call))
+    except Stuck as error:
+        late = TimeoutError("it was at work for too long, and was interrupted")
+        raise late.with_traceback(error.__traceback__) from None
+    except SystemExit as error:
+        raise RuntimeError(f"the call would have ended the process: {error!r}") from error

@@ -162,7 +162,7 @@ class Moderator(SlowRule):
         desk.waiting += 1
         desk.asked += 1
         try:
-            verdict = await desk.calls.run(lambda: self._attempt(message))
+            verdict = await desk.calls.run(self, lambda: self._attempt(message))
         except Exception as error:  # noqa: BLE001 - the user's callable: fail as they wish
             return self._fail(error)
         finally:

@@ -1,16 +1,22 @@
 """What a rule is."""
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ray_messaging.batch import Batch
 from ray_messaging.interception.state import Table
+from ray_messaging.interception.watchdog import Watch
 from ray_messaging.message import Message
 from ray_messaging.msg import Msg, Payload
 
 if TYPE_CHECKING:
     from ray_messaging.interception.rules.black_list import BlackList
+
+
+# What a rule may raise without harm to anybody else: it must end neither the loop nor the task it is called in.
+RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 class Verdict(NamedTuple):
@@ -44,6 +50,7 @@ class Context(Protocol):
     """What a rule may see of the interceptor it stands in."""
 
     violations: Table[int]  # from_id -> how many of its messages were blocked
+    watch: Watch
 
     @property
     def black_list(self) -> "BlackList":
@@ -82,7 +89,7 @@ class Rule:
         for row in range(len(batch)):
             try:
                 verdict = checked(self.check(Message(exp_id, batch, row)))
-            except Exception as error:  # noqa: BLE001 - a rule is the user's code: fail closed, and say so
+            except RAISED as error:  # a rule is the user's code: fail closed, and say so
                 verdict = self.count_failure(error)
             if verdict is not ALLOW:
                 found[row] = verdict

@@ -20,6 +20,7 @@ from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules.agentsociety_block import BlackSet, Block, ViolationCounts
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import ALLOW
+from ray_messaging.interception.watchdog import Watch
 from ray_messaging.lines import Lines
 from ray_messaging.message import Message
 
@@ -140,6 +141,7 @@ class Context:
     def __init__(self, pairs=(), violations=None):
         self.violations = dict(violations or {})
         self.black_list = BlackList(pairs)
+        self.watch = Watch()
 
     def rule_failed(self, rule, error, messages):
         """Count nothing."""
