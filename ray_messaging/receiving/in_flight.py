@@ -14,7 +14,7 @@ from ray_messaging.transports.ranges import begins, encode_ranges, ends
 _TRIMMED = 64  # parts that are done with are dropped together
 
 
-class Part(msgspec.Struct):
+class Part(msgspec.Struct, gc=False):
     """Rows of one entry, `low` to `high`; the first of them has the number `first`."""
 
     first: int
@@ -46,8 +46,10 @@ class InFlight:
         self.ahead = deque(acked)
         self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]  # what was never handed out here
         self._parts: list[Part] = []
-        self._firsts: list[int] = []  # of these parts
         self._head = 0  # the first part that is not done with
+        self._nbytes = 0  # of whole frames that were taken
+        # Made when somebody asks: of most parts nobody does.
+        self._firsts: list[int] = []
         self._of: dict[str, Part] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -58,8 +60,7 @@ class InFlight:
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
         made._parts = [copy(part) for part in self._parts[self._head :]]
-        made._firsts, made._head = self._firsts[self._head :], 0
-        made._of = {part.entry: part for part in made._parts}
+        made._firsts, made._of, made._head = [], {}, 0
         made._starts, made._ends = [*self._starts], [*self._ends]
         return made
 
@@ -80,21 +81,20 @@ class InFlight:
         """Return the bytes of the frames that were taken whole and lie behind the cursor."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
-    def take(self, entry: str, low: int, high: int, *, whole: bool, nbytes: int) -> None:
+    def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
         """Enter rows that are taken; a frame that has none moves the cursor."""
-        part = self._parts[-1] if self._head < len(self._parts) else None
-        nbytes = nbytes if whole else 0
+        parts = self._parts
+        if not whole:
+            nbytes = 0
+        self._nbytes += nbytes
+        part = parts[-1] if parts else None
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
             # Nobody acknowledges frames without rows: behind something that is kept, a flood of them is one part.
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
         else:
-            part = Part(self.taken, entry, low, high, whole, nbytes)
-            self._parts.append(part)
-            self._firsts.append(self.taken)
-            if high > low:
-                self._of[entry] = part
+            parts.append(Part(self.taken, entry, low, high, whole, nbytes))
         self.taken += high - low
-        if part.low == part.high:
+        if low == high and self.front == self.taken:
             self._pass()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
@@ -106,10 +106,10 @@ class InFlight:
             self.ahead.popleft()
         return False, high
 
-    def pass_over(self, entry: str, low: int, high: int, *, whole: bool, nbytes: int) -> None:
+    def pass_over(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - as take
         """Enter rows that were acknowledged before."""
         number, found = self.taken, self.ahead.popleft()
-        self.take(entry, low, high, whole=whole, nbytes=nbytes)
+        self.take(entry, low, high, whole, nbytes)
         end = Cursor(entry, 0 if whole else high)
         if place(end) < place(found.end):
             self.ahead.appendleft(AckRange(end, found.end, max(0, found.rows - (high - low))))
@@ -119,11 +119,19 @@ class InFlight:
 
     def numbers(self, entry: str, low: int, high: int) -> tuple[int, int]:
         """Return the numbers of an entry's rows; without those that the cursor has passed."""
+        if len(self._firsts) < len(self._parts):
+            self._index()
         part = self._of.get(entry)
         if part is None:
             return 0, 0
         offset = part.first - part.low
         return offset + max(low, part.low), offset + min(high, part.high)
+
+    def _index(self) -> None:
+        for part in self._parts[len(self._firsts) :]:
+            self._firsts.append(part.first)
+            if part.low < part.high:
+                self._of[part.entry] = part
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
         """Return the numbers of rows (entry, low, high), those that adjoin as one; without what the cursor passed."""
@@ -141,8 +149,12 @@ class InFlight:
         low = max(low, self.front)
         if low >= high:
             return 0
-        self.changes += 1
         starts, stops = self._starts, self._ends
+        if not starts and low == self.front:
+            self.front = high
+            self._pass()
+            return high - low
+        self.changes += 1
         i, j = bisect_left(stops, low), bisect_right(starts, high)
         fresh = high - low - sum(max(0, min(stops[k], high) - max(starts[k], low)) for k in range(i, j))
         if i < j:
@@ -192,20 +204,26 @@ class InFlight:
         """Move the cursor behind all that is acknowledged without a gap."""
         self.changes += 1
         parts = self._parts
-        while self._head < len(parts):
-            part = parts[self._head]
-            passed = self.front - part.first
-            if passed < part.high - part.low or passed < 0:
-                if passed > 0:
-                    part.low, part.first = part.low + passed, self.front
-                    self._firsts[self._head] = self.front
-                    self.cursor = Cursor(part.entry, part.low)
-                break
-            self.cursor = part.end
+        if self.front == self.taken:  # nothing is out
+            if parts:
+                self.cursor, self.nbytes, self._head = parts[-1].end, self._nbytes, 0
+                parts.clear()
+                self._firsts.clear()
+                self._of.clear()
+            return
+        begin = self._head
+        while (part := parts[self._head]).first + part.high - part.low <= self.front:
             self.nbytes += part.nbytes
             self._of.pop(part.entry, None)
             self._head += 1
-        if self._head == len(parts) or (self._head > _TRIMMED and 2 * self._head > len(parts)):
+        if self._head > begin:
+            self.cursor = parts[self._head - 1].end
+        if part.first < self.front:
+            part.low, part.first = part.low + self.front - part.first, self.front
+            self.cursor = Cursor(part.entry, part.low)
+            if self._head < len(self._firsts):
+                self._firsts[self._head] = self.front
+        if self._head > _TRIMMED and 2 * self._head > len(parts):
             del parts[: self._head], self._firsts[: self._head]
             self._head = 0
 
@@ -229,6 +247,8 @@ class InFlight:
     def spans(self, runs: Iterable[tuple[int, int]]) -> Iterable[AckRange]:
         """Return runs of numbers as ranges of the mailbox."""
         parts, firsts = self._parts, self._firsts
+        if len(firsts) < len(parts):
+            self._index()
         for low, high in runs:
             k = bisect_right(firsts, low, self._head) - 1
             part = parts[k]

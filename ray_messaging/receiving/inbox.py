@@ -115,9 +115,10 @@ class Inbox:
             whole = high == piece.high
             if piece.entry is None:
                 self.foreign_bytes -= piece.nbytes
+            elif known:
+                in_flight.pass_over(piece.entry, piece.low, high, whole, piece.nbytes)
             else:
-                enter = in_flight.pass_over if known else in_flight.take
-                enter(piece.entry, piece.low, high, whole=whole, nbytes=piece.nbytes)
+                in_flight.take(piece.entry, piece.low, high, whole, piece.nbytes)
             if piece.batch is not None and not known:
                 slices.append(Slice(piece.batch, piece.low, high, piece.pattern))
                 left -= high - piece.low

@@ -209,9 +209,9 @@ class Subscription:
         if check is not None:
             check()
         flight = commits.in_flight
-        low, changes, at = flight.taken, flight.changes, flight.at
+        low, changes = flight.taken, flight.changes
         slices = self.inbox.take(limit, flight)
-        return Taken(slices, low, flight.taken, flight.changes != changes or flight.at != at)
+        return Taken(slices, low, flight.taken, flight.taken > low or flight.changes != changes)
 
     async def _read_up(self) -> None:
         """Wait until all is in the inbox that the mailbox has now; raise FetchTooLarge."""

@@ -141,7 +141,7 @@ def test_what_a_predecessors_caller_acknowledges_is_passed_over():
 def test_a_thousand_messages_that_are_acknowledged_backwards_are_one_range():
     flight = InFlight(START)
     for n in range(1000):
-        flight.take(f"1-{n}", 0, 1, whole=True, nbytes=1)
+        flight.take(f"1-{n}", 0, 1, True, 1)
     for n in range(999, 0, -1):
         assert flight.ack(*flight.numbers(f"1-{n}", 0, 1)) == 1
         assert flight.ranges == 1
