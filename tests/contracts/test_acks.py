@@ -6,12 +6,14 @@ import pytest
 from contract_support import WAIT_S, fetch_all, vanish
 
 from ray_messaging import CommitFailed, ConfigError, Fenced, Outgoing
+from ray_messaging.health.mailboxes import judge_kept
 from ray_messaging.receiving import commits as module
 from ray_messaging.transports.base import AckRange, Cursor, Limits, SelectiveAcks
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.memory.dead import MemoryDead
 from ray_messaging.transports.ranges import encode_ranges
 from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.redis.probe import ask_server
 from ray_messaging.transports.requeueing import Requeueing
 
 only_mqtt = pytest.mark.parametrize("server", ["mqtt"], indirect=True)
@@ -348,6 +350,18 @@ async def test_a_server_keeps_ranges_until_it_is_told_that_there_are_none(pair):
     )
     assert (await take()).acked == b""
     assert await waiting(sender) == 0
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+async def test_health_tells_what_is_acknowledged_apart_from_what_waits(pair, server, exp_id):
+    sender, receiver = pair
+    await send(sender, 1, 2, 3)
+    held = await hold(receiver, 3)
+    await receiver.ack([held[2], held[3]])
+    facts = await asyncio.to_thread(ask_server, server, exp_id)
+    [mailbox] = facts.kept.mailboxes
+    assert (mailbox.messages, mailbox.acked) == (3, 2)
+    assert "in which 1 messages wait" in str(judge_kept(facts.kept)[0])
 
 
 @only_mqtt

@@ -8,7 +8,7 @@ from ray_messaging.receiving.acks import by_loan, spans_of
 from ray_messaging.receiving.asking import Asking
 from ray_messaging.receiving.lending import Lending
 
-pytestmark = pytest.mark.beyond_mqtt("lending")
+pytestmark = pytest.mark.beyond_mqtt("acks")
 
 
 def numbers(messages):
