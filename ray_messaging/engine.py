@@ -97,6 +97,7 @@ class Engine:
         self.outbox = Outbox(self.shipper, judge, self.settings, self._settled, self._addresses, self.checked)
         self.outbox.step = self._step
         self.accept = self.outbox.accept
+        self.transport.ask_when_cut(self._ended)
 
     async def close(self, *, commit: bool = True) -> None:
         """Send what was accepted, commit what was fetched (unless told not to), and leave; twice does no harm."""
@@ -133,6 +134,11 @@ class Engine:
     def _ask(self, interceptor: object) -> Judge:
         standing = self.settings.standing_verdicts and self.transport.checks_verdicts
         return judge_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id, standing=standing)
+
+    async def _ended(self) -> Closed | None:
+        """Return that the experiment has ended, where an interceptor can say so."""
+        ask = None if self.outbox is None else getattr(self.outbox.judge, "ended", None)
+        return None if ask is None else await ask()
 
     @property
     def interceptor(self) -> object:

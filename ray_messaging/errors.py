@@ -128,7 +128,21 @@ class FetchTooLarge(MessagingError, ValueError):
 
 
 class Closed(MessagingError, RuntimeError):
-    """The messager, group or experiment was closed."""
+    """The messager, group or experiment was closed.
+
+    `unsent`: it was before this send began, so nothing of it was sent.
+    """
+
+    unsent: bool = False
+
+
+def ended(exp_id: str, *, unsent: bool = False) -> Closed:
+    """Build the error for who goes on in an experiment that has ended."""
+    return Closed(
+        f"experiment {exp_id!r} has ended: it was shut down or started anew, or whoever started it is gone. Close what "
+        f"you have of it, and take Messaging.connect({exp_id!r}) where it runs again, or Messaging.start({exp_id!r})",
+        unsent=unsent,
+    )
 
 
 class Fenced(MessagingError, RuntimeError):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
@@ -14,6 +15,8 @@ NAMESPACE = "ray_messaging"
 
 # Between questions to an actor that starts again, in seconds.
 _PAUSE_S = 0.1
+# For Ray to tell that an actor is dead which was killed, and between two looks, in seconds.
+_DEATH_S, _GLANCE_S = 2.0, 0.01
 
 
 def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
@@ -25,6 +28,31 @@ def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 
         return ray.get(ref)
     except (RayTaskError, RayActorError) as error:
         raise translated(error, what=what, sends=sends) from error
+
+
+def known_dead(actor: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
+    """Tell whether this process knows that an actor will not come back, so that a call of it would never begin.
+
+    False on Ray Client, and before the first call: nobody has asked then.
+    """
+    state = getattr(actor, "_get_local_state", None)
+    return state is not None and state() == ActorTableData.ActorState.DEAD
+
+
+def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+    """Wait until this process knows that an actor which was killed is dead: whoever calls it then is told so."""
+    deadline = time.monotonic() + _DEATH_S
+    while hasattr(actor, "_get_local_state") and not known_dead(actor) and time.monotonic() < deadline:
+        time.sleep(_GLANCE_S)
+
+
+def gone(what: str) -> Closed:
+    """Build the error for a send by an actor that was gone before."""
+    return Closed(
+        f"{what} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create it "
+        "again, or start the experiment anew",
+        unsent=True,
+    )
 
 
 def insist(actor: Any, call: Callable[[], Any], *, what: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value

@@ -10,7 +10,7 @@ from typing import Any, Self
 from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
-from ray_messaging.cluster.calls import insist, result, wait_restart
+from ray_messaging.cluster.calls import gone, insist, known_dead, result, wait_restart
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, InvalidAddress, MessagingError, OutcomeUnknown
 from ray_messaging.ids import Ids
@@ -90,6 +90,8 @@ class Group:
     def _relay(self, frames: list[bytes]) -> Receipts:
         if not frames:
             return Receipts([])
+        if known_dead(self.actor):
+            raise gone(self._what)
         if self._away:  # a call made while it starts again would fail, and nobody would know that it was never made
             wait_restart(self.actor, self._experiment.settings.send_timeout_s)
             self._away = False

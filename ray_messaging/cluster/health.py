@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.client import ray as client
 
 from ray_messaging.cluster.calls import NAMESPACE
 from ray_messaging.cluster.owners import known_dead
@@ -23,6 +24,7 @@ from ray_messaging.transports.redis.probe import Kept, ServerFacts, ask_server
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
+_TASK_S = 10.0  # for a task to start
 _WHY = 300  # characters of an error of Ray's
 _UNKNOWN = critical(
     "server",
@@ -36,13 +38,21 @@ _NO_HEAD = critical(
     "see to the head node (its GCS): what runs goes on, but an actor that dies now is not started again",
 )
 
+_NO_TASK = critical(
+    "Ray",
+    "a task that examines the experiment, for this driver on Ray Client, failed or gave no answer in time",
+    "see to the cluster (`ray status`), or run ray-messaging doctor EXP_ID on one of its nodes",
+)
+
 
 def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
-    """Return how an experiment is, after 5 s at most.
+    """Return how an experiment is, after 5 s at most; by Ray Client once a task on the cluster has started, too.
 
     Args: experiment is what is known of it (None, or without the password: it is asked for); handles are actors that
     are known, by their Ray names.
     """
+    if client.is_connected():
+        return _examine_on_cluster(exp_id, experiment, handles)
     deadline = time.monotonic() + DEADLINE_S
     asked = _Asked(exp_id, experiment)
     prefix = f"{exp_id}/"
@@ -61,6 +71,18 @@ def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, An
     if facts is not None and facts.kept is not None:
         findings += judge_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
     return Health(f"experiment {exp_id!r}", findings)
+
+
+def _examine_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
+    """Have a task examine it: a driver on Ray Client need not reach the server, nor does Ray tell it of actors."""
+    known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
+    asking = ray.remote(num_cpus=0, max_retries=0)(examine).remote(exp_id, known, dict(handles))
+    try:
+        health: Health = ray.get(asking, timeout=DEADLINE_S + _TASK_S)
+    except RayError as error:
+        logger.debug("the task that examines %s failed: %s", exp_id, error)  # it is among the findings
+        return Health(f"experiment {exp_id!r}", [_NO_TASK])
+    return health
 
 
 def warn_of_losses(config: RedisConfig) -> None:

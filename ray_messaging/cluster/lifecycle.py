@@ -10,7 +10,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.cluster.actors import InterceptorActor
-from ray_messaging.cluster.calls import NAMESPACE, result
+from ray_messaging.cluster.calls import NAMESPACE, result, wait_dead
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.server_actor import ServerActor
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
@@ -95,6 +95,8 @@ def leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handl
     _attempt([actor.close.remote(**kwargs) for actor in actors])
     for actor in actors:
         ray.kill(actor)
+    for actor in actors:
+        wait_dead(actor)
 
 
 def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle

@@ -1,7 +1,7 @@
 """The facade: start an experiment, find its groups, shut it down."""
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,17 +13,15 @@ from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.dead_letters import DeadLettered
 from ray_messaging.cluster.group import Group, check_agents
-from ray_messaging.cluster.group_actor import GroupActor
+from ray_messaging.cluster.group_start import Starting, end_started, start_group, wait_started
 from ray_messaging.cluster.health import examine, warn_of_losses
 from ray_messaging.cluster.lifecycle import (
-    ACTOR,
     Owned,
     check_rules,
     end_server,
     ensure_ray,
     finish_log,
     leave,
-    remote,
     runs_already,
 )
 from ray_messaging.cluster.logged import Logged
@@ -31,8 +29,9 @@ from ray_messaging.cluster.owners import is_dead
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
 from ray_messaging.cluster.tuning import relax_process
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, UnknownName
+from ray_messaging.errors import Closed, ConfigError, MessagingError, UnknownName, ended
 from ray_messaging.health import Health
+from ray_messaging.ids import Ids
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import Messager
 from ray_messaging.transports import redis_of
@@ -158,33 +157,39 @@ class Messaging(Logged, DeadLettered):
     ) -> Group:
         """Start a group, a Ray actor that hosts agents; it lives as long as the process that made it.
 
-        Raises: AlreadyExists where the name or an agent is taken, InvalidAddress.
+        Raises: AlreadyExists where the name or an agent is taken, InvalidAddress, Closed after the end.
         """
-        check_name("group name", name)
-        check_agents(agents)
-        hosted = column_of(agents)
+        return self.create_groups({name: agents}, subtopics=subtopics, actor_options=actor_options)[name]
+
+    def create_groups(
+        self,
+        groups: Mapping[str, Iterable[AgentId]],
+        *,
+        subtopics: Sequence[str] = SUBTOPICS,
+        actor_options: dict[str, Any] | None = None,
+    ) -> dict[str, Group]:
+        """Start several groups at a time, {name: agents}, in about the time of one: all of them, or none.
+
+        Raises: as `create_group`.
+        """
         topics = tuple(map(check_subtopic, subtopics))
-        options: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": self._experiment.group_name(name)}
+        hosted = {check_name("group name", name): _column(agents) for name, agents in groups.items()}
+        before = self._names_while_it_runs()
+        starting: list[Starting] = []
         try:
-            actor = remote(GroupActor, options | (actor_options or {})).remote(self._whole, name)
-        except ValueError as error:
-            raise AlreadyExists(
-                f"experiment {self.exp_id!r} has a group {name!r} already: choose another name, or use "
-                f"messaging.group({name!r})",
-                kind="group",
-                value=name,
-                owner=None,
-            ) from error
-        try:
-            result(actor.open.remote(hosted, topics), what=f"group {name!r}")
+            for name, agents in hosted.items():
+                starting.append(start_group(self._whole, name, agents, topics, actor_options or {}))
+            wait_started(starting)
         except BaseException:
-            ray.kill(actor)
+            for name in end_started(starting):
+                if name not in before:  # a mailbox of an earlier run is as it was
+                    self._ask(self._interceptor.remove.remote(name))
             raise
-        group = Group(self._experiment, name, actor, keep=self)
+        made = {each.name: Group(self._experiment, each.name, each.actor, keep=self) for each in starting}
         if self._owned is not None:
-            self._owned.groups[name] = actor
-        self._groups[name] = group
-        return group
+            self._owned.groups.update({each.name: each.actor for each in starting})
+        self._groups.update(made)
+        return made
 
     def group(self, name: str) -> Group:
         """Find a group by its name; raise UnknownName."""
@@ -215,6 +220,15 @@ class Messaging(Logged, DeadLettered):
     def _names(self) -> list[str]:
         names: list[str] = self._ask(self._interceptor.groups.remote())
         return names
+
+    def _names_while_it_runs(self) -> list[str]:
+        """Return the names of the groups; raise Closed once the experiment has ended."""
+        if not ray.is_initialized():  # a call would start another Ray
+            raise ended(self.exp_id)
+        try:
+            return self._names()
+        except Closed as error:
+            raise ended(self.exp_id) from error
 
     def group_of(self, agent_id: AgentId) -> Group:
         """Find the group that hosts an agent; raise UnknownName."""
@@ -258,6 +272,11 @@ class Messaging(Logged, DeadLettered):
             raise
         relax_process()
         return messager
+
+
+def _column(agents: Iterable[AgentId]) -> Ids:
+    check_agents(agents)
+    return column_of(agents)
 
 
 def find_interceptor(exp_id: str) -> Any:  # noqa: ANN401 - a handle

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ray_messaging.batch import Batch
-from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, TransitError
+from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
 from ray_messaging.frames import encode
 from ray_messaging.interception.deferral import PATIENCE_S
 from ray_messaging.interception.granted import Granted
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 # Where the lane cannot be opened (a firewall that drops packets), it is tried again after so many seconds.
 _BY_RAY_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+_GLANCE_S = 0.2  # for an actor to say that it lives: who asks has a server to get back to
 # An actor that answers `forward` is asked about so many messages at a time.
 _CALLS = 256
 # What a Ray handle raises when its actor will not come back; by name, as Ray is not imported here.
@@ -184,7 +185,24 @@ class RemoteJudge(_Asking):
                 self._granted.heard(self._lane, verdicts.standing, asked_at, batch)
         return verdicts
 
+    async def ended(self) -> Closed | None:
+        """Return that the experiment has ended, where its interceptor will not come back; None: as far as is known."""
+        try:
+            async with asyncio.timeout(_GLANCE_S):
+                await self._handle.health.remote()
+        except Exception as error:  # noqa: BLE001 - all but one say that it may answer later
+            return ended(self._exp_id) if self._exp_id and type(error).__name__ in _GONE else None
+        return None
+
     async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
+        try:
+            return await self._ask_patiently(request, patient=patient)
+        except InterceptorUnavailable as error:
+            if self._exp_id and type(error.__cause__).__name__ in _GONE:
+                raise ended(self._exp_id, unsent=True) from error.__cause__
+            raise
+
+    async def _ask_patiently(self, request: bytes, *, patient: bool) -> bytes:
         lane = self._lane
         limit_s = self._timeout_s + (PATIENCE_S if patient else 0.0)
         if lane is not None:

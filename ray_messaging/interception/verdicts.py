@@ -158,7 +158,7 @@ class Judge(Protocol):
     way: str
 
     async def judge(self, batch: Batch) -> Verdicts:
-        """Judge a batch; a batch asked again is answered as before. Raises InterceptorUnavailable."""
+        """Judge a batch; a batch asked again is answered as before. Raises InterceptorUnavailable, Closed."""
 
     async def wait(self, batch: Batch) -> Verdicts:
         """Return the verdicts of some deferred rows, as soon as there are any, or after a while.

@@ -316,15 +316,19 @@ class Subscription:
         if self._reader is None or self._commits is None or self._epoch is None:
             return
         await self._transport.unsubscribe()
-        fenced = self._reader.error is not None
+        stopped = self._reader.error
         await self._reader.close()
-        if fenced:
+        if isinstance(stopped, Closed):
+            if commit:
+                self._commits.acknowledge()
+            self._left_alone(self._commits, stopped)
+        if stopped is not None:
             return
         self._reader.stop(Closed("this messager was closed while you waited for its messages: make another one"))
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self._leave(self._commits, self._epoch, commit=commit)
-        except (TimeoutError, ConnectionFailed) as error:
+        except (TimeoutError, ConnectionFailed, Closed) as error:
             self._left_alone(self._commits, error)
         except Fenced as error:  # its remedy is to close, which is what happens here
             logger.info("%s was closed after somebody newer took its mailbox over: %s", self._name, error)
@@ -334,11 +338,12 @@ class Subscription:
         late = isinstance(error, TimeoutError)
         why = f"it took longer than {_LEAVE_S:g} s (is the server away?)" if late else str(error)
         if self._named and commits.open:
-            raise TransitError(
+            raise (Closed if isinstance(error, Closed) else TransitError)(
                 f"{self._name!r} could not commit what was fetched last when it was closed, so its next messager gets "
                 f"that again: {why}"
             ) from error
-        logger.warning("%s could not leave, so its lease ends by itself: %s", self._name, why)
+        level = logging.INFO if isinstance(error, Closed) else logging.WARNING  # nobody waits for it to leave
+        logger.log(level, "%s could not leave, so its lease ends by itself: %s", self._name, why)
 
     async def _leave(self, commits: Commits, epoch: int, *, commit: bool) -> None:
         if commit:

@@ -4,7 +4,7 @@ import logging
 
 import msgspec
 
-from ray_messaging.errors import ConfigError, Fenced, MailboxFull, MessagingError, TransitError
+from ray_messaging.errors import Closed, ConfigError, Fenced, MailboxFull, MessagingError, TransitError
 from ray_messaging.receipt import Receipts
 from ray_messaging.sending import refusals
 from ray_messaging.sending.cutter import BARE, Crate
@@ -94,7 +94,7 @@ class Concluder(Shipper):
         except MailboxFull:
             self._attempted = False
             raise
-        except (TransitError, ConfigError) as error:
+        except (TransitError, ConfigError, Closed) as error:
             raise self._lose(error) from error
 
     def _numbered(self, crates: list[Crate]) -> list[tuple[Crate, int]]:

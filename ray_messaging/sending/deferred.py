@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from ray_messaging.batch import Batch
-from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
+from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.ids import INT
 from ray_messaging.interception.verdicts import Judge, Verdicts
 from ray_messaging.sending.asked import UNKNOWN, Asked, Place, joined, order
@@ -151,7 +151,7 @@ class Deferred:
             judge = self._judge()
             try:
                 return await judge.wait(batch)
-            except InterceptorUnavailable:
+            except (InterceptorUnavailable, Closed):
                 if self._judge() is judge:
                     raise
 

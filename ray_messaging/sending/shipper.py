@@ -8,6 +8,7 @@ import numpy as np
 
 from ray_messaging.directory import Directory
 from ray_messaging.errors import (
+    Closed,
     ConfigError,
     ConnectionFailed,
     Fenced,
@@ -135,7 +136,7 @@ class Shipper:
         except MailboxFull as error:  # the whole server is: nothing of this was taken
             self._attempted = False
             self.abandon(error)
-        except (TransitError, ConfigError) as error:
+        except (TransitError, ConfigError, Closed) as error:
             self._lose(error)
 
     async def _look_for_room(self, refused: list[Lane]) -> None:
@@ -264,9 +265,9 @@ class Shipper:
         for (posting, verdicts, deadline), rows in found.items():
             self.load(posting, np.unique(np.concatenate(rows)), verdicts, deadline)
 
-    def _lose(self, cause: TransitError | ConfigError) -> MessagingError:
+    def _lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
         """Give up, as the server cannot be asked what it has; return what those who wait are told."""
-        if self._attempted and not (isinstance(cause, ConnectionFailed) and cause.unsent):
+        if self._attempted and not (isinstance(cause, ConnectionFailed | Closed) and cause.unsent):
             self._fence_at = asyncio.get_running_loop().time()
             error: MessagingError = refusals.unknown(cause)
         else:

@@ -4,7 +4,7 @@ Each call but `read` may be repeated with the same arguments and has its effect 
 while the connection is cut, up to its timeout, then raises ConnectionFailed.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ import msgspec
 
 from ray_messaging.batch import Batch
 from ray_messaging.directory import Record
-from ray_messaging.errors import Fenced
+from ray_messaging.errors import Closed, Fenced
 from ray_messaging.patterns import Patterns
 
 
@@ -254,6 +254,9 @@ class Transport(Protocol):
     @property
     def largest_frame(self) -> int | None:
         """Return how many bytes of a frame the server takes, as far as is known; None: what the mailbox takes."""
+
+    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
+        """While the server is out of reach, ask whether the experiment has ended: then calls raise what is answered."""
 
     async def connect(self) -> None:
         """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""

@@ -12,7 +12,7 @@ import redis
 from cluster_support import drain, kill, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import Messaging, Outgoing, rules
-from ray_messaging.errors import AlreadyExists, Closed, OutcomeUnknown, UnknownName
+from ray_messaging.errors import AlreadyExists, Closed, UnknownName
 
 
 def test_start_connect_and_shutdown(ray_cluster):
@@ -48,7 +48,7 @@ def test_start_connect_and_shutdown(ray_cluster):
         ray.get(interceptor.ready.remote())
     with pytest.raises(Closed, match="group 'all' of experiment"):
         group.fetch()
-    with pytest.raises(OutcomeUnknown, match="shut down"):
+    with pytest.raises(Closed, match="shut down"):
         group.send("ann", "bob", {})
 
 

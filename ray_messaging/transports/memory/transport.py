@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from math import inf
 
 from ray_messaging.directory import Record, decode_record, encode_record
-from ray_messaging.errors import AlreadyExists
+from ray_messaging.errors import AlreadyExists, Closed
 from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
     LOG,
@@ -37,6 +37,9 @@ class MemoryTransport(MemoryPost):
         super().__init__(server, exp_id)
         self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
+
+    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
+        """Do nothing: no server of ours ends with an experiment."""
 
     async def connect(self) -> None:
         """Reach the server: it is always there."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.directory import Record
@@ -94,6 +94,9 @@ class MqttTransport:
         """Return how many bytes of a frame the broker takes, as far as is known."""
         told, refused = self._control.link.maximum_packet, self._senders.proof.refused
         return told if refused is None else refused - 1
+
+    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
+        """Do nothing: no server of ours ends with an experiment."""
 
     async def connect(self) -> None:
         """Reach the broker; raise ConnectionFailed (within 5 s where none is there), ServerRefused at once."""

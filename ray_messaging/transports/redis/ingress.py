@@ -120,9 +120,11 @@ class RedisIngress:
                 self._connection.send(command)
 
     async def _run(self) -> None:
+        heard = True  # since it was cut last
         while True:
             try:
                 self._connection = await Feed.open(self._link.dedicated(), self._take)
+                heard = True
                 self._ours = False
                 self._commands.clear()
                 self._asked = self._unconfirmed = 0
@@ -142,11 +144,16 @@ class RedisIngress:
                     self._fail(refused)
                     return
                 self.cuts += 1
-                logger.warning(
+                if (over := await self._link.over()) is not None:
+                    self._fail(over)
+                    return
+                logger.log(
+                    logging.WARNING if heard else logging.DEBUG,
                     "the subscription at %s was cut (%s): what foreign clients publish until it is back is lost",
                     self._link.where,
                     type(error).__name__,
                 )
+                heard = False
             except Exception as error:
                 logger.exception("what foreign clients publish will not arrive")
                 self._fail(MessagingError(f"listening failed ({type(error).__name__}: {error}): please report this"))

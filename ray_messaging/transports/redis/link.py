@@ -33,7 +33,7 @@ from redis.exceptions import (
 )
 
 from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
-from ray_messaging.errors import ConfigError, ConnectionFailed, MailboxFull, ServerRefused
+from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, MailboxFull, ServerRefused
 from ray_messaging.transports.redis.facts import read_info, refusal
 from ray_messaging.transports.redis.nearby import NearbyConnection
 from ray_messaging.transports.redis.tls import tls_options, tls_trouble
@@ -44,6 +44,7 @@ T = TypeVar("T")
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+_GLANCE_S = 1.0  # between two questions whether the experiment has ended
 # Patience must be enough for another connection, where one has died without a word.
 _SHORTEST_STALL_S = 1.0
 # What a script replies where its user may not do what the script does.
@@ -136,6 +137,10 @@ class RedisLink:
         # Is called with each new connection before a script, or a blocking read, goes over it.
         self.greet: Greet | None = None
         self._greeted: Wire | None = None
+        self._calls = 0  # that went over an open connection
+        self._glanced_at = 0.0
+        # Asked while the server is out of reach: whether it stays so, as the experiment has ended.
+        self.ended: Callable[[], Awaitable[Closed | None]] | None = None
 
     @property
     def where(self) -> str:
@@ -195,6 +200,7 @@ class RedisLink:
 
     def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
         patience_s = self.patience_s
+        self._calls += 1
         return wire.call(args, min(self.config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3))
 
     def dedicated(self) -> AbstractConnection:
@@ -279,9 +285,9 @@ class RedisLink:
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
         """Repeat what a cut connection broke, up to `patience_s`.
 
-        Raises: ServerRefused at once, ConnectionFailed, MailboxFull.
+        Raises: ServerRefused at once, Closed once the experiment has ended, ConnectionFailed, MailboxFull.
         """
-        deadline = asyncio.get_running_loop().time() + self.patience_s
+        deadline, calls = asyncio.get_running_loop().time() + self.patience_s, self._calls
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -296,8 +302,22 @@ class RedisLink:
                     raise self.translated(error) from error
                 if cut is not None and not isinstance(error, _ANSWERS):
                     cut()
+                if (over := await self.over()) is not None:
+                    over.unsent = self._calls == calls
+                    raise over from error
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise self.translated(error) from error
             # Jitter, so that a server that comes back is not met by everybody at once.
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def over(self) -> Closed | None:
+        """Return that the experiment has ended, as far as somebody knows; who asks often is told that once a second."""
+        now = asyncio.get_running_loop().time()
+        if self.ended is None or now < self._glanced_at + _GLANCE_S:
+            return None
+        self._glanced_at = now
+        over = await self.ended()
+        if over is not None:
+            self._glanced_at = 0.0  # the others are to hear of it, too
+        return over

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from ray_messaging.channels import Keys, all_agents
 from ray_messaging.config import RedisConfig
 from ray_messaging.directory import Record, decode_record, encode_record
-from ray_messaging.errors import ConnectionFailed, Fenced, MailboxFull, ServerRefused
+from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MailboxFull, ServerRefused
 from ray_messaging.loops import Loop
 from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
@@ -61,6 +61,10 @@ class RedisTransport(RedisLog):
         self._reading = BlockingReads(self.link)
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self._ingress: RedisIngress | None = None
+
+    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
+        """While the server is out of reach, ask whether the experiment has ended: then calls raise what is answered."""
+        self.link.ended = ended
 
     async def connect(self) -> None:
         """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""

@@ -1,0 +1,149 @@
+"""What is left of an experiment, or of a group, that has ended: it says so at once; and groups that start together."""
+
+import asyncio
+import pickle
+import uuid
+
+import pytest
+import ray
+from cluster_support import drain, kill, numbered, numbers
+
+from ray_messaging import Messager, Messaging
+from ray_messaging.errors import AlreadyExists, Closed, MessagingError, UnknownName
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+MANY = 60  # messages after which rules on ids are applied by the sender itself
+
+
+def new_id():
+    return f"ended-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(params=["embedded", "own"])
+def redis(request):
+    """Give an experiment's own server, which ends with it, or one that stays."""
+    return None if request.param == "embedded" else request.getfixturevalue("redis_config")
+
+
+@pytest.fixture(params=["reset", "shutdown"])
+def end(request, redis):
+    """Return a function that ends an experiment."""
+
+    def end(messaging):
+        if request.param == "shutdown":
+            messaging.shutdown(erase=True)
+            return messaging
+        return Messaging.start(messaging.exp_id, redis=redis, on_existing="reset")
+
+    return end
+
+
+async def test_old_messagers_are_closed_at_once(redis, end):
+    """None of them waits for its server, or for the interceptor: 30 s each would be more than a test has."""
+    old = await asyncio.to_thread(Messaging.start, new_id(), redis=redis)
+    await asyncio.to_thread(old.create_group, "all", [1])
+    plain = Messager(old.redis, old.exp_id, old.interceptor)
+    await plain.init()
+    host = await old.open_messager("mine", [50])
+    for messager in (plain, host):
+        to_one = [messager.send_message(messager.get_agent_chat_channel(1), {"n": n}, 50) for n in range(MANY)]
+        assert all([await sent for sent in to_one])
+    assert host.stats()["standing"]
+    new = await asyncio.to_thread(end, old)
+    try:
+        for messager in (plain, host):
+            with pytest.raises(Closed, match=f"experiment {old.exp_id!r} has ended.*connect") as caught:
+                await messager.send_message(messager.get_agent_chat_channel(1), {"n": MANY}, 50)
+            assert caught.value.unsent
+            await messager.close()
+    finally:
+        await asyncio.to_thread(new.shutdown)
+
+
+async def test_an_old_messager_that_holds_messages_is_closed_as_such():
+    old = await asyncio.to_thread(Messaging.start, new_id())
+    host = await old.open_messager("mine", [50])
+    await host.send_message(host.get_agent_chat_channel(50), {"n": 1}, 50)
+    assert numbers(await host.fetch_messages(timeout=10)) == [1]
+    await asyncio.to_thread(old.shutdown)
+    with pytest.raises(Closed, match="could not commit what was fetched last"):
+        await host.close()
+
+
+def test_a_send_to_a_removed_group_is_refused_as_closed(messaging, make_group):
+    group = messaging.create_group(f"fleeting-{uuid.uuid4().hex[:8]}", [f"mayfly-{uuid.uuid4().hex[:8]}"])
+    agent = group.agents[0]
+    elsewhere = pickle.loads(pickle.dumps(group))
+    messaging.remove_group(group.name)
+    for handle in (group, elsewhere):
+        with pytest.raises(Closed, match=f"group {group.name!r} of experiment .* Nothing was sent") as caught:
+            handle.send(agent, agent, {"n": 1})
+        assert caught.value.unsent
+    with pytest.raises(Closed, match=f"group {group.name!r}"):
+        group.fetch()
+
+
+def test_a_group_that_starts_again_is_not_taken_for_gone(messaging, make_group):
+    group = make_group(messaging)
+    one, two = group.agents[:2]
+    kill(group.actor)
+    sent = 0
+    while not sent:
+        try:
+            sent = len(group.send_columns([one] * 3, [two] * 3, numbered(3)))
+        except Closed:
+            raise
+        except MessagingError:  # the process that was killed may have had it
+            continue
+    assert set(numbers(drain(group, 3))) == {0, 1, 2}
+
+
+def test_no_group_starts_in_an_experiment_that_has_ended(capfd):
+    with Messaging.start(new_id()) as messaging:
+        elsewhere = Messaging.connect(messaging.exp_id)
+    for handle in (messaging, elsewhere, pickle.loads(pickle.dumps(messaging))):
+        with pytest.raises(Closed, match=f"experiment {messaging.exp_id!r} has ended.*start"):
+            handle.create_group("late", [1])
+        with pytest.raises(Closed, match="has ended"):
+            handle.create_groups({"late": [1], "later": [2]})
+    names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    assert not [name for name in names if name.startswith(messaging.exp_id)]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# -- groups that start together -----------------------------------------------------------------------------------
+
+
+def unique(*names):
+    mark = uuid.uuid4().hex[:8]
+    return [f"{name}-{mark}" for name in names]
+
+
+def test_groups_start_together(messaging):
+    west, east, ann, bob = unique("west", "east", "ann", "bob")
+    groups = messaging.create_groups({west: [ann], east: [bob]})
+    assert list(groups) == [west, east]
+    assert [group.agents for group in groups.values()] == [[ann], [bob]]
+    assert groups[west].send(ann, bob, {"n": 1})
+    assert numbers(drain(messaging.group(east), 1)) == [1]
+    assert messaging.create_groups({}) == {}
+    for name in groups:
+        messaging.remove_group(name)
+
+
+def test_of_groups_that_cannot_all_be_none_is(messaging, make_group):
+    west, east, ann, bob = unique("west", "east", "ann", "bob")
+    taken = make_group(messaging)
+    a_name, an_agent = {west: [ann], taken.name: [bob]}, {west: [ann], east: taken.agents}
+    for agents in (a_name, an_agent, {west: [ann, bob], east: [bob]}):
+        with pytest.raises(AlreadyExists):
+            messaging.create_groups(agents)
+        for name in (west, east):
+            with pytest.raises(UnknownName):
+                messaging.group(name)
+    assert taken.send(taken.agents[0], ann, {}).fate == "undeliverable"  # it lives, and nobody hosts ann
+    groups = messaging.create_groups({west: [ann], east: [bob]})
+    assert groups[east].send(bob, ann, {"n": 1})
+    for name in groups:
+        messaging.remove_group(name)
