@@ -35,6 +35,7 @@ from ray_messaging.errors import (
     TransitError,
     Unbalanced,
     UnknownName,
+    UnknownSender,
 )
 from ray_messaging.health import Finding, Health
 from ray_messaging.interception import rules
@@ -106,6 +107,7 @@ __all__ = [
     "TransitError",
     "Unbalanced",
     "UnknownName",
+    "UnknownSender",
     "rules",
 ]
 

@@ -11,6 +11,7 @@ agent's channel, or `:` and the whole name of a plain one; as no subtopic holds 
 """
 
 import re
+from enum import Enum
 from operator import index
 from typing import NamedTuple
 from uuid import UUID
@@ -22,6 +23,16 @@ from ray_messaging.patterns import GLOBS, Patterns
 
 AgentId = int | str
 _BOOLS = (bool, np.bool_)  # numpy 1's is an integer to operator.index
+
+
+class Omitted(Enum):
+    """The from_id of a message where none was written: not the same as None, which is the user."""
+
+    OMITTED = "omitted"
+
+
+OMITTED = Omitted.OMITTED
+SenderId = AgentId | Omitted | None
 
 AGENT_CHAT = "agent-chat"
 USER_CHAT = "user-chat"

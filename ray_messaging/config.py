@@ -233,6 +233,7 @@ class MessagingConfig(_Settings):
     log_list_messages: int = _of(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
     log_list_bytes: int = _of(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
     mirror: bool = _of(False, "PUBLISH also what mailboxes take, for foreign clients that listen along")
+    strict_senders: bool | None = _of(None, "send for one's own agents alone, or the user; None: if it is a group")
     standing_verdicts: bool = _of(True, "let senders apply rules on ids alone; False: each batch is asked about")
 
 

@@ -8,28 +8,34 @@ from operator import index
 from typing import Any
 
 from ray_messaging import channels as names
-from ray_messaging.channels import INT64_MAX, INT64_MIN, Address, AgentId, check_id, check_recipient
+from ray_messaging.agent_sets import AgentSet
+from ray_messaging.channels import INT64_MAX, INT64_MIN, OMITTED, Address, AgentId, SenderId, check_id, check_recipient
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
+from ray_messaging.ids import Ids
 from ray_messaging.interception.judges import judge_for
 from ray_messaging.interception.verdicts import Judge, PassAll
 from ray_messaging.lines import encode_payload
 from ray_messaging.local_log import LocalLog
 from ray_messaging.loops import Loop
+from ray_messaging.message import Outgoing
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.leases import Gone
 from ray_messaging.receiving.renewal import KEEP_S
 from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.sending.bulk import ColumnChunk, columns_of, entries_of
 from ray_messaging.sending.concluding import Concluder
 from ray_messaging.sending.cutter import Cutter
 from ray_messaging.sending.in_parts import InParts
 from ray_messaging.sending.outbox import Outbox
+from ray_messaging.sending.parcel import Entry
 from ray_messaging.sending.posting import Posting
+from ray_messaging.sending.senders import Senders, unnamed
 from ray_messaging.transports.base import Transport
 
 # Accepts a message (channel, payload, from_id, to_id): see `Outbox.accept`.
-Accept = Callable[[str, object, AgentId | None, AgentId | None], Awaitable[Receipt]]
+Accept = Callable[[str, object, SenderId, AgentId | None], Awaitable[Receipt]]
 
 _ADDRESSES_KEPT = 200_000
 
@@ -39,7 +45,8 @@ class Engine:
 
     Args: `parse` turns what a user sends to into an Address (None: it is a channel), `make_judge` an interceptor's
     handle into the way to ask it. With a `name` the mailbox outlives this process; without one it goes when the engine
-    closes.
+    closes. `says_user`: a from_id of None is the user; else it may have been left out, which counts where we send for
+    our agents alone.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class Engine:
         settings: MessagingConfig | None = None,
         parse: Callable[[str], Address] | None = None,
         make_judge: Callable[[object], Judge] | None = None,
+        says_user: bool = False,
     ) -> None:
         self.exp_id = transport.exp_id
         self.name = names.check_name("name", name) if name is not None else f"anon-{secrets.token_hex(8)}"
@@ -70,6 +78,8 @@ class Engine:
         self._interceptor = interceptor
         self.accept: Accept = self._refuse  # the outbox's, while this is open
         self._step: int | None = None
+        self._senders: Senders | None = None  # whom we send for; None: for anybody
+        self._says_user = says_user
         self._retired: list[Judge] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -179,18 +189,43 @@ class Engine:
         return InParts(self.sending)
 
     def checked(
-        self, channel: str, payload: object, from_id: AgentId | None, to_id: AgentId | None
+        self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None
     ) -> tuple[AgentId | None, AgentId | None, str, bytes]:
         """Return a message as the outbox takes it: from_id, to_id, topic, payload as JSON.
 
-        Raises: InvalidAddress, InvalidPayload, PayloadTooLarge.
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
         """
         recipient, topic = self.address(channel)
         if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
             recipient = check_recipient(channel, recipient, to_id)
-        if from_id is not None:
+        if from_id is None or from_id is OMITTED:
+            if self._senders is not None and (from_id is OMITTED or not self._says_user):
+                raise unnamed(self.name)
+            from_id = None
+        else:
             from_id = check_id(from_id)
+            if self._senders is not None:
+                self._senders.check(from_id)
         return from_id, recipient, topic, encode_payload(payload, self._payload_bytes)
+
+    def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
+        """Check and encode messages; raises as `checked`, before any is sent."""
+        entries = entries_of(messages, self.address, self._payload_bytes, None if self._senders is None else self.name)
+        if self._senders is not None:
+            self._senders.check_all(entry.from_id for entry in entries)
+        return entries
+
+    def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
+        """Check and encode columns; raises as `checked`, and InvalidColumns, before anything is sent."""
+        chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        self.check_senders(chunk.from_ids for chunk in chunks)
+        return chunks
+
+    def check_senders(self, columns: Iterable[Ids]) -> None:
+        """Raise UnknownSender where we do not send for one of these."""
+        if self._senders is not None:
+            for column in columns:
+                self._senders.check_column(column)
 
     def address(self, channel: str) -> tuple[AgentId | None, str]:
         """Return the agent (None: none) and the topic of a channel; raise InvalidAddress."""
@@ -224,8 +259,17 @@ class Engine:
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: Gone | None = None
     ) -> None:
         """Claim agents for this messager alone and listen on their channels; raise AlreadyExists."""
-        await self.receiving.host(agents, subtopics, owner=owner, gone=gone)
+        hosted = AgentSet.of(agents)
+        await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
         await self._succeed()
+        if self.settings.strict_senders:
+            self._send_for(hosted)
+
+    def _send_for(self, agents: AgentSet) -> None:
+        """Send for these agents from now on, and for those before, but for nobody else."""
+        self._senders = self._senders or Senders(self.name)
+        self._senders.add(agents)
+        self.sending.known = self._senders.known
 
     async def _succeed(self) -> None:
         """Stop whoever sent under this name before: now that the mailbox is ours, the name is, too."""

@@ -4,6 +4,7 @@ MessagingError
 ├── ConfigError                 a setting cannot work; nothing was started
 │   └── ServerRefused           the server refused the password, the user or the db (also a ConnectionFailed)
 ├── InvalidAddress              an id, channel, subtopic, group or experiment name that cannot be used
+│   └── UnknownSender           a from_id that is no agent of the group that is to send for it
 ├── InvalidPayload              a payload that is no JSON object
 ├── InvalidMsg                  a Msg, or the dict of one, that cannot be: its role, its keys, its class
 ├── InvalidColumns              columns of a bulk send that do not fit together
@@ -59,6 +60,12 @@ class InvalidAddress(MessagingError, ValueError):
     """An id, channel, subtopic, group or experiment name cannot be used; `value` holds it."""
 
     value: object
+
+
+class UnknownSender(InvalidAddress):
+    """A message's from_id, `value`, is no agent of the `group` that is to send it; None: nobody says whose it is."""
+
+    group: str
 
 
 class InvalidPayload(MessagingError, TypeError):

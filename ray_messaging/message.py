@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 
 from ray_messaging.batch import Batch
-from ray_messaging.channels import AGENT_CHAT, AgentId, build_channel, check_id, check_subtopic, no_channel
+from ray_messaging.channels import (
+    AGENT_CHAT,
+    OMITTED,
+    AgentId,
+    SenderId,
+    build_channel,
+    check_id,
+    check_subtopic,
+    no_channel,
+)
 from ray_messaging.errors import FrameError, InvalidPayload
 from ray_messaging.msg import Msg, Payload, msg_of
 
@@ -172,26 +181,27 @@ class Outgoing:
     """Be one message to send, or one payload to many recipients.
 
     Build it with a channel, or by `to_agent` and `to_agents` with recipients; ids are checked here, the channel when it
-    is sent.
+    is sent. A from_id of None is the user; so is one that is left out, except in a group, which wants to be told.
     """
 
-    __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids")
+    __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
 
     def __init__(
-        self, channel: str | None, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
+        self, channel: str | None, payload: Payload, from_id: SenderId = OMITTED, to_id: AgentId | None = None
     ) -> None:
         if not isinstance(channel, str | None):
             raise no_channel(channel)
         self.channel = channel
         self.payload = payload
-        self.from_id = None if from_id is None else check_id(from_id)
+        self.unnamed = from_id is OMITTED
+        self.from_id = None if from_id is None or from_id is OMITTED else check_id(from_id)
         self.to_id = None if to_id is None else check_id(to_id)
         self.to_ids: list[AgentId] | None = None
         self.subtopic = ""
 
     @classmethod
     def to_agent(
-        cls, to_id: AgentId, payload: Payload, from_id: AgentId | None = None, subtopic: str = AGENT_CHAT
+        cls, to_id: AgentId, payload: Payload, from_id: SenderId = OMITTED, subtopic: str = AGENT_CHAT
     ) -> "Outgoing":
         """Address one agent."""
         made = cls(None, payload, from_id, to_id)
@@ -203,7 +213,7 @@ class Outgoing:
         cls,
         to_ids: Iterable[AgentId],
         payload: Payload,
-        from_id: AgentId | None = None,
+        from_id: SenderId = OMITTED,
         subtopic: str = AGENT_CHAT,
     ) -> "Outgoing":
         """Address many agents with one payload, which is encoded once; there is one receipt for each."""

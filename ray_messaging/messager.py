@@ -17,7 +17,6 @@ from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.asking import Commit
 from ray_messaging.receiving.leases import Gone
 from ray_messaging.receiving.subscription import Subscription
-from ray_messaging.sending.bulk import columns_of, entries_of
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports import open_transport
 
@@ -32,6 +31,8 @@ class Messager(names.ChannelNames):
     Use it as an async context manager, or call `init` and `close`.
     """
 
+    _says_user = False  # AgentSociety's signature: a from_id of None, the user's, may just have been left out
+
     def __init__(
         self,
         config: object,
@@ -44,7 +45,9 @@ class Messager(names.ChannelNames):
         super().__init__(exp_id)
         self.settings = settings or MessagingConfig()
         transport = open_transport(config, exp_id, self.settings)
-        self.engine = Engine(transport, message_interceptor, name=name, settings=self.settings)
+        self.engine = Engine(
+            transport, message_interceptor, name=name, settings=self.settings, says_user=self._says_user
+        )
         self.name = self.engine.name
 
     def __repr__(self) -> str:
@@ -93,10 +96,10 @@ class Messager(names.ChannelNames):
     async def send_message(
         self, channel: str, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
     ) -> Receipt:
-        """Send one message and return its receipt.
+        """Send one message and return its receipt; from_id None is the user.
 
-        Raises: InvalidAddress, InvalidPayload, PayloadTooLarge at once; MailboxFull, InterceptorUnavailable,
-        OutcomeUnknown when it could not be brought there.
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge at once; MailboxFull,
+        InterceptorUnavailable, OutcomeUnknown when it could not be brought there; Closed.
         """
         return await self.engine.accept(channel, payload, from_id, to_id)
 
@@ -106,8 +109,7 @@ class Messager(names.ChannelNames):
         Everything is checked before anything is sent.
         """
         in_parts = self.engine.in_parts
-        entries = entries_of(messages, self.engine.address, self.settings.payload_bytes)
-        return await in_parts.send_entries(entries)
+        return await in_parts.send_entries(self.engine.entries(messages))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
@@ -118,12 +120,14 @@ class Messager(names.ChannelNames):
         is a sequence of n dicts, or one dict for all.
         """
         in_parts = self.engine.in_parts
-        columns = columns_of(from_ids, to_ids, payloads, self.settings.payload_bytes)
+        columns = self.engine.columns(from_ids, to_ids, payloads)
         return await in_parts.send_columns(columns, names.check_subtopic(subtopic))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
         """Send batches that `sending.bulk` made in another process; one receipt for each row."""
-        return await self.engine.in_parts.relay([decode(frame) for frame in frames])
+        batches = [decode(frame) for frame in frames]
+        self.engine.check_senders(batch.from_ids for batch in batches)
+        return await self.engine.in_parts.relay(batches)
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""
@@ -212,3 +216,22 @@ class Messager(names.ChannelNames):
     def stats(self) -> dict[str, Any]:
         """Return counters of this messager."""
         return self.engine.stats()
+
+
+class GroupMessager(Messager):
+    """Be a group in your own process (`Messaging.open_messager`): it sends for its agents, and for no others.
+
+    A from_id of None is the user, and must be written down; `MessagingConfig(strict_senders=False)` lifts both.
+    """
+
+    _says_user = True
+
+    async def send_message(
+        self,
+        channel: str,
+        payload: Payload,
+        from_id: names.SenderId = names.OMITTED,
+        to_id: AgentId | None = None,
+    ) -> Receipt:
+        """Send one message and return its receipt; raises as `Messager.send_message`."""
+        return await self.engine.accept(channel, payload, from_id, to_id)

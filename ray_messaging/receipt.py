@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.ids import Ids
+
 if TYPE_CHECKING:
     from ray_messaging.batch import Batch
 
@@ -23,7 +25,7 @@ _UNKNOWN = bytes((UNKNOWN,))
 class Outcome:
     """Hold what became of one batch: `codes` has a byte for each row, its fate's place in FATES, UNKNOWN until then."""
 
-    __slots__ = ("_numbers", "blocks", "codes", "done_at", "epoch", "first", "sender", "sent_at")
+    __slots__ = ("_addresses", "_numbers", "blocks", "codes", "done_at", "epoch", "first", "sender", "sent_at")
 
     def __init__(self, batch: "Batch") -> None:
         self.sender = batch.sender
@@ -34,6 +36,7 @@ class Outcome:
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.codes = bytearray(_UNKNOWN * batch.rows)
         self.blocks: dict[int, tuple[str, str]] = {}
+        self._addresses: tuple[Ids, tuple[str, ...], NDArray[np.uint16] | None] | None = None
         self.done_at = 0.0
 
     def __len__(self) -> int:
@@ -50,6 +53,21 @@ class Outcome:
             self.codes[:] = bytes((fate,)) * len(self.codes)
         else:
             np.frombuffer(self.codes, np.uint8)[slice(None) if rows is None else rows] = fate
+
+    def note_addresses(self, batch: "Batch") -> None:
+        """Keep where messages went, as some of them reached nobody: a receipt then says whom."""
+        if self._addresses is None:
+            ids = Ids(batch.to_ids.values.copy(), batch.to_ids.kinds, batch.to_ids.strings)
+            self._addresses = ids, batch.topics, None if batch.topic is None else batch.topic.copy()
+
+    def unheard(self, row: int) -> str:
+        """Say of one message, which nobody took, where nobody listens."""
+        if self._addresses is None:
+            return NO_LISTENER
+        to_ids, topics, topic = self._addresses
+        name, to_id = topics[0 if topic is None else int(topic[row])], to_ids[row]
+        where = f"on channel {name[1:]!r}" if to_id is None else f"for agent {to_id!r} on {name!r}"
+        return f"no mailbox listens {where}, and no foreign subscriber took it"
 
     def message_id(self, row: int) -> str:
         """Return the id of one message."""
@@ -102,7 +120,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
     def reason(self) -> str | None:
         """Return why it was blocked or could not be delivered."""
         if self._outcome.codes[self._row] == UNDELIVERABLE:
-            return NO_LISTENER
+            return self._outcome.unheard(self._row)
         return self._outcome.blocks.get(self._row, (None, None))[1]
 
     @property
@@ -119,7 +137,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
         return type(self), (self._outcome, self._row)
 
     def __repr__(self) -> str:
-        why = f", rule={self.rule!r}, reason={self.reason!r}" if self.rule else ""
+        why = (f", rule={self.rule!r}" if self.rule else "") + (f", reason={self.reason!r}" if self.reason else "")
         return f"Receipt({self.message_id!r}, {self.fate!r}{why})"
 
 

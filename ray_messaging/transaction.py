@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ray_messaging import channels as names
-from ray_messaging.channels import AgentId
+from ray_messaging.channels import AgentId, SenderId
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
 from ray_messaging.message import Outgoing
@@ -16,7 +16,6 @@ from ray_messaging.messages import Messages
 from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.holding import Holding
-from ray_messaging.sending.bulk import columns_of, entries_of
 from ray_messaging.sending.outbox import Outbox
 from ray_messaging.sending.parcel import Bundle, Entry
 from ray_messaging.transports.base import Conclusion
@@ -134,7 +133,7 @@ class Transaction:
         self._state = state
 
     def send_message(
-        self, channel: str, payload: Payload, from_id: AgentId | None = None, to_id: AgentId | None = None
+        self, channel: str, payload: Payload, from_id: SenderId = names.OMITTED, to_id: AgentId | None = None
     ) -> None:
         """Queue one message, which goes at the end of the block.
 
@@ -146,15 +145,15 @@ class Transaction:
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
         """Queue many messages, all of them or none. Raises as `send_message`."""
-        bundle, engine = self._running(), self._engine
-        bundle.add(entries_of(messages, engine.address, engine.settings.payload_bytes), time.time())
+        bundle = self._running()
+        bundle.add(self._engine.entries(messages), time.time())
 
     def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
     ) -> None:
         """Queue n messages given as columns, as `Messager.send_columns` takes them. Raises as `send_message`."""
         bundle = self._running()
-        chunks = columns_of(from_ids, to_ids, payloads, self._engine.settings.payload_bytes)
+        chunks = self._engine.columns(from_ids, to_ids, payloads)
         topic = names.check_subtopic(subtopic)
         entries: list[Entry] = []
         for senders, receivers, lines in chunks:

@@ -54,6 +54,7 @@ NAMES = [
     "TransitError",
     "Unbalanced",
     "UnknownName",
+    "UnknownSender",
     "rules",
 ]
 

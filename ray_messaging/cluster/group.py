@@ -73,7 +73,8 @@ class Group:
     def send_many(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order."""
         exp_id = self._experiment.exp_id
-        entries = entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes)
+        strict = self.name if self._experiment.group_settings.strict_senders else None
+        entries = entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
         return self._relay(frames_of_entries(entries, self.step))
 
     def send_columns(

@@ -26,7 +26,7 @@ class GroupHost:
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self.agents = Ids.of([])
         self.messager = Messager(
-            experiment.redis, experiment.exp_id, interceptor, name=name, settings=experiment.settings
+            experiment.redis, experiment.exp_id, interceptor, name=name, settings=experiment.group_settings
         )
         self._name = name
         self._owner = owner

@@ -33,7 +33,7 @@ from ray_messaging.errors import Closed, ConfigError, MessagingError, UnknownNam
 from ray_messaging.health import Health
 from ray_messaging.ids import Ids
 from ray_messaging.interception.rules import Rule
-from ray_messaging.messager import Messager
+from ray_messaging.messager import GroupMessager
 from ray_messaging.transports import redis_of
 
 
@@ -252,7 +252,7 @@ class Messaging(Logged, DeadLettered):
 
     async def open_messager(
         self, name: str, agents: Iterable[AgentId], *, subtopics: Sequence[str] = SUBTOPICS
-    ) -> Messager:
+    ) -> GroupMessager:
         """Open a group inside your own actor: a messager that hosts agents, without an extra hop. Close it yourself.
 
         The garbage collector of your process looks less often from then on, unless you have set its thresholds.
@@ -261,7 +261,8 @@ class Messaging(Logged, DeadLettered):
         """
         check_agents(agents)
         redis = (await self._complete()).redis
-        messager = Messager(redis, self.exp_id, self._interceptor, name=name, settings=self._experiment.settings)
+        settings = self._experiment.group_settings
+        messager = GroupMessager(redis, self.exp_id, self._interceptor, name=name, settings=settings)
         context = ray.get_runtime_context()
         owner = f"{self._experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
         try:

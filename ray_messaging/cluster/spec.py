@@ -33,6 +33,12 @@ class Experiment:
         return replace(self, redis=redis, withheld=self.withheld or self.redis.password is not None)
 
     @property
+    def group_settings(self) -> MessagingConfig:
+        """Return the settings of a group, which sends for its own agents alone unless it was told otherwise."""
+        strict = self.settings.strict_senders is not False
+        return self.settings.model_copy(update={"strict_senders": strict})
+
+    @property
     def interceptor_name(self) -> str:
         """Return the interceptor's name within Ray."""
         return f"{self.exp_id}/interceptor"

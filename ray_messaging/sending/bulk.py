@@ -15,6 +15,7 @@ from ray_messaging.lines import Lines, encode_payload
 from ray_messaging.message import Outgoing
 from ray_messaging.msg import Msg
 from ray_messaging.sending.parcel import BATCH_BYTES, BATCH_ROWS, Draft, Entry
+from ray_messaging.sending.senders import unnamed
 
 
 class ColumnChunk(NamedTuple):
@@ -29,14 +30,20 @@ def entries_of(
     messages: Sequence[Outgoing],
     address: Callable[[str], tuple[AgentId | None, str]],
     limit_bytes: int,
+    group: str | None = None,
 ) -> list[Entry]:
-    """Check and encode messages; raise what the first bad one is guilty of."""
+    """Check and encode messages; raise what the first bad one is guilty of.
+
+    Args: group names who sends for its own agents alone: a message that does not say whose it is cannot be sent there.
+    """
     entries: list[Entry] = []
     for message in messages:
         if not isinstance(message, Outgoing):
             raise InvalidPayload(
                 f"send_messages takes Outgoing, not {type(message).__name__}: Outgoing(channel, payload)"
             )
+        if group is not None and message.unnamed:
+            raise unnamed(group)
         line = encode_payload(message.payload, limit_bytes)
         if message.channel is not None:
             to_id, topic = address(message.channel)

@@ -52,4 +52,6 @@ class Fates:
             return
         if crate.posting.copies is not None:
             crate.posting.copies[crate.rows_of_posting()] = 0
+        if np.any(np.asarray(fates) == UNDELIVERABLE):
+            crate.posting.outcome.note_addresses(crate.posting.batch)
         crate.posting.settle(crate.rows_of_posting(), fates if isinstance(fates, int) else fates.astype(np.uint8))

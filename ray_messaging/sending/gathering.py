@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import repeat, starmap
 from time import time
 
-from ray_messaging.channels import AgentId
+from ray_messaging.channels import AgentId, SenderId
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.lines import LINE_END, encode_dict
@@ -15,7 +15,7 @@ from ray_messaging.sending.parcel import BATCH_ROWS, LARGE_LINE, ROW_CELLS, Draf
 from ray_messaging.sending.room import Room
 
 # Checks a message (channel, payload, from_id, to_id) and returns it as it is kept (from_id, to_id, topic, JSON).
-Check = Callable[[str, object, AgentId | None, AgentId | None], tuple[AgentId | None, AgentId | None, str, bytes]]
+Check = Callable[[str, object, SenderId, AgentId | None], tuple[AgentId | None, AgentId | None, str, bytes]]
 
 _TOO_LONG = 64  # bits
 _NONE_OPEN = Draft(None)  # it takes nothing in
@@ -37,6 +37,7 @@ class Gathering:
     ) -> None:
         self.room = Room(settings.outbox_messages, settings.outbox_bytes)
         self.broken: MessagingError | None = None  # why nothing is taken in any more
+        self.known: set[int] | None = None  # ids of agents for whom we send; None: for anybody
         self._step: int | None = None
         self._addresses = addresses
         self._check = check
@@ -72,12 +73,10 @@ class Gathering:
 
     # -- accepting ------------------------------------------------------------------------------------------------
 
-    def accept(
-        self, channel: str, payload: object, from_id: AgentId | None, to_id: AgentId | None
-    ) -> Awaitable[Receipt]:
+    def accept(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> Awaitable[Receipt]:
         """Check and accept one message, at once if there is room; await what this returns, at once, for its receipt.
 
-        Raises: InvalidAddress, InvalidPayload, PayloadTooLarge.
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
         """
         # What most messages are like, written out, as a call of a function takes a twentieth of the time that they do.
         if type(payload) is dict and type(from_id) is int:
@@ -88,7 +87,7 @@ class Gathering:
                 return self.append(*self._check(channel, payload, from_id, to_id))
             if (
                 (to_id is None or (type(to_id) is int and to_id == recipient))
-                and from_id.bit_length() < _TOO_LONG
+                and (from_id.bit_length() < _TOO_LONG if (known := self.known) is None else from_id in known)
                 and len(line) < self._small
                 and LINE_END not in line
             ):

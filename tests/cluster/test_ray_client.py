@@ -15,7 +15,7 @@ SERVER = """
 import logging, sys
 from ray.util.client.server.server import init_and_serve
 
-init_and_serve(
+serving = init_and_serve(
     "127.0.0.1", int(sys.argv[1]), address="local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR
 )
 print("ready", flush=True)
@@ -104,7 +104,7 @@ def port(token):
     with tempfile.TemporaryDirectory(prefix="rm-", dir="/tmp") as home:  # Ray's sockets want short paths
         command = [sys.executable, "-c", SERVER, str(port)]
         environment = token | {"RAY_TMPDIR": home}
-        with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, stderr=-3, text=True) as server:
+        with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True) as server:
             assert server.stdout.readline() == "ready\n"
             yield port
             server.stdin.close()

@@ -1,0 +1,146 @@
+"""A messager that sends for its own agents alone: on every server, by every call, and nothing of a refused one goes."""
+
+import numpy as np
+import pytest
+
+from ray_messaging import MessagingConfig, Outgoing
+from ray_messaging.errors import InvalidAddress, UnknownSender
+from ray_messaging.messager import GroupMessager
+
+MANY = 40_000  # rows: more than a batch has
+
+
+@pytest.fixture
+async def group(messagers):
+    """Give a messager that hosts some agents and sends for nobody else."""
+    return await messagers(name="west", host=[1, 2, 7, "ann"], strict_senders=True)
+
+
+def calls(messager, from_id):
+    """Yield every call that sends for an agent, together with one that may."""
+    channel = messager.get_agent_chat_channel(2)
+    yield lambda: messager.send_message(channel, {"n": 1}, from_id)
+    yield lambda: messager.send_message(channel, {"n": 1}, from_id, 2)
+    yield lambda: messager.send_messages([Outgoing.to_agent(2, {"n": 1}, sender) for sender in (1, from_id)])
+    yield lambda: messager.send_messages([Outgoing.to_agents([1, 2], {"n": 1}, from_id)])
+    yield lambda: messager.send_columns([1, from_id, 2], [1, 1, 1], {"n": 1})
+    yield lambda: messager.send_columns(from_id, [1, 1, 1], {"n": 1})
+
+
+async def nothing_came(messager):
+    """Tell that no message of a refused call was sent: one that is sent now comes first."""
+    await messager.send_message(messager.get_agent_chat_channel(1), {"last": True}, 1)
+    (message,) = await messager.fetch_messages(timeout=10)
+    return message.payload == {"last": True}
+
+
+@pytest.mark.parametrize("from_id", [13, 0, 3, 6, 8, -1, "bob", "13", 2**63 - 1, -(2**63)], ids=str)
+async def test_an_agent_of_another_group_is_refused_and_the_whole_call_with_it(group, from_id):
+    for call in calls(group, from_id):
+        with pytest.raises(UnknownSender, match=r"group 'west'.*nothing of this call was sent") as caught:
+            await call()
+        assert (caught.value.value, caught.value.group) == (int(from_id) if from_id == "13" else from_id, "west")
+        assert isinstance(caught.value, InvalidAddress)
+    assert await nothing_came(group)
+
+
+async def test_the_agents_of_a_group_send_by_every_call(group):
+    for from_id in (1, "1", 7, "ann"):
+        for call in calls(group, from_id):
+            await call()
+    found = []
+    while len(found) < 4 * (1 + 1 + 2 + 2 + 3 + 3):
+        found += await group.fetch_messages(timeout=10)
+    assert {message.from_id for message in found} == {1, 2, 7, "ann"}
+
+
+async def test_the_user_is_named_and_never_guessed(group):
+    channel = group.get_agent_chat_channel(2)
+    for call in (
+        lambda: group.send_message(channel, {}),
+        lambda: group.send_message(channel, {}, None, 2),  # AgentSociety's signature does not tell these two apart
+        lambda: group.send_messages([Outgoing(channel, {}, 1), Outgoing(channel, {})]),
+        lambda: group.send_messages([Outgoing.to_agent(2, {})]),
+        lambda: group.send_messages([Outgoing.to_agents([2], {})]),
+    ):
+        with pytest.raises(UnknownSender, match=r"no from_id.*Outgoing\(channel, payload, from_id=None\)") as caught:
+            await call()
+        assert (caught.value.value, caught.value.group) == (None, "west")
+    await group.send_messages([Outgoing(channel, {}, from_id=None), Outgoing.to_agent(2, {}, None)])
+    await group.send_columns(None, [2], {})
+    await group.send_columns([None, 1], [2, 2], {})
+    found = []
+    while len(found) < 5:
+        found += await group.fetch_messages(timeout=10)
+    assert [message.from_id for message in found] == [None, None, None, None, 1]
+
+
+async def test_a_group_messager_tells_none_from_nothing(server, exp_id, opener):
+    messager = GroupMessager(server, exp_id, name="west", settings=MessagingConfig(strict_senders=True))
+    opener.opened.append(messager)
+    await messager.init()
+    await messager.host_agents([1], ["agent-chat"])
+    channel = messager.get_agent_chat_channel(1)
+    with pytest.raises(UnknownSender, match="no from_id"):
+        await messager.send_message(channel, {})
+    assert await messager.send_message(channel, {}, None)
+    assert await messager.send_message(channel, {}, from_id=None, to_id=1)
+    assert await messager.send_message(channel, {}, 1)
+
+
+@pytest.mark.parametrize("spread", [1, 3, 10_000], ids=["in a row", "close", "far apart"])
+async def test_among_many_rows_the_one_that_is_not_ours_is_found(messagers, spread):
+    messager = await messagers(name="west", host=range(0, 1000 * spread, spread), strict_senders=True)
+    from_ids = np.arange(MANY) % 1000 * spread
+    for place in (0, MANY - 1):
+        wrong = from_ids.copy()
+        wrong[place] = 1001 * spread
+        with pytest.raises(UnknownSender, match=f"agent {1001 * spread} ") as caught:
+            await messager.send_columns(wrong, from_ids, {"n": 1})
+        assert caught.value.value == 1001 * spread
+    receipts = await messager.send_columns(from_ids[:100], from_ids[:100], {"n": 1})
+    assert receipts.counts()["delivered"] == 100
+    assert len(await messager.fetch_messages(timeout=10)) == 100
+
+
+async def test_agents_that_are_hosted_later_send_too(group):
+    channel = group.get_agent_chat_channel(2)
+    with pytest.raises(UnknownSender):
+        await group.send_message(channel, {}, 13)
+    await group.host_agents([13], ["agent-chat"])
+    for from_id in (13, 1):
+        assert await group.send_message(channel, {}, from_id)
+
+
+@pytest.mark.parametrize("settings", [{}, {"strict_senders": False}], ids=["by default", "told not to"])
+async def test_other_messagers_send_for_anybody(messagers, settings):
+    messager = await messagers(name="west", host=[1], **settings)
+    guest = await messagers(strict_senders=True)  # it hosts nobody
+    for sender in (messager, guest):
+        channel = sender.get_agent_chat_channel(1)
+        assert await sender.send_message(channel, {}, 13)
+        assert await sender.send_message(channel, {})
+        assert all(await sender.send_messages([Outgoing(channel, {}), Outgoing(channel, {}, "bob")]))
+
+
+# -- what reached nobody ------------------------------------------------------------------------------------------
+
+
+async def test_a_receipt_of_what_nobody_heard_names_agent_and_subtopic(messagers):
+    messager = await messagers(name="west", host=[1])
+    receipt = await messager.send_message(messager.get_agent_chat_channel(13), {}, 1)
+    assert receipt.reason == "no mailbox listens for agent 13 on 'agent-chat', and no foreign subscriber took it"
+    assert "for agent 13 on 'agent-chat'" in repr(receipt)
+    receipts = await messager.send_columns([1] * 3, [13, 1, "bob"], {}, subtopic="gossip")
+    assert [receipt.reason for receipt in receipts] == [
+        f"no mailbox listens for agent {who!r} on 'gossip', and no foreign subscriber took it" for who in (13, 1, "bob")
+    ]
+    mixed = [Outgoing.to_agent(to, {}, 1, subtopic) for to, subtopic in ((1, "agent-chat"), (13, "news"), (14, "chat"))]
+    receipts = await messager.send_messages([*mixed, Outgoing("the wide world", {}, 1)])
+    assert [receipt.fate for receipt in receipts] == ["delivered", *["undeliverable"] * 3]
+    assert [receipt.reason for receipt in receipts] == [
+        None,
+        "no mailbox listens for agent 13 on 'news', and no foreign subscriber took it",
+        "no mailbox listens for agent 14 on 'chat', and no foreign subscriber took it",
+        "no mailbox listens on channel 'the wide world', and no foreign subscriber took it",
+    ]
