@@ -69,21 +69,33 @@ class RedisLog:
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
         if not cursors:
             return []
-        room = max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
-        if len(cursors) > room and (items := await self._read_in_turn(cursors, room)):
+        room = self._room
+        if len(cursors) > room and (items := await self._read_in_turn(cursors, room, count)):
             return items
         count = max(1, min(count, room // len(cursors)))
         return self._items(await self._log_reading.read(self._by_key(cursors), count, block_s))
 
-    async def _read_in_turn(self, cursors: Mapping[str, str], room: int) -> list[LogItem]:
-        """Return an entry each of the next `room` streams, or of the first ones after them that have any."""
+    @property
+    def _room(self) -> int:
+        return max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
+
+    async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
+        """Return an entry each of the next `room` streams, or of the first ones after them that have any, and more.
+
+        Of very many streams few are busy: these would fall behind by an entry a read.
+        """
         streams = list(cursors)
         for _ in range(0, len(streams) + room, room):
             begin = self._turn if self._turn < len(streams) else 0
             self._turn = begin + room
             window = {stream: cursors[stream] for stream in streams[begin : self._turn]}
-            if reply := await self._log_reading.read(self._by_key(window), 1, None):
-                return self._items(reply)
+            if items := self._items(await self._log_reading.read(self._by_key(window), 1, None)):
+                busy = {item.stream: item.entry for item in items}
+                if (more := min(count, self._room // len(busy)) - 1) > 0:
+                    largest = self._largest
+                    items += self._items(await self._log_reading.read(self._by_key(busy), more, None))
+                    self._largest = max(largest, self._largest)
+                return items
         return []
 
     def _by_key(self, cursors: Mapping[str, str]) -> dict[str, str]:
