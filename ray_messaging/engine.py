@@ -1,5 +1,7 @@
 """The engine: what every messager has below its names: a transport, an outbox, a subscription, a local log."""
 
+import asyncio
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -12,7 +14,7 @@ from ray_messaging.agent_sets import AgentSet
 from ray_messaging.channels import INT64_MAX, INT64_MIN, OMITTED, Address, AgentId, SenderId, check_id, check_recipient
 from ray_messaging.config import MessagingConfig
 from ray_messaging.directory import Directory
-from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
+from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
 from ray_messaging.ids import Ids
 from ray_messaging.interception.judges import judge_for
 from ray_messaging.interception.verdicts import Judge, PassAll
@@ -34,10 +36,13 @@ from ray_messaging.sending.posting import Posting
 from ray_messaging.sending.senders import Senders, unnamed
 from ray_messaging.transports.base import Transport
 
+logger = logging.getLogger(__name__)
+
 # Accepts a message (channel, payload, from_id, to_id): see `Outbox.accept`.
 Accept = Callable[[str, object, SenderId, AgentId | None], Awaitable[Receipt]]
 
 _ADDRESSES_KEPT = 200_000
+_LEAVE_S = 2.0  # a server that is away is waited for no longer at the end
 
 
 class Engine:
@@ -77,6 +82,7 @@ class Engine:
         self._make_judge = make_judge or self._ask
         self._interceptor = interceptor
         self.accept: Accept = self._refuse  # the outbox's, while this is open
+        self._listened = False
         self._step: int | None = None
         self._senders: Senders | None = None  # whom we send for; None: for anybody
         self._says_user = says_user
@@ -120,10 +126,23 @@ class Engine:
             last_first.push_async_callback(self.transport.close)
             for judge in self._retired if outbox is None else (*self._retired, outbox.judge):
                 last_first.push_async_callback(judge.close)
+            last_first.push_async_callback(self._leave)
             if subscription is not None:
                 last_first.push_async_callback(subscription.close, commit=commit)
             if outbox is not None:
                 last_first.push_async_callback(outbox.close)
+
+    async def _leave(self) -> None:
+        """Leave nothing of a sender on the server for long, unless a mailbox of its name waits for a successor."""
+        waits = self.named and (self._listened or self.name in self.directory.records)
+        if self.shipper is None or waits:
+            return
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                # A name may come again, whose epoch must be a higher one; of the nameless none does.
+                await self.shipper.leave(KEEP_S if self.named else 0)
+        except (TransitError, TimeoutError) as error:
+            logger.info("the server keeps what it knows of sender %s: %r", self.name, error)
 
     def _settled(self, posting: Posting) -> None:
         self.log.add(posting.outgoing, posting.outcome)
@@ -273,6 +292,7 @@ class Engine:
 
     async def _succeed(self) -> None:
         """Stop whoever sent under this name before: now that the mailbox is ours, the name is, too."""
+        self._listened = True
         if self.named and self.shipper is not None:
             await self.shipper.begin()
 

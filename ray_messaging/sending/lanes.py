@@ -1,7 +1,7 @@
 """What waits for each mailbox, in order: a lane each, so that a full one waits alone."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from ray_messaging.sending.cutter import BARE, CALL_BYTES, Crate
 
@@ -50,7 +50,7 @@ class Lanes(dict[str, Lane]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._written: Mapping[str, int] = {}  # as of the last epoch, of mailboxes without a lane
+        self._written: dict[str, int] = {}  # as of the last epoch, of mailboxes without a lane
 
     def queue(self, crate: Crate) -> None:
         """Put a crate behind what waits for its mailbox."""
@@ -65,12 +65,21 @@ class Lanes(dict[str, Lane]):
 
     def learn(self, written: dict[str, int]) -> None:
         """Take over what the server has of mailboxes that get a lane later."""
-        self._written = written
+        self._written = dict(written)
 
     def forget(self, mailbox: str) -> None:
         """Drop a lane that holds nothing."""
         if not self[mailbox].crates:
-            self._written = {**self._written, mailbox: self.pop(mailbox).written}
+            self._written[mailbox] = self.pop(mailbox).written
+
+    def idle(self) -> list[str]:
+        """Return the mailboxes without a lane of which it is known what the server has."""
+        return [mailbox for mailbox in self._written if mailbox not in self]
+
+    def unlearn(self, mailboxes: Iterable[str]) -> None:
+        """Forget what the server had of mailboxes, as it did."""
+        for mailbox in mailboxes:
+            self._written.pop(mailbox, None)
 
     @property
     def retry_at(self) -> float | None:

@@ -37,6 +37,7 @@ from ray_messaging.transports.base import (
 logger = logging.getLogger(__name__)
 
 _FENCE_PAUSE_S = 1.0
+_GONE, _MOST_FIELDS = 64, 1_000  # mailboxes that are gone are forgotten together, so many, and in calls of so many
 _LARGE = 16 * 2**10  # bytes of a frame: a smaller one takes no longer than a question about it
 
 
@@ -70,10 +71,29 @@ class Shipper:
         if delta.version < self._directory.version:
             delta = await self._transport.load_directory(-1)
         self._directory.update(*delta)
-        for mailbox in [
-            name for name in self._lanes if name not in {BARE, LOG} and name not in self._directory.records
-        ]:
+        for mailbox in filter(self._is_gone, list(self._lanes)):
             self._lanes.forget(mailbox)
+        if self.epoch:
+            await self._forget_gone()
+
+    def _is_gone(self, mailbox: str) -> bool:
+        return mailbox not in {BARE, LOG} and mailbox not in self._directory.records
+
+    async def _forget_gone(self) -> None:
+        """Have the server forget what it had of mailboxes that are gone, some at a time: others come for ever."""
+        gone = list(filter(self._is_gone, self._lanes.idle()))
+        if len(gone) < _GONE or not self._transport.forgets:
+            return
+        await self._fence()  # a frame that still comes late must not find its seq free, where a name comes again
+        for low in range(0, len(gone), _MOST_FIELDS):
+            some = gone[low : low + _MOST_FIELDS]
+            await self._transport.forget(self.sender, self.epoch, some)
+            self._lanes.unlearn(some)
+
+    async def leave(self, keep_s: float) -> None:
+        """Have the server forget this sender, which sends no more, after so long."""
+        if self.epoch:
+            await self._transport.leave(self.sender, self.epoch, keep_s=keep_s)
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 

@@ -242,6 +242,7 @@ class Transport(Protocol):
     and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
     With `acks_apart` a commit can acknowledge what lies behind something that it does not, and the mailbox has an end
     that can be asked for.
+    It `forgets` if its server keeps what a sender wrote to each mailbox.
     """
 
     exp_id: str
@@ -250,6 +251,7 @@ class Transport(Protocol):
     transacts: bool
     checks_verdicts: bool
     acks_apart: bool
+    forgets: bool
 
     @property
     def largest_frame(self) -> int | None:
@@ -271,6 +273,15 @@ class Transport(Protocol):
         """Raise a sender's epoch, which fences whoever sent under this name before.
 
         Args: held is the caller's own; with it, raises Fenced where a successor has raised it since, or it is lost.
+        """
+
+    async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
+        """Forget what a sender has written to mailboxes that are gone, unless somebody newer sends under its name."""
+
+    async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
+        """Forget a sender that sends no more, `keep_s` from now on, unless somebody newer sends under its name.
+
+        What of an earlier attempt comes after that is refused.
         """
 
     async def listen(

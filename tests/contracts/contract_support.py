@@ -100,6 +100,9 @@ class MemoryStore:
     async def mailboxes(self):
         return set(self.server.experiments[self.exp_id].mailboxes)
 
+    async def senders(self):
+        return {name: set(sender.last) for name, sender in self.server.experiments[self.exp_id].senders.items()}
+
     async def close(self):
         pass
 
@@ -160,6 +163,13 @@ class RedisStore:
 
     async def mailboxes(self):
         return {name.decode() for name in await self.client.hkeys(self.keys.records)}
+
+    async def senders(self):
+        prefix = self.keys.sender("")
+        names = [key.decode().removeprefix(prefix) async for key in self.client.scan_iter(prefix + "*", count=1000)]
+        fields = [await self.client.hkeys(self.keys.sender(name)) for name in names]
+        written = [{field[2:].decode() for field in each if field.startswith(b"s:")} for each in fields]
+        return dict(zip(names, written, strict=True))
 
     async def close(self):
         for listener in self.listeners:

@@ -31,6 +31,7 @@ class MemoryTransport(MemoryPost):
     transacts = True
     checks_verdicts = True
     acks_apart = True
+    forgets = True
     largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:
@@ -72,6 +73,19 @@ class MemoryTransport(MemoryPost):
             raise fenced(sender, held)
         state.epoch = max(state.epoch, held or 0) + 1
         return SenderState(state.epoch, dict(state.last), state.takers, state.transactions)
+
+    async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
+        """Forget what a sender has written to mailboxes that are gone, unless somebody newer sends under its name."""
+        state = self._exp.senders.get(sender)
+        if state is not None and state.epoch == epoch:
+            for mailbox in mailboxes:
+                state.last.pop(mailbox, None)
+
+    async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
+        """Forget a sender that sends no more; one that is to be kept stays as long as this server does."""
+        state = self._exp.senders.get(sender)
+        if state is not None and state.epoch == epoch and keep_s == 0:
+            del self._exp.senders[sender]
 
     async def listen(
         self,

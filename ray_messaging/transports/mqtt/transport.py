@@ -51,6 +51,7 @@ class MqttTransport:
     transacts = False
     acks_apart = False
     checks_verdicts = False
+    forgets = False
 
     def __init__(
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None
@@ -251,6 +252,12 @@ class MqttTransport:
             kept = await self._companion.begin(sender, keep_s=keep_s)
             last[LOG] = kept.get(LOG, 0)
         return SenderState(self._senders.epoch, last, self._outlet.takers)
+
+    async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
+        """Do nothing: a broker keeps a sender's epoch and no more."""
+
+    async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
+        """Do nothing, as above."""
 
     async def _begin(self, sender: str, *, named: bool) -> None:
         topic = self._topics.epoch(sender)

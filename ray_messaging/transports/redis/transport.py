@@ -49,6 +49,7 @@ class RedisTransport(RedisLog):
     patterns: Patterns = GLOBS
     logs_apart = False
     transacts = True
+    forgets = True
     checks_verdicts = True
     acks_apart = True
     largest_frame: int | None = None
@@ -98,6 +99,15 @@ class RedisTransport(RedisLog):
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
         takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
         return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
+
+    async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
+        """Forget what a sender has written to mailboxes that are gone, unless somebody newer sends under its name."""
+        fields = [f"s:{mailbox}" for mailbox in mailboxes]
+        await self.link.script("forget", [self.keys.sender(sender)], [epoch, -1, *fields])
+
+    async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
+        """Forget a sender that sends no more, `keep_s` from now on, unless somebody newer sends under its name."""
+        await self.link.script("forget", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
         self,

@@ -1,0 +1,102 @@
+"""What messagers leave on the server when they go: nothing, but for the mailboxes of names that may come again."""
+
+import asyncio
+import logging
+
+import pytest
+from contract_support import fetch_all
+
+from ray_messaging import engine
+from ray_messaging.receiving.renewal import KEEP_S
+from ray_messaging.sending import shipper
+
+pytestmark = pytest.mark.beyond_mqtt("what a sender leaves")
+
+
+async def test_a_nameless_messager_leaves_nothing(messagers, store):
+    stays = await messagers(name="group", host=[1])
+    for _ in range(3):
+        visitor = await messagers(listen=["news"])
+        await visitor.send_message("news", {"n": 1})
+        await visitor.send_message(visitor.get_agent_chat_channel(1), {"n": 2})
+        await visitor.close()
+    await fetch_all(stays, 3)
+    assert set(await store.senders()) == {"group"}
+    assert await store.mailboxes() == {"group"}
+
+
+@pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+async def test_a_named_sender_without_a_mailbox_leaves_its_epoch_for_a_day(messagers, store):
+    await messagers(name="group", host=[1])
+    for n in (1, 2):
+        sender = await messagers(name="loud")
+        await sender.send_message(sender.get_agent_chat_channel(1), {"n": n})
+        assert await store.client.pttl(store.keys.sender("loud")) == -1
+        await sender.close()
+        assert 0 < await store.client.pttl(store.keys.sender("loud")) <= KEEP_S * 1000
+
+
+async def test_closing_does_not_wait_for_a_server_that_does_not_answer(messagers, monkeypatch, caplog):
+    async def away(*_args, **_options):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(engine, "_LEAVE_S", 0.01)
+    sender = await messagers()
+    await sender.send_message("nobody", {})
+    monkeypatch.setattr(sender.engine.transport, "leave", away)
+    with caplog.at_level(logging.INFO):
+        await sender.close()
+    assert f"keeps what it knows of sender {sender.name}" in caplog.text
+
+
+async def test_a_named_mailbox_keeps_what_its_successor_must_know(messagers, store):
+    first = await messagers(name="bank", host=[1])
+    await first.send_message(first.get_agent_chat_channel(1), {"n": 1})
+    await first.close()
+    assert await store.senders() == {"bank": {"bank"}}
+    silent = await messagers(name="bank")  # it sends under the name, and does not listen
+    await silent.send_message(silent.get_agent_chat_channel(1), {"n": 2})
+    await silent.close()
+    assert set(await store.senders()) == {"bank"}
+    second = await messagers(name="bank", host=[1])
+    assert [message.payload["n"] for message in await fetch_all(second, 2)] == [1, 2]
+
+
+async def test_who_was_taken_over_leaves_its_successors_state_alone(messagers, store):
+    receiver = await messagers(name="group", host=[1])
+    first, second = await messagers(name="loud"), await messagers(name="loud")
+    channel = receiver.get_agent_chat_channel(1)
+    await first.send_message(channel, {"n": 1})
+    await second.send_message(channel, {"n": 2})
+    await first.close()
+    await second.send_message(channel, {"n": 3})
+    assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [1, 2, 3]
+    assert await store.senders() == {"group": set(), "loud": {"group"}}
+
+
+async def test_a_sender_forgets_mailboxes_that_are_gone(messagers, store, monkeypatch):
+    monkeypatch.setattr(shipper, "_GONE", 4)
+    sender = await messagers()
+    for number in range(10):
+        visitor = await messagers(listen=[f"visit-{number}"])
+        await sender.send_message(f"visit-{number}", {"n": number})
+        await fetch_all(visitor, 1)
+        await visitor.close()
+    await sender.send_message("nobody", {})
+    [written] = (await store.senders()).values()
+    assert len(written - {""}) <= 4
+    assert len(sender.engine.shipper._lanes._written) <= 5
+
+
+async def test_a_name_that_comes_again_gets_each_message_once(messagers, store, monkeypatch):
+    monkeypatch.setattr(shipper, "_GONE", 1)
+    sender = await messagers()
+    for number in range(5):
+        guest = await messagers(name="guest", listen=["guest"])
+        await sender.send_message("guest", {"n": number})
+        await sender.send_message("guest", {"n": number})
+        assert [message.payload["n"] for message in await fetch_all(guest, 2)] == [number] * 2
+        await guest.ack()
+        await guest.close()
+        await sender.engine.transport.remove("guest", None)
+        await sender.send_message("nobody", {})
