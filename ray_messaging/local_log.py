@@ -10,6 +10,8 @@ from ray_messaging.batch import Batch
 from ray_messaging.channels import build_channel
 from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
 
+_BATCH_BYTES = 900  # what a batch and its outcome take beside the payloads: of lone messages it is the most by far
+
 
 class LocalLog:
     """Keep the latest sends, up to `limit` messages and `limit_bytes`; the oldest go first, and are counted."""
@@ -79,4 +81,4 @@ class LocalLog:
 
 
 def _nbytes(batch: Batch) -> int:
-    return 0 if batch.lines is None else batch.lines.nbytes
+    return _BATCH_BYTES + (0 if batch.lines is None else batch.lines.nbytes)

@@ -4,6 +4,7 @@ import logging
 import math
 import reprlib
 from collections.abc import Iterator, KeysView, Mapping, MutableMapping
+from operator import is_
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -126,7 +127,9 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - what a rule sets
     if type(key) is int or key is None:
         return key
     if isinstance(key, tuple):
-        return tuple(map(_checked, cast("tuple[object, ...]", key)))
+        parts = tuple(map(_checked, cast("tuple[object, ...]", key)))
+        # Most are fit as they are: a copy of each would take memory for as long as it is kept.
+        return key if all(map(is_, parts, key)) and type(key) is tuple else parts
     if isinstance(key, int | np.integer | np.bool_):
         return int(key)
     if isinstance(key, str):

@@ -332,6 +332,16 @@ async def test_the_local_log_keeps_to_its_bytes(pair):
     assert [row["payload"] for row in sender.get_log_list()] == [{"n": 20}]
 
 
+async def test_the_local_log_counts_what_lone_messages_take_beside_their_payloads(pair):
+    sender, _ = await pair(is_open=True, log_list_bytes=50_000)
+    for n in range(100):
+        await sender.send_message("news", {"n": n})
+    rows = sender.get_log_list()
+    assert 40 < len(rows) < 60
+    assert rows[-1]["payload"] == {"n": 99}
+    assert sender.stats()["log_dropped"] == 100 - len(rows)
+
+
 def test_a_local_log_without_room_keeps_nothing():
     log = LocalLog("e", 10, 0)
     assert log.rows() == []

@@ -8,7 +8,7 @@ from ray_messaging.batch import Batch
 from ray_messaging.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.grouping import group
-from ray_messaging.interception.rules.pairs import Pair, blocks, name_of
+from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
 from ray_messaging.interception.state import Table
 
@@ -40,8 +40,7 @@ class RoundQuota(Rule):
 
     def restored(self) -> None:
         """Count the contacts of each agent."""
-        self._known: set[Pair] = {key for key in self.state if isinstance(key, tuple)}
-        self._met = Counter(pair[0] for pair in self._known)
+        self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
 
     def new_round(self) -> None:
         """Forget the contacts, and what was blocked so far."""
@@ -91,7 +90,7 @@ class RoundQuota(Rule):
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
         """Note new contacts; return the rows that would be one too many."""
         found: dict[int, str] = {}
-        known, met = self._known, self._met
+        known, met = self.state.keys(), self._met
         pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)
         for row, pair in [(row, pair) for row, pair in enumerate(pairs) if pair not in known]:
             sender, receiver = pair
@@ -100,7 +99,6 @@ class RoundQuota(Rule):
             if met[sender] >= quota:
                 found[row] = f"{name_of(sender)} has written to {quota} agents in this round: wait for the next"
                 continue
-            known.add(pair)
             met[sender] += 1
             self.state[pair] = 1
         return found
