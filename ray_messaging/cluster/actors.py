@@ -200,7 +200,7 @@ class InterceptorActor:
 
     async def remove(self, group: str) -> int:
         """Remove a group's mailbox; what is unread becomes dead letters. Returns their frames."""
-        return await self._host.transport.remove(group, None)
+        return await self._host.remove(group)
 
     async def stats(self) -> dict[str, Any]:
         """Return counters, and what waits in each mailbox."""

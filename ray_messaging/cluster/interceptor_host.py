@@ -235,6 +235,7 @@ class InterceptorHost:
             "standing": self.interceptor.standing.offer > 0,
             "server_behind": self.interceptor.server_behind,
             "rule_failures": self.failures(),
+            "kept": self.interceptor.kept(),
         }
 
     def failures(self) -> dict[str, dict[str, Any]]:
@@ -247,6 +248,12 @@ class InterceptorHost:
         interceptor = self.interceptor
         for rule in interceptor.rules.now if which is None else [interceptor.rules.get(which)]:
             interceptor.failures.forget(rule)
+
+    async def remove(self, name: str) -> int:
+        """Remove a mailbox, and what is kept of who sent under its name; return how many frames were unread."""
+        frames = await self.transport.remove(name, None)
+        await self.transport.link.command("UNLINK", self.transport.keys.sender(name))
+        return frames
 
     async def close(self, *, erase: bool) -> None:
         """End the experiment; `erase` removes its data from the server, whatever rules do as they are closed."""

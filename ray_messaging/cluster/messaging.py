@@ -35,6 +35,7 @@ from ray_messaging.ids import Ids
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import GroupMessager
 from ray_messaging.transports import redis_of
+from ray_messaging.transports.redis.probe import closed_names
 
 
 class Messaging(Logged, DeadLettered):
@@ -249,6 +250,28 @@ class Messaging(Logged, DeadLettered):
         if self._owned is not None:
             self._owned.groups.pop(name, None)
         self._ask(self._interceptor.remove.remote(name))
+
+    # -- names that last ------------------------------------------------------------------------------------------
+
+    def closed_messagers(self) -> list[str]:
+        """Return the names of messagers that are closed, or dead, and whose mailboxes wait for successors.
+
+        Groups are not among them. Raises ConnectionFailed, ServerRefused.
+        """
+        return closed_names(self._whole.redis, self.exp_id)
+
+    def remove_messager(self, name: str) -> None:
+        """Remove a named messager's mailbox, and what else the server keeps of it; what is unread becomes dead letters.
+
+        One that is open raises NotListening from then on. Raises ConfigError for a group whose actor lives.
+        """
+        check_name("name", name)
+        try:
+            ray.get_actor(self._experiment.group_name(name), namespace=NAMESPACE)
+        except ValueError:
+            self._ask(self._interceptor.remove.remote(name))
+            return
+        raise ConfigError(f"{name!r} is a group, which runs: messaging.remove_group({name!r}) ends it first")
 
     async def open_messager(
         self, name: str, agents: Iterable[AgentId], *, subtopics: Sequence[str] = SUBTOPICS

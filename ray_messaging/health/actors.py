@@ -8,11 +8,13 @@ from ray_messaging.health.mailboxes import SHOWN
 from ray_messaging.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
 from ray_messaging.health.server import judge_clock
 from ray_messaging.health.shares import by_share, in_bytes
+from ray_messaging.interception.interceptor import ANSWERS, VIOLATIONS
 from ray_messaging.interception.lane import CONNECTIONS
 from ray_messaging.loops import Loop
 
 MANY_RESTARTS = 5
 LOG_BEHIND_S = 60.0  # it writes a file every half minute
+MANY_ENTRIES = 1_000_000  # 300 MB
 LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # bytes
 _WITHOUT = {
     "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
@@ -139,6 +141,8 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
         )
     for rule, found in stats.get("rule_failures", {}).items():
         yield _failing(actor, rule, found)
+    if "kept" in stats:
+        yield _kept(actor, dict(stats["kept"]))
     if "lane_connections" in stats:
         yield by_share(
             f"{actor}: lane connections",
@@ -164,6 +168,24 @@ def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
         f"has failed {times}; what it fails on {then}; the last error: {found['last_error']}",
         f"mend it and replace_rule({rule!r}, ...), or pop_rule({rule!r}); the log of the {actor} has the traceback; "
         f"reset_rule_failures({rule!r}) where no more is to be done",
+    )
+
+
+def _kept(actor: str, kept: dict[str, int]) -> Finding:
+    """Judge what rules remember, by design: contacts and counts of a round, bans, how many messages were blocked."""
+    answers, violations = kept.pop(ANSWERS, 0), kept.pop(VIOLATIONS, 0)
+    entries = sum(kept.values()) + violations
+    tables = [*sorted(kept.items(), key=lambda item: -item[1])[:3], ("agents with blocked messages", violations)]
+    shown = ", ".join(f"{name} {count:,}" for name, count in tables if count)
+    text = f"{entries:,} entries{shown and f' ({shown})'}, and {in_bytes(answers)} of answers"
+    if entries < MANY_ENTRIES:
+        return ok(f"{actor}: kept by rules", text)
+    return warning(
+        f"{actor}: kept by rules",
+        text,
+        "each takes up to 0.3 KB here and on the server: interceptor.new_round.remote() has quotas and rates of rounds "
+        "forget; interceptor.replace_rule.remote(name, rule) begins a ban anew; "
+        "interceptor.reset_violation_counts.remote() forgets what was blocked",
     )
 
 

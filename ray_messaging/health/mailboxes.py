@@ -8,11 +8,12 @@ from ray_messaging.transports.redis.probe import Kept, Mailbox
 
 OLD_S = 300.0  # what is unread for longer than this is worth a word: steps of a simulation are shorter
 SHOWN = 20  # findings of one kind
+MANY_NAMES = 500
 
 
 def judge_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
     """Return what is to be said of what a server keeps of an experiment; some owners are known to be dead."""
-    return [*_mailboxes(kept, dead_owners), *_log(kept), _dead_letters(kept)]
+    return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
 
 def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
@@ -30,6 +31,22 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
         left = len(problems) - SHOWN
         problems[SHOWN:] = [warning("mailboxes", f"{left} more such findings", "mend those above, then look again")]
     return [ok("mailboxes", text), *problems]
+
+
+def _names(kept: Kept) -> Finding:
+    """Judge names that last: each is known to every sender, and has a mailbox and what it sent last on the server."""
+    closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
+    text = f"{closed:,} of messagers that are closed are kept, until they are removed"
+    if kept.mailboxes_in_all > len(kept.mailboxes):
+        text += f" (of the first {len(kept.mailboxes):,} mailboxes of {kept.mailboxes_in_all:,})"
+    if closed < MANY_NAMES:
+        return ok("kept names", text)
+    return warning(
+        "kept names",
+        text,
+        "for name in messaging.closed_messagers(): messaging.remove_messager(name); and give no name to messagers that "
+        "have no successor: of those nothing is kept",
+    )
 
 
 def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VIOLATIONS = ":violations"  # the name of their table; no rule's name begins with a colon on the server
+ANSWERS = ":answers"
 # A sender asks again about a batch for no longer than this, unless told otherwise, in seconds.
 _KEEP_S = 120.0
 
@@ -102,6 +103,11 @@ class Interceptor:
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule."""
         return len(self._deferrals)
+
+    def kept(self) -> dict[str, int]:
+        """Return how many entries each rule keeps, how many agents have violations, and the bytes of answers kept."""
+        tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
+        return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._keeper.answers.nbytes}
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,11 @@ import pickle
 
 import pytest
 
+from ray_messaging.cluster.health_reports import log_report
 from ray_messaging.health import Finding, Health
-from ray_messaging.health.actors import judge_actor, judge_actors, judge_disk
+from ray_messaging.health.actors import MANY_ENTRIES, judge_actor, judge_actors, judge_disk
 from ray_messaging.health.findings import critical, ok, warning
-from ray_messaging.health.mailboxes import SHOWN, judge_kept
+from ray_messaging.health.mailboxes import MANY_NAMES, SHOWN, judge_kept
 from ray_messaging.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
 from ray_messaging.health.server import judge_clock, judge_server
 from ray_messaging.loops import STUCK_S, Loop
@@ -240,3 +241,43 @@ def test_health_as_a_whole():
     well = Health("y", [ok("a", "1")])
     assert (well.level, well.ok, repr(well)) == ("ok", True, "Health of y: ok, 1 checks")
     assert Health("z").ok
+
+
+def test_names_that_last_are_counted_without_groups_and_without_those_that_are_open():
+    def box(name, *, lease_s=None, leased=False, hosts=False):
+        return mailbox(name, lease_s=lease_s, leased=leased, hosts=hosts)
+
+    few = [box("closed"), box("open", lease_s=9.0), box("nameless", leased=True), box("group", hosts=True)]
+    [finding] = [finding for finding in kept(*few) if finding.what == "kept names"]
+    assert finding == ok("kept names", "1 of messagers that are closed are kept, until they are removed")
+    many = [box(f"closed-{number}") for number in range(MANY_NAMES)]
+    [finding] = [finding for finding in kept(*many, mailboxes_in_all=9_000) if finding.what == "kept names"]
+    assert finding.level == "warning"
+    assert "of the first 500 mailboxes of 9,000" in finding.value
+    assert "remove_messager" in finding.remedy
+
+
+def test_what_rules_keep_is_worth_a_warning_when_it_takes_much_memory():
+    def judged(**counts):
+        stats = {"kept": {":answers": 2**20, ":violations": 3} | counts}
+        found = judge_actor(ActorFacts("interceptor", Report(0.0, stats=stats)))
+        return next(finding for finding in found if finding.what == "interceptor: kept by rules")
+
+    well = judged(quota=5, ban=0)
+    assert well == ok(
+        "interceptor: kept by rules", "8 entries (quota 5, agents with blocked messages 3), and 1 MiB of answers"
+    )
+    much = judged(quota=MANY_ENTRIES)
+    assert much.level == "warning"
+    assert "new_round" in much.remedy
+    assert judged().value == "3 entries (agents with blocked messages 3), and 1 MiB of answers"
+
+
+def test_a_log_whose_server_lost_its_data_says_what_to_do():
+    report = log_report({"error": "the server has lost", "lost": True}, "s3://bucket/log")
+    [finding] = [finding for finding in judge_actor(ActorFacts("log", report)) if finding.level == "critical"]
+    assert finding.value == "the server has lost"
+    assert "resume" in finding.remedy
+    report = log_report({"error": "the disk is full", "lost": False}, "s3://bucket/log")
+    [finding] = [finding for finding in judge_actor(ActorFacts("log", report)) if finding.level == "critical"]
+    assert "tries again by itself" in finding.remedy

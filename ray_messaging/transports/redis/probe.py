@@ -20,6 +20,7 @@ ANSWER_S = 2.0  # of one command
 _PINGS = 3
 _MAILBOXES = 1_000  # that are looked at
 _LOOK_BYTES = 64 * 2**20
+_NAMES, _CLOSED_S = 100_000, 10.0
 _HEAD, _COLUMNS = 9, 13
 COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
@@ -42,6 +43,11 @@ class Mailbox:
     hosts: bool  # it alone listens for agents
     owner: str = ""
     acked: int = 0  # messages that are acknowledged behind something that is not
+
+    @property
+    def waits_for_its_name(self) -> bool:
+        """Tell whether it is a named messager's that is closed, and may come again; a group's is not."""
+        return self.lease_s is None and not self.leased and not self.hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +130,23 @@ def _settings(client: "redis.Redis") -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-def _kept(client: "redis.Redis", keys: Keys, now: float) -> Kept:
-    arguments = [keys.meta, keys.changes, keys.dead, keys.prefix, _MAILBOXES, _LOOK_BYTES]
+def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
+    """Return the mailboxes of names that wait for a successor; raise ConnectionFailed, ServerRefused.
+
+    Of more than 100,000 mailboxes the first are looked at. Those of agents are not among them.
+    """
+    try:
+        with client_of(config, _CLOSED_S) as client:
+            client.ping()
+            client.response_callbacks.clear()
+            kept = _kept(client, Keys(exp_id), time.time(), _NAMES, 0)
+    except (RedisError, OSError, EOFError) as error:
+        raise RedisLink(config, 0.0).translated(error) from error
+    return [mailbox.name for mailbox in kept.mailboxes if mailbox.waits_for_its_name]
+
+
+def _kept(client: "redis.Redis", keys: Keys, now: float, most: int = _MAILBOXES, look_bytes: int = _LOOK_BYTES) -> Kept:
+    arguments = [keys.meta, keys.changes, keys.dead, keys.prefix, most, look_bytes]
     reply: list[Any] = client.execute_command("EVAL", script_text("health"), 3, *arguments)
     epoch, logged, dead, dropped, noted, noted_bytes, max_noted, max_bytes, count = map(int, reply[:_HEAD])
     mailboxes = [_mailbox(reply[low : low + _COLUMNS], now) for low in range(_HEAD, len(reply), _COLUMNS)]
