@@ -1,8 +1,10 @@
 """Send 50 million messages through four groups while something breaks every ten seconds.
 
 python -m benchmarks.soak [--messages 50000000] [--seconds 600] [--fault-every 10] [--groups 4] [--json FILE]
+python -m benchmarks.soak --steady [--minutes 60] [--pace 1] [--json FILE]
 
-Exit code 1 where a message was lost, came twice, out of turn, or to the wrong one.
+Exit code 1 where a message was lost, came twice, out of turn, or to the wrong one; with --steady, where nothing breaks,
+where something grows that should not.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks.soak import steady
 from benchmarks.soak.faults import Faults
 from benchmarks.soak.memory import Memory
 from benchmarks.soak.traffic import FLAWS, Receiver, Sender, Town, account
@@ -122,9 +125,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="no step begins after that")
     parser.add_argument("--fault-every", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--steady", action="store_true", help="all kinds of traffic, no faults: what grows?")
+    parser.add_argument("--minutes", type=float, default=60.0, help="with --steady")
+    parser.add_argument("--pace", type=float, default=1.0, help="with --steady: so many times as fast")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
+    if arguments.steady:
+        return steady.main(arguments, console)
     report = soak(arguments, console)
     show(console, report)
     if arguments.json:
