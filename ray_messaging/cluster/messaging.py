@@ -14,7 +14,7 @@ from ray_messaging.cluster.calls import NAMESPACE, result
 from ray_messaging.cluster.dead_letters import DeadLettered
 from ray_messaging.cluster.group import Group, check_agents
 from ray_messaging.cluster.group_start import Starting, end_started, start_group, wait_started
-from ray_messaging.cluster.health import examine, warn_of_losses
+from ray_messaging.cluster.health import examine, named_actors, warn_of_losses
 from ray_messaging.cluster.lifecycle import (
     Owned,
     check_rules,
@@ -29,7 +29,7 @@ from ray_messaging.cluster.owners import is_dead
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
 from ray_messaging.cluster.tuning import relax_process
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
-from ray_messaging.errors import Closed, ConfigError, MessagingError, UnknownName, ended
+from ray_messaging.errors import Closed, ConfigError, Fenced, MessagingError, UnknownName, ended
 from ray_messaging.health import Health
 from ray_messaging.ids import Ids
 from ray_messaging.interception.rules import Rule
@@ -321,6 +321,10 @@ def _make_way(exp_id: str, on_existing: str) -> None:
     try:
         running = Messaging.connect(exp_id)
     except UnknownName:
+        return
+    except Fenced:  # another start has it on the server: what is left of this one can do nothing
+        for actor in named_actors(f"{exp_id}/").values():
+            ray.kill(actor)
         return
     except MessagingError as error:  # one that is just ending, or did not start
         raise runs_already(exp_id) from error

@@ -37,8 +37,8 @@ class Ownership:
             if holder != mine:
                 if await self._store.began():  # what was put in and banned since would be forgotten
                     raise other_run(self._spec.exp_id, 0)
-                if holder is not None:
-                    await self._check(holder)
+                if holder is not None or await self._headless():
+                    await self._check(holder or b"")
             reset = int(self._spec.on_existing == "reset")
             taken = await self._link.script("claim", [self._meta], [holder or b"", mine, reset])
             if taken:
@@ -66,7 +66,12 @@ class Ownership:
             )
         else:
             return
-        raise AlreadyExists(text, kind="experiment", value=spec.exp_id, owner=holder.decode())
+        raise AlreadyExists(text, kind="experiment", value=spec.exp_id, owner=holder.decode() or None)
+
+    async def _headless(self) -> bool:
+        """Tell whether there are mailboxes, and the server has lost what it knew of the experiment itself."""
+        versioned = await self._link.command("HEXISTS", self._meta, "directory")
+        return not versioned and bool(await self._link.command("EXISTS", self._transport.keys.changes))
 
     async def _lives(self) -> bool:
         """Tell whether the interceptor of the start that has the experiment lives: no clock is asked, it is watched."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pyarrow.parquet as pq
 import pytest
-from redis.asyncio import Redis
+import redis
 
 from ray_messaging import MessagingConfig
 from ray_messaging.channels import Keys
@@ -21,10 +21,12 @@ async def hosts(exp_id, valkey_config, tmp_path, opener):
     settings = MessagingConfig(mailbox_messages=400)
     experiment = Experiment(exp_id, "run", valkey_config, settings, str(tmp_path / "log"))
     living = []
+    with redis.Redis(
+        host=valkey_config.server, port=valkey_config.port, password=valkey_config.password
+    ) as client:  # the interceptor has begun the run
+        client.hset(Keys(exp_id).meta, "run", "run")
 
     async def start():
-        async with Redis(host=valkey_config.server, port=valkey_config.port, password=valkey_config.password) as client:
-            await client.hset(Keys(exp_id).meta, "run", "run")  # as the interceptor does
         living.append(LogHost(experiment, "error"))
         await living[-1].start()
         return living[-1]

@@ -81,6 +81,24 @@ def test_who_lived_before_a_flush_gets_nothing_past_the_new_rules(
     assert texts_of(EventLog.open(log_dir)) == ["new"] * 4
 
 
+def test_what_an_experiment_has_left_is_gone_on_with_only_where_that_is_said(
+    old_and_new, clocked_server, redis, exp_id, tmp_path
+):
+    old, new = old_and_new
+    old.start(exp_id, redis, log_dir=str(tmp_path / "log"))
+    old.group("west", [1])
+    old.group("east", [2])
+    assert old.send("west", 1, 2, ["before"]) == ["delivered"]
+    with clocked_server.client() as client:
+        client.delete(Keys(exp_id).meta)
+    with pytest.raises(Told, match=r"AlreadyExists.*has data"):
+        new.start(exp_id, redis)
+    new.start(exp_id, redis, banned=[(1, 3)], on_existing="resume", log_dir=str(tmp_path / "new-log"))
+    forbidden_never_passes(old, new)
+    with pytest.raises(Told, match=r"AlreadyExists.*another Ray cluster"):
+        old.start(exp_id, redis)
+
+
 def test_a_second_cluster_is_refused_while_the_first_lives_and_a_reset_ends_the_first_for_good(
     old_and_new, redis, exp_id, tmp_path
 ):
