@@ -42,8 +42,6 @@ def entries_of(
             raise InvalidPayload(
                 f"send_messages takes Outgoing, not {type(message).__name__}: Outgoing(channel, payload)"
             )
-        if group is not None and message.unnamed:
-            raise unnamed(group)
         line = encode_payload(message.payload, limit_bytes)
         if message.channel is not None:
             to_id, topic = address(message.channel)
@@ -56,6 +54,8 @@ def entries_of(
             for start in range(0, len(message.to_ids), BATCH_ROWS):
                 part: list[AgentId | None] = [*message.to_ids[start : start + BATCH_ROWS]]
                 entries.append(Entry(message.from_id, part, message.subtopic, line))
+    if group is not None and any(message.unnamed for message in messages):
+        raise unnamed(group)
     return entries
 
 

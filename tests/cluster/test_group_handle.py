@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from cluster_support import drain, new_handle, numbered, numbers, wait_for
+from cluster_support import drain, kill_and_wait, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import Messaging, Outgoing
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, UnknownSender
 from ray_messaging.sending.bulk import columns_of, frames_of_columns
 
 LIMIT = 2**20
@@ -108,7 +108,7 @@ def test_sends_of_every_form(pair):
     west.step = 12
     a, b = east.agents[:2]
     receipts = west.send_many(
-        [Outgoing.to_agents([a, b], {"n": 0}, west.agents[0]), Outgoing.to_agent(a, {"n": 1}, subtopic="user-chat")]
+        [Outgoing.to_agents([a, b], {"n": 0}, west.agents[0]), Outgoing.to_agent(a, {"n": 1}, None, "user-chat")]
     )
     assert [receipt.fate for receipt in receipts] == ["delivered"] * 3
     assert len(west.send_columns([], [], [])) == 0
@@ -264,3 +264,73 @@ def test_a_handle_that_was_passed_on_is_one_of_its_own(pair):
 
     found = sorted(ray.get([take.remote(west), take.remote(west)]))
     assert found == [[0, 1], [2, 3]]
+
+
+# -- whose messages a group sends ---------------------------------------------------------------------------------
+
+
+def test_a_group_sends_for_its_own_agents_alone(pair):
+    west, east = pair
+    (a, *_), (b, *_) = west.agents, east.agents
+    for who in (b, "nobody", -77):
+        for call in (
+            lambda who=who: west.send(who, b, {"n": 0}),
+            lambda who=who: west.send_many([Outgoing.to_agent(b, {"n": 0}, from_id) for from_id in (a, who)]),
+            lambda who=who: west.send_columns([a, who], [b, b], {"n": 0}),
+            lambda who=who: west.send_columns(who, [b, b], {"n": 0}),
+        ):
+            with pytest.raises(UnknownSender, match=f"{who!r} is not one of group {west.name!r}.*group_of") as caught:
+                call()
+            assert (caught.value.value, caught.value.group) == (who, west.name)
+    with pytest.raises(UnknownSender, match="no from_id"):
+        west.send_many([Outgoing.to_agent(b, {"n": 0}, a), Outgoing.to_agent(b, {"n": 0})])
+    for send in (
+        lambda: west.send(None, b, {"n": 1}),  # the user, as it is written
+        lambda: west.send_many([Outgoing.to_agent(b, {"n": 2}, None)])[0],
+        lambda: west.send_columns([None], [b], {"n": 3})[0],
+        lambda: west.send(a, b, {"n": 4}),
+    ):
+        assert send().fate == "delivered"
+    found = drain(east, 4)
+    assert [(message.from_id, message.payload["n"]) for message in found] == [(None, 1), (None, 2), (None, 3), (a, 4)]
+
+
+def test_a_group_that_was_told_so_sends_for_anybody(ray_cluster):
+    lenient = MessagingConfig(strict_senders=False)
+    with Messaging.start(f"lenient-{uuid.uuid4().hex[:8]}", settings=lenient) as messaging:
+        group = messaging.create_group("west", [1])
+        assert group.send(13, 1, {"n": 0}).fate == "delivered"
+        assert all(group.send_many([Outgoing.to_agent(1, {"n": 1}), Outgoing.to_agent(1, {"n": 2}, "bob")]))
+        assert [message.from_id for message in drain(group, 3)] == [13, None, "bob"]
+
+
+def test_a_group_that_died_still_knows_its_agents(messaging, make_group):
+    group = make_group(messaging)
+    kill_and_wait(group.actor)
+    assert group.send(group.agents[0], group.agents[1], {"n": 0}).fate == "delivered"
+    with pytest.raises(UnknownSender):
+        group.send(-77, group.agents[1], {"n": 1})
+
+
+@ray.remote(num_cpus=0)
+class Own:
+    """Open a group in an actor of the user's own."""
+
+    async def told(self, messaging, name, agent):
+        messager = await messaging.open_messager(name, [agent])
+        channel, told = messager.get_agent_chat_channel(agent), []
+        for arguments in ((), (None,), (-77,), (agent,)):
+            try:
+                told.append((await messager.send_message(channel, {"n": 0}, *arguments)).fate)
+            except UnknownSender as error:
+                told.append((error.value, error.group))
+        await messager.close()
+        return told
+
+
+def test_a_group_in_an_actor_of_ones_own_sends_for_its_own_agents_alone(messaging):
+    name, agent = f"own-{uuid.uuid4().hex[:8]}", f"own-{uuid.uuid4().hex[:8]}"
+    own = Own.remote()
+    told = ray.get(own.told.remote(messaging, name, agent))
+    assert told == [(None, name), "delivered", (-77, name), "delivered"]
+    ray.kill(own)
