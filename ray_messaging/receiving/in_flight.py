@@ -128,9 +128,9 @@ class InFlight:
         return offset + max(low, part.low), offset + min(high, part.high)
 
     def _index(self) -> None:
-        for part in self._parts[len(self._firsts) :]:
+        for at, part in enumerate(self._parts[len(self._firsts) :], len(self._firsts)):
             self._firsts.append(part.first)
-            if part.low < part.high:
+            if at >= self._head and part.low < part.high:
                 self._of[part.entry] = part
 
     def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
@@ -138,7 +138,7 @@ class InFlight:
         runs: list[tuple[int, int]] = []
         for entry, first, last in rows:
             low, high = self.numbers(entry, first, last)
-            if runs and runs[-1][1] == low:
+            if low < high and runs and runs[-1][1] == low:
                 runs[-1] = runs[-1][0], high
             elif low < high:
                 runs.append((low, high))
