@@ -43,6 +43,17 @@ class Ban(Rule):
         self._mirror()
         self.restored()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The index is quickly made, and so large that Ray would keep it apart, where a restart may miss it.
+        return {key: value for key, value in self.__dict__.items() if key != "_index"}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        self._build_index()
+
+    def _build_index(self) -> None:
+        self._index = PairIndex(map(self._pair, self._banned()))
+
     def _key(self, from_id: AgentId, to_id: AgentId | None) -> Any:  # noqa: ANN401 - an id, or a pair
         raise NotImplementedError
 
@@ -59,7 +70,7 @@ class Ban(Rule):
     def _forgive(self, keys: set[Any] | None) -> None:
         for key in [key for key in self.state if not _of_check(key)] if keys is None else keys:
             self.state.pop(key, None)
-        self._index = PairIndex(map(self._pair, self._banned()))
+        self._build_index()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
         """Judge a batch; return the rows that the check does not let pass, and those that are banned."""
@@ -144,7 +155,7 @@ class Ban(Rule):
         if count < self.after:
             return False
         if not self._index.add(self._pair(key)):
-            self._index = PairIndex(map(self._pair, self._banned()))
+            self._build_index()
         return True
 
     def _check_failed(self, error: BaseException, messages: int = 1) -> Verdict:
@@ -175,7 +186,7 @@ class Ban(Rule):
 
     def restored(self) -> None:
         """Rebuild the index of what is banned, and what the check remembers."""
-        self._index = PairIndex(map(self._pair, self._banned()))
+        self._build_index()
         if self.inner.state is not None:
             kept = {key[1].encode(): value.encode() for key, value in self.state.items() if _of_check(key)}
             self.inner.state.load(kept)

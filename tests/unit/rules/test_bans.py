@@ -227,3 +227,12 @@ def test_the_check_sees_the_interceptor_only_while_it_is_asked():
     assert blocked(rule, batch_of([(1, 2)])) == []
     assert interceptor.rules.pop(0) is rule
     assert rule.inner.context is None
+
+
+def test_it_travels_light_with_what_is_banned():
+    rule = SenderBan(Pattern(["bad"]), after=1)
+    rule.check_batch(batch_of([(1, 2)], ["bad"]), "e")
+    data = pickle.dumps(rule)
+    assert len(data) < 10_000  # above 100 KB Ray keeps an actor's arguments apart, where a restart may miss them
+    again = pickle.loads(data)
+    assert blocked(again, batch_of([(1, 2)] * 20 + [(3, 2)], ["fine"] * 21)) == list(range(20))
