@@ -115,11 +115,6 @@ class Message:
         return times if isinstance(times, float) else float(times[self._row])
 
     @property
-    def slice(self) -> Any:  # noqa: ANN401 - a `messages.Slice`, which is made of this
-        """Return it as rows of its frame."""
-        return self._batch, self._row, self._row + 1, self._pattern
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """Return the labels that rules put on it."""
         return self._batch.labels_of(self._row)

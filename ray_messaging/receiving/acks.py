@@ -57,7 +57,7 @@ def _slices(messages: Acked) -> Iterable[Slice]:
         return messages.slices
     found = [messages] if isinstance(messages, Message) else messages
     try:
-        return [message.slice for message in found]
+        return [Slice(one._batch, one._row, one._row + 1) for one in found]
     except (TypeError, AttributeError):
         raise ConfigError(
             f"ack takes a Message, some of them, or what a fetch returned, not {type(messages).__name__}"
