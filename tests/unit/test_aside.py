@@ -1,0 +1,26 @@
+"""Ctrl-C ends what runs aside, whenever it comes."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ray_messaging.cluster.aside import run_aside
+
+
+def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):
+    submit, begun = ThreadPoolExecutor.submit, threading.Event()
+
+    async def wait_for_ever():
+        begun.set()
+        await asyncio.Event().wait()
+
+    def interrupted(self, *args):
+        submit(self, *args)
+        begun.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_aside(wait_for_ever)
