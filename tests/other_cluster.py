@@ -21,10 +21,12 @@ class OtherCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="ray_", ignore_cleanup_errors=True)
         here = Path(__file__).parent
         env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "PYTEST"))}
+        env["RAY_raylet_start_wait_time_s"] = "100"  # of a machine that has much else to do
         env |= {"RAY_TMPDIR": self._folder.name, "PYTHONPATH": f"{here.parent}:{here}"}
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
+        assert self._process.stdout.readline() == "ready\n", "no second Ray cluster could be started"
 
     def __getattr__(self, name):
         def call(*args, **options):
@@ -68,7 +70,7 @@ class Driver:
             rules=[rules.BlackList([tuple(pair) for pair in banned])],
             on_existing=on_existing,
             log_dir=log_dir,
-            settings=MessagingConfig(send_timeout_s=5, interceptor_timeout_s=5),
+            settings=MessagingConfig(send_timeout_s=5, interceptor_timeout_s=5, strict_senders=False),
         )
         self.groups = {}
 
@@ -148,6 +150,7 @@ def main():
     os.dup2(2, 1)  # what others print
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
     driver = Driver()
+    print("ready", file=out, flush=True)
     for line in sys.stdin:
         name, args, options = json.loads(line)
         try:
