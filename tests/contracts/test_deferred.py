@@ -519,7 +519,7 @@ async def test_one_that_waits_does_not_hold_the_bytes_of_its_batch(messagers, in
 async def test_closing_does_not_wait_for_a_slow_rule_without_end(messagers, interceptor_of, behind):
     slow = Held("slow", at_once=known)
     interceptor = interceptor_of(slow)
-    sender = await messagers(interceptor, send_timeout_s=0.05, interceptor_timeout_s=0.05)
+    sender = await messagers(interceptor, send_timeout_s=0.3, interceptor_timeout_s=0.3)
     receiver = await messagers(host=[1, 2])
     pairs = [(7, 1)] * (1 + behind)
     waiting = asyncio.create_task(sender.send_messages(messages(pairs, slow=True)))

@@ -390,7 +390,7 @@ async def test_a_nameless_messager_that_vanished_leaves_when_its_lease_ends(mess
 
 async def test_a_short_lease_ends_by_itself_unless_it_is_renewed(messagers, store):
     sender = await messagers()
-    gone, there = await messagers(host=[1], lease_s=0.06), await messagers(host=[2], lease_s=0.06)
+    gone, there = await messagers(host=[1], lease_s=0.3), await messagers(host=[2], lease_s=0.3)
     await vanish(gone)
 
     async def left():
