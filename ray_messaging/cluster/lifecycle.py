@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.cluster.actors import InterceptorActor
@@ -15,7 +16,7 @@ from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.server_actor import ServerActor
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, RuleError
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, RuleError
 from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import Rule
 
@@ -114,7 +115,16 @@ def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
 
 def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
     """Wait for calls, though not for ever, and whatever becomes of them: their actors are ended anyway."""
-    ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s) if refs else None
+    done = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
+    for ref in done:  # Ray prints errors that nobody takes, each with its traceback
+        try:
+            result(ref, what="an actor")
+        except Closed as error:
+            logger.info("an actor was closed before: %s", error)
+        except MessagingError as error:
+            logger.warning("an actor could not close well: %s", error)
+        except RayError as error:
+            logger.exception("an actor could not close well", exc_info=error)
 
 
 def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class

@@ -1,6 +1,7 @@
 """What is left of an experiment, or of a group, that has ended: it says so at once; and groups that start together."""
 
 import asyncio
+import gc
 import pickle
 import uuid
 
@@ -9,7 +10,9 @@ import ray
 from cluster_support import drain, kill, numbered, numbers
 
 from ray_messaging import Messager, Messaging
-from ray_messaging.errors import AlreadyExists, Closed, MessagingError, UnknownName
+from ray_messaging.cluster.calls import known_dead
+from ray_messaging.cluster.lifecycle import leave
+from ray_messaging.errors import AlreadyExists, Closed, MessagingError, TransitError, UnknownName
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -110,6 +113,28 @@ def test_no_group_starts_in_an_experiment_that_has_ended(capfd):
     names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
     assert not [name for name in names if name.startswith(messaging.exp_id)]
     assert "Traceback" not in capfd.readouterr().err
+
+
+@ray.remote(num_cpus=0)
+class Stuck:
+    """Fail to close, as a group does that cannot commit."""
+
+    def close(self):
+        raise TransitError("what was fetched last could not be committed")
+
+
+def test_an_actor_that_cannot_leave_well_is_told_of_in_one_line(monkeypatch, caplog):
+    """Ray would print the error, as nobody takes it, with its traceback."""
+    unhandled = []
+    monkeypatch.setattr(ray._private.worker.logger, "error", lambda *args: unhandled.append(args))
+    stuck = Stuck.remote()
+    leave([stuck])
+    assert known_dead(stuck)
+    assert [record.message for record in caplog.records] == [
+        "an actor could not close well: what was fetched last could not be committed"
+    ]
+    gc.collect()
+    assert not unhandled
 
 
 # -- groups that start together -----------------------------------------------------------------------------------
