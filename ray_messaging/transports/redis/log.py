@@ -31,7 +31,8 @@ class RedisLog:
         link.greet = self._lives.greet
         self._log_reading = BlockingReads(link)
         self._largest = _GUESS  # frame in the last reply
-        self._turn = 0  # where a reply has no room for all streams: with which the next read begins
+        # Where a reply has no room for all streams: with which the next read begins, and which gave something last.
+        self._turn, self._busy = 0, list[str]()
 
     async def open_log(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
@@ -80,23 +81,32 @@ class RedisLog:
         return max(1, min(_ENTRIES, _BYTES // max(1, self._largest)))
 
     async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
-        """Return an entry each of the next `room` streams, or of the first ones after them that have any, and more.
+        """Return entries of the next `room` streams, or of the first ones after them that have any.
 
-        Of very many streams few are busy: these would fall behind by an entry a read.
+        Of very many streams few are busy: these would fall behind by an entry a turn. So those that gave something last
+        have a turn each time, and give more.
         """
         streams = list(cursors)
-        for _ in range(0, len(streams) + room, room):
+        for _ in range(0, len(streams) + room, max(1, room // 2)):
+            last = {stream: cursors[stream] for stream in self._busy if stream in cursors}
             begin = self._turn if self._turn < len(streams) else 0
-            self._turn = begin + room
-            window = {stream: cursors[stream] for stream in streams[begin : self._turn]}
-            if items := self._items(await self._log_reading.read(self._by_key(window), 1, None)):
-                busy = {item.stream: item.entry for item in items}
-                if (more := min(count, self._room // len(busy)) - 1) > 0:
-                    largest = self._largest
-                    items += self._items(await self._log_reading.read(self._by_key(busy), more, None))
-                    self._largest = max(largest, self._largest)
-                return items
+            self._turn = begin + room - len(last)
+            window = last | {stream: cursors[stream] for stream in streams[begin : self._turn]}
+            items = self._items(await self._log_reading.read(self._by_key(window), 1, None))
+            found = {item.stream: item.entry for item in items}
+            self._busy = list(found)[: room // 2]
+            if items:
+                return items + await self._more(found, min(count, min(room, self._room) // len(found)) - 1)
         return []
+
+    async def _more(self, cursors: Mapping[str, str], count: int) -> list[LogItem]:
+        """Return what streams have beyond the entry that was just read of each."""
+        if count < 1:
+            return []
+        largest = self._largest
+        items = self._items(await self._log_reading.read(self._by_key(cursors), count, None))
+        self._largest = max(largest, self._largest)
+        return items
 
     def _by_key(self, cursors: Mapping[str, str]) -> dict[str, str]:
         """Return the cursors by key: a stream may end, and change its key, while it is read."""
