@@ -141,7 +141,7 @@ class Engine:
             async with asyncio.timeout(_LEAVE_S):
                 # A name may come again, whose epoch must be a higher one; of the nameless none does.
                 await self.shipper.leave(KEEP_S if self.named else 0)
-        except (TransitError, TimeoutError) as error:
+        except (TransitError, TimeoutError, Closed) as error:
             logger.info("the server keeps what it knows of sender %s: %r", self.name, error)
 
     def _settled(self, posting: Posting) -> None:
