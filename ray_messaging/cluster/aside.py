@@ -12,7 +12,7 @@ T = TypeVar("T")
 def run_aside(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a thread and an event loop of its own, and wait for it; Ctrl-C cancels it."""
     running: list[tuple[asyncio.AbstractEventLoop, Callable[[], bool]]] = []
-    interrupted: list[KeyboardInterrupt] = []
+    interrupted: list[BaseException] = []
 
     async def run() -> T:
         task = asyncio.current_task()
@@ -25,7 +25,7 @@ def run_aside(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging aside") as thread:
         try:
             return thread.submit(lambda: asyncio.run(run())).result()
-        except KeyboardInterrupt as error:  # or leaving would wait for all of it
+        except BaseException as error:  # Ctrl-C, or what a signal raises: leaving would wait for all of it
             interrupted.append(error)
             for loop, cancel in running:
                 with suppress(RuntimeError):  # it has come to its end just now
