@@ -31,7 +31,7 @@ from cluster_support import (
 from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.cluster.interceptor_host import InterceptorHost
 from ray_messaging.cluster.spec import InterceptorSpec
-from ray_messaging.errors import Fenced, InterceptorUnavailable, MessagingError
+from ray_messaging.errors import Closed, Fenced, InterceptorUnavailable, MessagingError
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +261,7 @@ def test_nothing_passes_while_the_interceptor_stands_still(start):
     pid = pid_of(messaging.interceptor)
     ray.kill(messaging.interceptor)  # for good
     wait_for(lambda: not alive(pid), "its end")
-    with pytest.raises(InterceptorUnavailable):
+    with pytest.raises(Closed, match="has ended"):
         west.send(2, 11, {"n": 5})
     assert len(east.fetch()) == 0
 
