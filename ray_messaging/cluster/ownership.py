@@ -11,6 +11,7 @@ from ray_messaging.transports.redis.log import other_run
 BEAT_S = 0.5
 # An interceptor that has not beaten for so long is dead, or hangs: it may be succeeded, as its epoch fences it.
 _SILENT_S = 6 * BEAT_S
+_ENDING_S = 20.0  # so long may Ray's processes outlive a driver that was killed
 _ERASE_CHUNK = 1000
 _KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch"}  # no number comes again
 
@@ -53,7 +54,10 @@ class Ownership:
         spec = self._spec
         if spec.on_existing == "reset":
             return
-        if await self._lives():
+        deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
+        while (lives := await self._lives()) and asyncio.get_running_loop().time() < deadline:
+            pass  # its driver may have been killed: Ray ends what it had started some seconds later
+        if lives:
             text = (
                 f"experiment {spec.exp_id!r} runs already: another Ray cluster uses it on the server at "
                 f"{self._link.where}. Shut it down there, choose another exp_id, or start it afresh by "
