@@ -80,14 +80,14 @@ async def test_what_an_interceptor_passes_counts_on_no_server_that_forgot_it(
     old = await Actor(throne, world.exp_id).begin(rule)
     new = Actor(throne, world.exp_id)
     try:
-        early = await opener(world.server, old, host=[1], interceptor_timeout_s=0.3)
+        early = await opener(world.server, old, host=[1], interceptor_timeout_s=0.6)
         for _ in range(10):
             assert await early.send_message(early.get_agent_chat_channel(1), {}, from_id=2)
         world.forget(lost)
         await new.begin(BlackList([(2, 3)]))
         assert new.interceptor.epoch != old.interceptor.epoch
         receiver = await opener(world.server, new, host=[3, 4])
-        late = await opener(world.server, old, interceptor_timeout_s=0.3)
+        late = await opener(world.server, old, interceptor_timeout_s=0.6)
         channel = receiver.get_agent_chat_channel(3)
         for sender in (early, late, late):
             with pytest.raises((Fenced, InterceptorUnavailable)):

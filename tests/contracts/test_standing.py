@@ -239,7 +239,7 @@ async def test_a_successor_ends_what_was_granted(actor, messagers):
 
 
 async def test_an_interceptor_that_was_fenced_lets_nothing_pass(actor, throne, messagers):
-    sender, _ = await messagers(actor, interceptor_timeout_s=0.2), await messagers(host=[1])
+    sender, _ = await messagers(actor, interceptor_timeout_s=1.0), await messagers(host=[1])
     await passed(sender)
     await throne.enthrone()
     with pytest.raises(InterceptorUnavailable):
