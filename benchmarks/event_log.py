@@ -25,9 +25,9 @@ from benchmarks.drive import lone, rate
 from benchmarks.figures import percentiles
 from benchmarks.peers.ours import Ours
 from ray_messaging import Messaging
-from ray_messaging.batch import Batch
-from ray_messaging.ids import Ids
-from ray_messaging.interception.judges import judge_for
+from ray_messaging.interception.client.verdict_client import verdict_client_for
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
 
 PINGS = 1000
 PROBE_GAP_S = 0.001
@@ -41,8 +41,8 @@ class LaneProbe:
 
     async def measure(self, messaging: Messaging, seconds: float) -> list[float]:
         """Return how long each answer took, in ms."""
-        judge, found = judge_for(messaging.interceptor, 30.0, messaging.exp_id), []
-        ids = Ids(np.arange(100))
+        judge, found = verdict_client_for(messaging.interceptor, 30.0, messaging.exp_id), []
+        ids = IdColumn(np.arange(100))
         end, number = time.perf_counter() + seconds, 0
         while time.perf_counter() < end:
             batch = Batch(sender="probe", epoch=1, first=number, from_ids=ids, to_ids=ids, topics=("agent-chat",))

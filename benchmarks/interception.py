@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ray_messaging import Messaging, rules
-from ray_messaging.batch import Batch
-from ray_messaging.frames import encode
-from ray_messaging.ids import Ids
-from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.wire.frames import encode
 
 ROWS = 4096
 WAITING = 500
@@ -47,8 +47,8 @@ def black_list(entries: int, rounds: int = 200) -> float:
             sender="s",
             epoch=1,
             first=number * ROWS,
-            from_ids=Ids(ids[0]),
-            to_ids=Ids(ids[1]),
+            from_ids=IdColumn(ids[0]),
+            to_ids=IdColumn(ids[1]),
             topics=("agent-chat",),
         )
         request = encode(batch)

@@ -21,7 +21,7 @@ from benchmarks.peers.ours import MessagerHalf
 from benchmarks.side_by_side import measure_all, options, screen, table
 from benchmarks.work import SUBTOPICS, Half, payload
 from ray_messaging import Messager, Messaging, Outgoing, mqtt, rules
-from ray_messaging.cluster.tuning import tune_process
+from ray_messaging.common.process_tuning import tune_process
 
 CALL_MESSAGES = 8192
 GOAL = 20

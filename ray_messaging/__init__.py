@@ -3,8 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ray_messaging.cluster.group import Group
+from ray_messaging.cluster.handles.group import Group
 from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.compat.msg import Msg
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.errors import (
     AlreadyExists,
@@ -37,24 +38,23 @@ from ray_messaging.errors import (
     UnknownName,
     UnknownSender,
 )
-from ray_messaging.health import Finding, Health
 from ray_messaging.interception import rules
 from ray_messaging.interception.rules import Rule
 from ray_messaging.message import Message, Outgoing
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
-from ray_messaging.msg import Msg
+from ray_messaging.observability import Finding, Health
 from ray_messaging.receipt import Receipt, Receipts
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.blocked import BlockedListener, BlockedMessage
+    from ray_messaging.cluster.handles.blocked import BlockedListener, BlockedMessage
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
 
 # They bring pyarrow along, which takes 80 MB: a group's process does without.
 _ON_FIRST_USE = {
-    "BlockedListener": "ray_messaging.cluster.blocked",
-    "BlockedMessage": "ray_messaging.cluster.blocked",
+    "BlockedListener": "ray_messaging.cluster.handles.blocked",
+    "BlockedMessage": "ray_messaging.cluster.handles.blocked",
     "EventLog": "ray_messaging.eventlog.event_log",
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
 }

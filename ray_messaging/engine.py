@@ -9,36 +9,45 @@ from functools import partial
 from operator import index
 from typing import Any
 
-from ray_messaging import channels as names
-from ray_messaging.agent_sets import AgentSet
-from ray_messaging.channels import INT64_MAX, INT64_MIN, OMITTED, Address, AgentId, SenderId, check_id, check_recipient
+from ray_messaging.addressing import channels as names
+from ray_messaging.addressing.channels import (
+    INT64_MAX,
+    INT64_MIN,
+    OMITTED,
+    Address,
+    AgentId,
+    SenderId,
+    check_id,
+    check_recipient,
+)
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Directory
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
-from ray_messaging.ids import Ids
-from ray_messaging.interception.judges import judge_for
-from ray_messaging.interception.verdicts import Judge, PassAll
-from ray_messaging.lines import encode_payload
-from ray_messaging.local_log import LocalLog
-from ray_messaging.loops import Loop
+from ray_messaging.interception.client.verdict_client import verdict_client_for
+from ray_messaging.interception.wire.verdicts import PassAll, VerdictClient
 from ray_messaging.message import Outgoing
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import encode_payload
 from ray_messaging.receipt import Receipt
-from ray_messaging.receiving.leases import Gone
-from ray_messaging.receiving.renewal import KEEP_S
+from ray_messaging.receiving.lease_watch import Gone
+from ray_messaging.receiving.mailbox_lease import KEEP_S
 from ray_messaging.receiving.subscription import Subscription
-from ray_messaging.sending.bulk import ColumnChunk, columns_of, entries_of
-from ray_messaging.sending.concluding import Concluder
-from ray_messaging.sending.cutter import Cutter
-from ray_messaging.sending.in_parts import InParts
-from ray_messaging.sending.outbox import Outbox
-from ray_messaging.sending.parcel import Entry
-from ray_messaging.sending.posting import Posting
-from ray_messaging.sending.senders import Senders, unnamed
+from ray_messaging.sending.accumulation.accumulator import Accumulator
+from ray_messaging.sending.accumulation.allowed_senders import AllowedSenders, unnamed
+from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of, entries_of
+from ray_messaging.sending.accumulation.bulk_sender import BulkSender
+from ray_messaging.sending.accumulation.pending_batch import Entry
+from ray_messaging.sending.delivery.frame_router import FrameRouter
+from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
+from ray_messaging.sending.delivery.transaction_sender import Concluder
+from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.base import Transport
 
 logger = logging.getLogger(__name__)
 
-# Accepts a message (channel, payload, from_id, to_id): see `Outbox.accept`.
+# Accepts a message (channel, payload, from_id, to_id): see `Accumulator.accept`.
 Accept = Callable[[str, object, SenderId, AgentId | None], Awaitable[Receipt]]
 
 _ADDRESSES_KEPT = 200_000
@@ -62,7 +71,7 @@ class Engine:
         name: str | None = None,
         settings: MessagingConfig | None = None,
         parse: Callable[[str], Address] | None = None,
-        make_judge: Callable[[object], Judge] | None = None,
+        make_judge: Callable[[object], VerdictClient] | None = None,
         says_user: bool = False,
     ) -> None:
         self.exp_id = transport.exp_id
@@ -76,7 +85,7 @@ class Engine:
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = False
         self.shipper: Concluder | None = None
-        self.outbox: Outbox | None = None
+        self.outbox: Accumulator | None = None
         self.subscription: Subscription | None = None
         self.named = name is not None
         self._make_judge = make_judge or self._ask
@@ -84,9 +93,9 @@ class Engine:
         self.accept: Accept = self._refuse  # the outbox's, while this is open
         self._listened = False
         self._step: int | None = None
-        self._senders: Senders | None = None  # whom we send for; None: for anybody
+        self._senders: AllowedSenders | None = None  # whom we send for; None: for anybody
         self._says_user = says_user
-        self._retired: list[Judge] = []
+        self._retired: list[VerdictClient] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -104,13 +113,13 @@ class Engine:
             await self.transport.close()
             raise
 
-    async def _start(self, judge: Judge) -> None:
+    async def _start(self, judge: VerdictClient) -> None:
         keep_s = 0 if self.named else KEEP_S
-        cutter = Cutter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
+        cutter = FrameRouter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
         self.shipper = Concluder(self.transport, self.directory, cutter, self.name, keep_s)
         await self.shipper.reload()
         self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self.named)
-        self.outbox = Outbox(self.shipper, judge, self.settings, self._settled, self._addresses, self.checked)
+        self.outbox = Accumulator(self.shipper, judge, self.settings, self._settled, self._addresses, self.checked)
         self.outbox.step = self._step
         self.accept = self.outbox.accept
         self.transport.ask_when_cut(self._ended)
@@ -144,7 +153,7 @@ class Engine:
         except (TransitError, TimeoutError, Closed) as error:
             logger.info("the server keeps what it knows of sender %s: %r", self.name, error)
 
-    def _settled(self, posting: Posting) -> None:
+    def _settled(self, posting: InFlightBatch) -> None:
         self.log.add(posting.outgoing, posting.outcome)
 
     def _refuse(self, *_message: object) -> Awaitable[Receipt]:
@@ -157,12 +166,12 @@ class Engine:
 
     # -- the interceptor, the step --------------------------------------------------------------------------------
 
-    def _judge(self, interceptor: object) -> Judge:
+    def _judge(self, interceptor: object) -> VerdictClient:
         return PassAll() if interceptor is None else self._make_judge(interceptor)
 
-    def _ask(self, interceptor: object) -> Judge:
+    def _ask(self, interceptor: object) -> VerdictClient:
         standing = self.settings.standing_verdicts and self.transport.checks_verdicts
-        return judge_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id, standing=standing)
+        return verdict_client_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id, standing=standing)
 
     async def _ended(self) -> Closed | None:
         """Return that the experiment has ended, where an interceptor can say so."""
@@ -196,16 +205,16 @@ class Engine:
     # -- sending --------------------------------------------------------------------------------------------------
 
     @property
-    def sending(self) -> Outbox:
+    def sending(self) -> Accumulator:
         """Return the outbox; raise Closed."""
         if self.outbox is None or self.closed:
             raise self._not_open(Closed)
         return self.outbox
 
     @property
-    def in_parts(self) -> InParts:
+    def in_parts(self) -> BulkSender:
         """Return what sends much; raise Closed."""
-        return InParts(self.sending)
+        return BulkSender(self.sending)
 
     def checked(
         self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None
@@ -240,7 +249,7 @@ class Engine:
         self.check_senders(chunk.from_ids for chunk in chunks)
         return chunks
 
-    def check_senders(self, columns: Iterable[Ids]) -> None:
+    def check_senders(self, columns: Iterable[IdColumn]) -> None:
         """Raise UnknownSender where we do not send for one of these."""
         if self._senders is not None:
             for column in columns:
@@ -286,7 +295,7 @@ class Engine:
 
     def _send_for(self, agents: AgentSet) -> None:
         """Send for these agents from now on, and for those before, but for nobody else."""
-        self._senders = self._senders or Senders(self.name)
+        self._senders = self._senders or AllowedSenders(self.name)
         self._senders.add(agents)
         self.sending.known = self._senders.known
 
@@ -296,7 +305,7 @@ class Engine:
         if self.named and self.shipper is not None:
             await self.shipper.begin()
 
-    def loops(self) -> list[Loop]:
+    def loops(self) -> list[TaskHealth]:
         """Tell how the loops in the background are doing."""
         sending = [] if self.outbox is None else [self.outbox.loop()]
         return sending if self.subscription is None else [*sending, *self.subscription.loops()]

@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.batch import Batch
-from ray_messaging.channels import (
+from ray_messaging.addressing.channels import (
     AGENT_CHAT,
     OMITTED,
     AgentId,
@@ -16,8 +15,9 @@ from ray_messaging.channels import (
     check_subtopic,
     no_channel,
 )
+from ray_messaging.compat.msg import Msg, Payload, msg_of
 from ray_messaging.errors import FrameError, InvalidPayload
-from ray_messaging.msg import Msg, Payload, msg_of
+from ray_messaging.model.batch import Batch
 
 # One reused decoder: payloads are JSON of any shape, foreign clients' included.
 _decode = msgspec.json.Decoder().decode

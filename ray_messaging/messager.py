@@ -4,21 +4,21 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from ray_messaging import channels as names
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing import channels as names
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Directory
 from ray_messaging.engine import Engine
-from ray_messaging.frames import decode
 from ray_messaging.message import Message, Outgoing
 from ray_messaging.messages import Messages
-from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.receiving.asking import Commit
-from ray_messaging.receiving.leases import Gone
+from ray_messaging.receiving.fetch_options import Commit
+from ray_messaging.receiving.lease_watch import Gone
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports import open_transport
+from ray_messaging.wire.frames import decode
 
 
 class Messager(names.ChannelNames):
@@ -124,7 +124,7 @@ class Messager(names.ChannelNames):
         return await in_parts.send_columns(columns, names.check_subtopic(subtopic))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send batches that `sending.bulk` made in another process; one receipt for each row."""
+        """Send batches that `sending.accumulation.bulk_input` made in another process; one receipt for each row."""
         batches = [decode(frame) for frame in frames]
         self.engine.check_senders(batch.from_ids for batch in batches)
         return await self.engine.in_parts.relay(batches)
@@ -195,7 +195,7 @@ class Messager(names.ChannelNames):
 
     @property
     def subscription(self) -> Subscription:
-        """Return the receiving side, for those who lend messages out (`cluster.group_host`)."""
+        """Return the receiving side, for those who lend messages out (`cluster.actors.group_host`)."""
         return self.engine.receiving
 
     @property

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.batch import Batch
+from ray_messaging.common.tables import data_frame
 from ray_messaging.message import Message
-from ray_messaging.tables import data_frame
+from ray_messaging.model.batch import Batch
 
 
 class Slice(NamedTuple):

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.ids import Ids
+from ray_messaging.model.id_column import IdColumn
 
 if TYPE_CHECKING:
-    from ray_messaging.batch import Batch
+    from ray_messaging.model.batch import Batch
 
 Fate = Literal["delivered", "published", "undeliverable", "blocked"]
 FATES: tuple[Fate, ...] = ("delivered", "published", "undeliverable", "blocked")
@@ -36,7 +36,7 @@ class Outcome:
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.codes = bytearray(_UNKNOWN * batch.rows)
         self.blocks: dict[int, tuple[str, str]] = {}
-        self._addresses: tuple[Ids, tuple[str, ...], NDArray[np.uint16] | None] | None = None
+        self._addresses: tuple[IdColumn, tuple[str, ...], NDArray[np.uint16] | None] | None = None
         self.done_at = 0.0
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Outcome:
     def note_addresses(self, batch: "Batch") -> None:
         """Keep where messages went, as some of them reached nobody: a receipt then says whom."""
         if self._addresses is None:
-            ids = Ids(batch.to_ids.values.copy(), batch.to_ids.kinds, batch.to_ids.strings)
+            ids = IdColumn(batch.to_ids.values.copy(), batch.to_ids.kinds, batch.to_ids.strings)
             self._addresses = ids, batch.topics, None if batch.topic is None else batch.topic.copy()
 
     def unheard(self, row: int) -> str:
@@ -224,7 +224,7 @@ class Receipts(Sequence[Receipt]):
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
         """Return a pandas.DataFrame of message_id, fate, rule, reason, consumption (s)."""
-        from ray_messaging.tables import data_frame  # noqa: PLC0415 - pandas is optional
+        from ray_messaging.common.tables import data_frame  # noqa: PLC0415 - pandas is optional
 
         return data_frame(
             {

@@ -7,17 +7,17 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from ray_messaging import channels as names
-from ray_messaging.channels import AgentId, SenderId
+from ray_messaging.addressing import channels as names
+from ray_messaging.addressing.channels import AgentId, SenderId
+from ray_messaging.compat.msg import Payload
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
 from ray_messaging.message import Outgoing
 from ray_messaging.messages import Messages
-from ray_messaging.msg import Payload
 from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.holding import Holding
-from ray_messaging.sending.outbox import Outbox
-from ray_messaging.sending.parcel import Bundle, Entry
+from ray_messaging.receiving.fetch_gate import FetchGate
+from ray_messaging.sending.accumulation.accumulator import Accumulator
+from ray_messaging.sending.accumulation.pending_batch import Entry, TransactionBatch
 from ray_messaging.transports.base import Conclusion
 
 
@@ -31,8 +31,8 @@ class Transaction:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._bundle: Bundle | None = None  # while the block runs
-        self._holding: Holding | None = None
+        self._bundle: TransactionBatch | None = None  # while the block runs
+        self._holding: FetchGate | None = None
         self._state: bytes | None = None
         self._receipts: Receipts | None = None
 
@@ -53,7 +53,7 @@ class Transaction:
             )
         self._holding = await engine.receiving.hold()
         self._state = self._holding.state
-        self._bundle = Bundle(engine.step)
+        self._bundle = TransactionBatch(engine.step)
         return self
 
     async def __aexit__(
@@ -72,7 +72,7 @@ class Transaction:
         else:
             await self._commit(bundle, bundle.conclusion, self._holding)
 
-    async def _commit(self, bundle: Bundle, conclusion: Conclusion, holding: Holding) -> None:
+    async def _commit(self, bundle: TransactionBatch, conclusion: Conclusion, holding: FetchGate) -> None:
         try:
             outbox = self._engine.sending
             await outbox.transact(bundle)
@@ -170,7 +170,7 @@ class Transaction:
             raise TransactionError("a transaction has receipts after its block, if it was committed")
         return self._receipts
 
-    def _running(self) -> Bundle:
+    def _running(self) -> TransactionBatch:
         if self._bundle is None:
             raise TransactionError("this transaction is not under way: use it within `async with ... as tx:`")
         return self._bundle
@@ -180,9 +180,9 @@ class Transaction:
         return f"Transaction(name={self._engine.name!r}, {where})"
 
 
-async def _committed(outbox: Outbox, bundle: Bundle) -> bool:
+async def _committed(outbox: Accumulator, bundle: TransactionBatch) -> bool:
     """Ask the server whether it has a transaction; then no late attempt of it can come any more."""
-    question = Bundle(None)
+    question = TransactionBatch(None)
     await outbox.transact(question)
     await asyncio.shield(question.future)
     return bundle.number is not None and outbox.transactions >= bundle.number

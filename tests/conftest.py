@@ -14,8 +14,8 @@ from clock import ServerClock
 from hypothesis import HealthCheck, settings
 from servers import HOST, RedisProcess, find_binary, free_port
 
-from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
+from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
 

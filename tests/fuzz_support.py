@@ -13,29 +13,29 @@ from struct import pack, unpack_from
 import msgspec
 import numpy as np
 
-from ray_messaging.batch import Batch
-from ray_messaging.channels import build_channel, check_id, check_name, check_subtopic, parse_channel
-from ray_messaging.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.addressing.channels import build_channel, check_id, check_name, check_subtopic, parse_channel
+from ray_messaging.addressing.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.addressing.patterns import GLOBS
 from ray_messaging.errors import FrameError, InvalidAddress
-from ray_messaging.eventlog.writing.columns import Part, record_batch
-from ray_messaging.frames import decode, encode
-from ray_messaging.ids import Ids
-from ray_messaging.interception.grants import (
+from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
+from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.server.lane_server import JUDGE, STAND, WAIT, LaneServer, _Caller
+from ray_messaging.interception.wire.rule_snapshot import (
     Drawn,
-    Grant,
     Listed,
-    Standing,
+    RuleSnapshot,
+    SnapshotState,
     decode_grant,
     decode_standing,
     encode_grant,
 )
-from ray_messaging.interception.lane import JUDGE, STAND, WAIT, LaneServer, _Caller
-from ray_messaging.interception.lane_client import LaneClient
-from ray_messaging.interception.verdicts import Judgement, decode_verdicts
-from ray_messaging.lines import Lines
+from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
-from ray_messaging.notes import Before, Note, Why, decode_note, encode_note
-from ray_messaging.patterns import GLOBS
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire.frames import decode, encode
+from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note, encode_log_note
 
 PREFIX = 12
 NUMBERS = [0, 1, -1, 2, 3, 255, 65535, 2**31, 2**32 - 1, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]
@@ -187,18 +187,18 @@ def use_batch(batch, data, *, logged):
 def some_batches():
     """Return small batches that have, between them, every kind of column."""
     ints = np.array([5, -1, 2**63 - 1], np.int64)
-    mixed = Ids.of([7, "Ann", None])
+    mixed = IdColumn.of([7, "Ann", None])
     lines = [b'{"content":"hi"}', b"{}", b'{"n":[1,2]}']
     plain = {"sender": "a", "epoch": 1, "first": 9, "topics": ("agent-chat",)}
     rows = np.array([0, 2], np.uint32)
     index = np.array([0, 0, 1], np.uint32)
     return [
-        Batch(**plain, from_ids=Ids(ints), to_ids=Ids(ints), lines=Lines.of(lines)),
-        Batch(**plain, from_ids=mixed, to_ids=mixed, lines=Lines.of(lines[:2], index), step=3, sent_at=1.5e9),
-        Batch(**plain, from_ids=mixed, to_ids=Ids(ints), lines=Lines.of([b"\xff\n", b"", b"x"], raw=True)),
-        Batch(**plain, from_ids=Ids(ints), to_ids=mixed, lines=Lines.of([b"\n"], index * 0, raw=True)),
-        Batch(**plain, from_ids=Ids(ints), to_ids=mixed, labels={"odd": rows, "x": rows[:1]}),
-        Batch(**plain, from_ids=Ids(ints[:0]), to_ids=Ids(ints[:0]), lines=Lines.of([])),
+        Batch(**plain, from_ids=IdColumn(ints), to_ids=IdColumn(ints), lines=PayloadColumn.of(lines)),
+        Batch(**plain, from_ids=mixed, to_ids=mixed, lines=PayloadColumn.of(lines[:2], index), step=3, sent_at=1.5e9),
+        Batch(**plain, from_ids=mixed, to_ids=IdColumn(ints), lines=PayloadColumn.of([b"\xff\n", b"", b"x"], raw=True)),
+        Batch(**plain, from_ids=IdColumn(ints), to_ids=mixed, lines=PayloadColumn.of([b"\n"], index * 0, raw=True)),
+        Batch(**plain, from_ids=IdColumn(ints), to_ids=mixed, labels={"odd": rows, "x": rows[:1]}),
+        Batch(**plain, from_ids=IdColumn(ints[:0]), to_ids=IdColumn(ints[:0]), lines=PayloadColumn.of([])),
         Batch(
             sender="b",
             epoch=2**61,
@@ -210,7 +210,7 @@ def some_batches():
             numbers=np.array([0, 2, 2**32 - 1], np.uint32),
             step=ints,
             sent_at=np.array([0.0, 1.5e9, 2.0]),
-            lines=Lines.of(lines),
+            lines=PayloadColumn.of(lines),
             labels={"odd": rows},
             noted=rows,
         ),
@@ -221,9 +221,11 @@ class Verdicts(MsgpackTarget):
     """The decoder of the interceptor's answers, as a sender runs it."""
 
     def __init__(self):
-        judgement = Judgement({0: ("black-list", "no"), 2: ("words", "é")}, {1: ("words", b"{}")}, {"odd": {0, 1}}, {3})
+        judgement = BatchVerdict(
+            {0: ("black-list", "no"), 2: ("words", "é")}, {1: ("words", b"{}")}, {"odd": {0, 1}}, {3}
+        )
         super().__init__(
-            [Judgement().encode(3, wants_payload=False), judgement.encode(3, wants_payload=True, standing=2**33)]
+            [BatchVerdict().encode(3, wants_payload=False), judgement.encode(3, wants_payload=True, standing=2**33)]
         )
 
     def check(self, data):
@@ -245,7 +247,12 @@ class Grants(MsgpackTarget):
     def __init__(self):
         listed = Listed("black_list", [(1, 2), ("Ann", None), (None, 7)])
         drawn = Drawn("allow_graph", [(1, 2), (2, "Ann")], [(5, 0), ("Bob", 0)], [9, "all"], user=True, channels=False)
-        granted = [Grant(0), Grant(2**32), Grant(2**33 + 7, ()), Grant(2**34 + 1, (listed, drawn))]
+        granted = [
+            RuleSnapshot(0),
+            RuleSnapshot(2**32),
+            RuleSnapshot(2**33 + 7, ()),
+            RuleSnapshot(2**34 + 1, (listed, drawn)),
+        ]
         super().__init__([encode_grant(each) for each in granted])
         self.batches = some_batches()
 
@@ -270,13 +277,15 @@ class Notes(MsgpackTarget):
 
     def __init__(self):
         rows = np.array([0, 2], "<u4").tobytes()
-        note = Note(3, "m", (Why("words", "no", rows),), (Before(rows, b"{}"),))
-        super().__init__([encode_note(note), encode_note(Note(1)), encode_note(Note(0, "m", counted=True))])
+        note = LogNote(3, "m", (Why("words", "no", rows),), (Before(rows, b"{}"),))
+        super().__init__(
+            [encode_log_note(note), encode_log_note(LogNote(1)), encode_log_note(LogNote(0, "m", counted=True))]
+        )
         self.batch = some_batches()[0]
 
     def check(self, data):
         try:
-            note = decode_note(data, 3)
+            note = decode_log_note(data, 3)
         except FrameError:
             return False
         assert record_batch("exp", [Part(self.batch, None, "1-1", None, note.fate, note)]).num_rows == 3
@@ -391,21 +400,21 @@ class Requests:
 
     def __init__(self):
         self.frames = Frames()
-        self.standing = MsgpackTarget([encode_grant(Standing(0)), encode_grant(Standing(2**32, 5))])
+        self.standing = MsgpackTarget([encode_grant(SnapshotState(0)), encode_grant(SnapshotState(2**32, 5))])
         self.server = LaneServer(self.answer, self.stand)
         self.answered = 0
 
     def answer(self, request, *, patient):
         rows = len(decode(request))
         self.answered += 1
-        return Judgement(deferred=set(range(rows))).encode(1, wants_payload=False)
+        return BatchVerdict(deferred=set(range(rows))).encode(1, wants_payload=False)
 
     def stand(self, request):
         asked = decode_standing(request)
         assert 0 <= asked.held < 2**62
         assert abs(asked.passed) < 2**53
         self.answered += 1
-        return encode_grant(Grant(0))
+        return encode_grant(RuleSnapshot(0))
 
     def make(self, random):
         said = [self.server.token.encode() if random.getrandbits(4) else b"wrong"]

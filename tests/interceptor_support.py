@@ -5,14 +5,14 @@ import asyncio
 import msgspec
 import numpy as np
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import Fenced
-from ray_messaging.frames import encode
-from ray_messaging.ids import Ids
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
-from ray_messaging.interception.verdicts import Judgement, decode_verdicts
-from ray_messaging.lines import Lines
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire.frames import encode
 
 WAIT_S = 10
 
@@ -24,10 +24,10 @@ def batch(payloads, *, pairs=None, first=0, sender="s"):
         sender=sender,
         epoch=1,
         first=first,
-        from_ids=Ids.of([pair[0] for pair in pairs]),
-        to_ids=Ids.of([pair[1] for pair in pairs]),
+        from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        to_ids=IdColumn.of([pair[1] for pair in pairs]),
         topics=("agent-chat",),
-        lines=Lines.of([msgspec.json.encode(payload) for payload in payloads]),
+        lines=PayloadColumn.of([msgspec.json.encode(payload) for payload in payloads]),
     )
 
 
@@ -55,7 +55,7 @@ async def waited(interceptor, asked, rows=None):
 async def judged(rules, rows):
     """Judge a few messages by rules."""
     found = await answered(Interceptor("x", rules), batch([{"text": str(n)} for n in range(rows)]))
-    assert isinstance(found, Judgement)
+    assert isinstance(found, BatchVerdict)
     return found
 
 

@@ -8,8 +8,8 @@ from benchmarks.axes.samples import FRAME_ROWS, batch_of
 from benchmarks.axes.society import BLACK_LIST, Society, cluster
 from benchmarks.figures import LIMIT, OURS, Figure, Plan
 from ray_messaging import Messaging, MessagingConfig, rules
-from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.frames import encode
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.wire.frames import encode
 
 ABOUT = "bulk, awaited and lone messages without an interceptor, with rules on ids, and with a rule on payloads"
 AGENTS = 2_000

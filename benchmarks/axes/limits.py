@@ -17,11 +17,11 @@ from benchmarks.axes.society import cluster
 from benchmarks.figures import LIMIT, Figure, Plan, percentiles
 from benchmarks.work import payload
 from ray_messaging import RedisConfig
-from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.directory import Record
-from ray_messaging.frames import decode, encode
-from ray_messaging.transports.base import Limits, SendRequest, SendStatus, Shipment
+from ray_messaging.addressing.directory import Record
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.transports.base import FrameWrite, Limits, SendRequest, SendStatus
 from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.wire.frames import decode, encode
 
 ABOUT = "frames encoded and decoded, JSON encoded, frames stored by XADD and by our script, Ray calls, loopback TCP"
 FRAMES = 64  # a burst: the server is emptied after each
@@ -115,7 +115,7 @@ async def _scripts(plan: Plan, config: RedisConfig, plain: redis.Redis, frame: b
                 burst = time.perf_counter()
                 for _ in range(FRAMES):
                     seq += 1
-                    shipment = Shipment("box", seq, FRAME_ROWS, frame)
+                    shipment = FrameWrite("box", seq, FRAME_ROWS, frame)
                     reply = await transport.send(SendRequest("writer", state.epoch, listening.version, -2, [shipment]))
                     if reply.status is not SendStatus.OK or set(reply.fates) != {0}:
                         raise RuntimeError(f"the script answered {reply}")

@@ -3,15 +3,15 @@
 import numpy as np
 
 from benchmarks.work import payload
-from ray_messaging.batch import Batch
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines, encode_payload
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn, encode_payload
 
 FRAME_ROWS = 4_096
 
 
 def batch_of(rows: int, first: int = 0) -> Batch:
     """Build a batch of so many messages of about 100 bytes, each with a payload of its own."""
-    ids = Ids(np.arange(rows))
-    lines = Lines(b"".join(encode_payload(payload(number), 2**20) + b"\n" for number in range(rows)), rows)
+    ids = IdColumn(np.arange(rows))
+    lines = PayloadColumn(b"".join(encode_payload(payload(number), 2**20) + b"\n" for number in range(rows)), rows)
     return Batch(sender="sample", epoch=1, first=first, from_ids=ids, to_ids=ids, topics=("agent-chat",), lines=lines)

@@ -11,7 +11,7 @@ from benchmarks.axes.society import BLACK_LIST, cluster
 from benchmarks.figures import OURS, Figure, Plan
 from benchmarks.work import payload
 from ray_messaging import Messaging
-from ray_messaging.cluster.group import Group
+from ray_messaging.cluster.handles.group import Group
 
 ABOUT = "1 to 8 Ray tasks that send columns and fetch by Group handles; two groups"
 WORKERS = (1, 2, 4, 8)

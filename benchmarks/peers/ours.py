@@ -14,7 +14,7 @@ import ray
 
 from benchmarks.work import FEW, SUBTOPICS, Half, Send, payload
 from ray_messaging import Messager, Messaging, rules
-from ray_messaging.cluster.tuning import tune_process
+from ray_messaging.common.process_tuning import tune_process
 
 CALL_ROWS = 32_768
 

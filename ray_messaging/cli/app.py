@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ray_messaging.cli.deadletters import app as dead_letters_app
+from ray_messaging.cli.deadletters.commands import app as dead_letters_app
 from ray_messaging.cli.demo import demo
-from ray_messaging.cli.doctor import doctor
-from ray_messaging.cli.log import app as log_app
+from ray_messaging.cli.doctor.command import doctor
+from ray_messaging.cli.log.commands import app as log_app
 from ray_messaging.cli.replay import replay
 
 app = typer.Typer(

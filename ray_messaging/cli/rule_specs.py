@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ray_messaging.channels import AgentId, check_id
+from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import ConfigError, InvalidAddress, RuleError
 from ray_messaging.interception.rules import (
     AllowGraph,

@@ -10,16 +10,16 @@ import ray
 from ray.exceptions import RayError
 from ray.util.client import ray as client
 
-from ray_messaging.cluster.calls import NAMESPACE
+from ray_messaging.cluster.handles.calls import NAMESPACE
 from ray_messaging.cluster.owners import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
-from ray_messaging.health.actors import judge_actors
-from ray_messaging.health.findings import Finding, Health, critical
-from ray_messaging.health.mailboxes import judge_kept
-from ray_messaging.health.reports import SERVER_ACTOR, ActorFacts
-from ray_messaging.health.server import judge_server
-from ray_messaging.transports.redis.probe import Kept, ServerFacts, ask_server
+from ray_messaging.observability.actors import judge_actors
+from ray_messaging.observability.findings import Finding, Health, critical
+from ray_messaging.observability.mailboxes import judge_kept
+from ray_messaging.observability.reports import SERVER_ACTOR, ActorFacts
+from ray_messaging.observability.server import judge_server
+from ray_messaging.transports.redis.server_probe import Kept, ServerFacts, ask_server
 
 logger = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ray_messaging.cluster.actors import InterceptorActor
-from ray_messaging.cluster.calls import NAMESPACE, result, wait_dead
+from ray_messaging.cluster.actors.server_actor import ServerActor
+from ray_messaging.cluster.actors.shells import InterceptorActor
+from ray_messaging.cluster.handles.calls import NAMESPACE, result, wait_dead
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.server_actor import ServerActor
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, RuleError
-from ray_messaging.interception.rule_set import RuleSet
 from ray_messaging.interception.rules import Rule
+from ray_messaging.interception.server.rule_set import RuleSet
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Owned:
                 options["scheduling_strategy"] = here
             # Until the log is there nothing was sent, and what was there before "reset" has deleted.
             self._untouched = spec.on_existing != "resume"
-            from ray_messaging.cluster.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
+            from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
 
             self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
             result(self.log.ready.remote(), what=f"the event log of experiment {spec.exp_id!r}")

@@ -8,12 +8,12 @@ from typing import Any, Self
 
 import ray
 
-from ray_messaging.agent_sets import column_of
-from ray_messaging.channels import AgentId, check_id, check_name, check_subtopic
-from ray_messaging.cluster.calls import NAMESPACE, result
-from ray_messaging.cluster.dead_letters import DeadLettered
-from ray_messaging.cluster.group import Group, check_agents
-from ray_messaging.cluster.group_start import Starting, end_started, start_group, wait_started
+from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
+from ray_messaging.cluster.handles.calls import NAMESPACE, result
+from ray_messaging.cluster.handles.dead_letters import DeadLetterAccess
+from ray_messaging.cluster.handles.event_log import LogAccess
+from ray_messaging.cluster.handles.group import Group, check_agents
+from ray_messaging.cluster.handles.start_groups import Starting, end_started, start_group, wait_started
 from ray_messaging.cluster.health import examine, named_actors, warn_of_losses
 from ray_messaging.cluster.lifecycle import (
     Owned,
@@ -24,21 +24,21 @@ from ray_messaging.cluster.lifecycle import (
     leave,
     runs_already,
 )
-from ray_messaging.cluster.logged import Logged
 from ray_messaging.cluster.owners import is_dead
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
-from ray_messaging.cluster.tuning import relax_process
+from ray_messaging.common.process_tuning import relax_process
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
 from ray_messaging.errors import Closed, ConfigError, Fenced, MessagingError, UnknownName, ended
-from ray_messaging.health import Health
-from ray_messaging.ids import Ids
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import GroupMessager
+from ray_messaging.model.agent_sets import column_of
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.observability import Health
 from ray_messaging.transports import redis_of
-from ray_messaging.transports.redis.probe import closed_names
+from ray_messaging.transports.redis.server_probe import closed_names
 
 
-class Messaging(Logged, DeadLettered):
+class Messaging(LogAccess, DeadLetterAccess):
     """Run one experiment's messaging on a Ray cluster; pass it to Ray tasks and actors as it is.
 
     The experiment lives as long as the process that started it, or until `shutdown`.
@@ -298,7 +298,7 @@ class Messaging(Logged, DeadLettered):
         return messager
 
 
-def _column(agents: Iterable[AgentId]) -> Ids:
+def _column(agents: Iterable[AgentId]) -> IdColumn:
     check_agents(agents)
     return column_of(agents)
 

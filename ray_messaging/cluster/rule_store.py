@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
-from ray_messaging.cluster.calls import NAMESPACE
+from ray_messaging.cluster.handles.calls import NAMESPACE
 from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.interception.interceptor import VIOLATIONS
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.state import Fields
-from ray_messaging.interception.store import Kept, ServerBehindError
-from ray_messaging.interception.verdicts import INTERCEPTOR
+from ray_messaging.interception.server.interceptor import VIOLATIONS
+from ray_messaging.interception.server.state.store import Kept, ServerBehindError
+from ray_messaging.interception.server.state.table import Fields
+from ray_messaging.interception.wire.verdicts import INTERCEPTOR
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.redis.log import other_run
 

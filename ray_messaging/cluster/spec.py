@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ray_messaging.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
+from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.config import MessagingConfig, RedisConfig
 
 logger = logging.getLogger(__name__)

@@ -6,15 +6,15 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.account import read_account
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
-from ray_messaging.eventlog.reading.fields import Fields
+from ray_messaging.eventlog.reading.filtering.fields import Fields
+from ray_messaging.eventlog.reading.filtering.scan import View
 from ray_messaging.eventlog.reading.query import answer
-from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.reading.shaping import as_id
 from ray_messaging.eventlog.reading.tail import Source, Tail
 

@@ -3,8 +3,8 @@
 import logging
 
 from ray_messaging.config import MqttConfig
-from ray_messaging.mqtt.deliveries import Deliveries, Delivery
-from ray_messaging.mqtt.messager import Messager
+from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
+from ray_messaging.mqtt.messager.messager import Messager
 
 __all__ = ["Deliveries", "Delivery", "Messager", "MqttConfig"]
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 from ray_messaging.errors import CommitFailed
-from ray_messaging.receiving.acks import Span
+from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.in_flight import InFlight
 from ray_messaging.transports.base import Conclusion, Cursor, SelectiveAcks, Transport
 from ray_messaging.transports.ranges import decode_ranges

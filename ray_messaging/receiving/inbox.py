@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from ray_messaging.batch import Batch
 from ray_messaging.messages import Slice
+from ray_messaging.model.batch import Batch
 from ray_messaging.receiving.in_flight import InFlight
 from ray_messaging.transports.base import START
 from ray_messaging.transports.ranges import order

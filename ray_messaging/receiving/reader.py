@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from ray_messaging.batch import Origin
-from ray_messaging.channels import NAME_LENGTH
+from ray_messaging.addressing.channels import NAME_LENGTH
+from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
-from ray_messaging.frames import FOREIGN_SENDER, decode
-from ray_messaging.loops import Loop, end
+from ray_messaging.model.batch import Origin
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Cursor, Transport
 from ray_messaging.transports.ranges import before
+from ray_messaging.wire.frames import FOREIGN_SENDER, decode
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,10 @@ class Reader:
         self._waits, self._turned_at = True, time.monotonic()
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
 
-    def loop(self) -> Loop:
+    def loop(self) -> TaskHealth:
         """Tell how reading is doing; while the inbox is full it waits for whoever fetches."""
         error = "" if self.error is None else str(self.error)
-        return Loop("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
+        return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
     async def close(self) -> None:
         """Stop reading."""

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Directory
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -20,19 +21,18 @@ from ray_messaging.errors import (
     TransactionError,
     TransitError,
 )
-from ray_messaging.loops import Loop, end
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
-from ray_messaging.receiving.acks import Acked, spans_of
-from ray_messaging.receiving.asking import Commit, check_commit, check_limit, left_of
+from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.commits import Commits
-from ray_messaging.receiving.foreign import Foreign
-from ray_messaging.receiving.holding import Holding
+from ray_messaging.receiving.fetch_gate import FetchGate
+from ray_messaging.receiving.fetch_options import Commit, check_commit, check_limit, left_of
+from ray_messaging.receiving.foreign_messages import ForeignMessages
 from ray_messaging.receiving.inbox import Inbox
-from ray_messaging.receiving.leases import Gone, outlast
+from ray_messaging.receiving.lease_watch import Gone, outlast
+from ray_messaging.receiving.mailbox_lease import MailboxLease
 from ray_messaging.receiving.reader import Reader
-from ray_messaging.receiving.renewal import Renewal
-from ray_messaging.receiving.wishes import Wishes, check_claims
+from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
 from ray_messaging.transports.base import Cursor, Held, Limits, Transport
 
 logger = logging.getLogger(__name__)
@@ -67,15 +67,15 @@ class Subscription:
         self._name = name
         self._settings = settings
         self._named = named
-        self._wishes = Wishes(directory.exp_id, directory.patterns)
+        self._wishes = SubscriptionSpec(directory.exp_id, directory.patterns)
         self._changing = asyncio.Lock()
         self._epoch: int | None = None
         self._reader: Reader | None = None
         self._commits: Commits | None = None
         self._fetching = asyncio.Lock()
-        self._foreign = Foreign(self.inbox, directory, name, settings.mailbox_bytes)
-        self._holding = Holding(self.inbox)
-        self._renewal = Renewal(transport, name, settings.lease_s, lambda: self._epoch, self.stop, named=named)
+        self._foreign = ForeignMessages(self.inbox, directory, name, settings.mailbox_bytes)
+        self._holding = FetchGate(self.inbox)
+        self._renewal = MailboxLease(transport, name, settings.lease_s, lambda: self._epoch, self.stop, named=named)
         self._renewing = asyncio.create_task(self._renewal.run(), name=f"ray_messaging lease of {name}")
 
     # -- listening ------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Subscription:
         async with self._changing:
             await self._listen(self._wishes.with_agents(agents, subtopics, owner), gone)
 
-    async def _listen(self, wishes: Wishes, gone: Gone | None = None) -> None:
+    async def _listen(self, wishes: SubscriptionSpec, gone: Gone | None = None) -> None:
         settings = self._settings
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
         record, over = wishes.record(self._name, settings), ""
@@ -277,7 +277,7 @@ class Subscription:
 
     # -- transactions ---------------------------------------------------------------------------------------------
 
-    async def hold(self) -> Holding:
+    async def hold(self) -> FetchGate:
         """Give the mailbox to a transaction, and commit what was fetched before."""
         _, commits = self._ready()
         await self._holding.free()
@@ -356,7 +356,7 @@ class Subscription:
         else:
             await self._transport.remove(self._name, epoch)
 
-    def loops(self) -> list[Loop]:
+    def loops(self) -> list[TaskHealth]:
         """Tell how reading, and renewing the lease, are doing."""
         lease = self._renewal.loop(self._renewing)
         return [lease] if self._reader is None else [self._reader.loop(), lease]

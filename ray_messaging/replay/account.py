@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.replay.checker import Tally
 from ray_messaging.replay.plan import Plan, Share

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.cluster.tuning import tune_process
+from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.messager import Messager
 from ray_messaging.replay.checker import Tally
 from ray_messaging.replay.plan import Reference, Share

@@ -9,8 +9,8 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ray_messaging.channels import AgentId
-from ray_messaging.cluster.calls import translated
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.cluster.handles.calls import translated
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.replay.account import Account, draw_up, fate_codes, percentiles

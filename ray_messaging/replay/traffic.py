@@ -7,8 +7,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId
-from ray_messaging.replay.trace import Trace
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.replay.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

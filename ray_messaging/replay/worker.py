@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
 from ray_messaging.replay.checker import Checker, Tally

@@ -63,7 +63,7 @@ def _redis_config(server: BaseModel) -> RedisConfig:
 def open_mqtt(server: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None) -> Transport:
     """Make the transport for an MQTT broker; `log` is told what the event log should know. Raises ConfigError."""
     try:
-        from ray_messaging.transports.mqtt.transport import MqttTransport  # noqa: PLC0415 - an extra
+        from ray_messaging.mqtt.transport import MqttTransport  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"MQTT needs the extra: pip install 'ray-messaging[mqtt]' (there is no module {error.name!r})"

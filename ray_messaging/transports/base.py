@@ -10,10 +10,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ray_messaging.batch import Batch
-from ray_messaging.directory import Record
+from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.patterns import Patterns
 from ray_messaging.errors import Closed, Fenced
-from ray_messaging.patterns import Patterns
+from ray_messaging.model.batch import Batch
 
 
 class FrameFate(IntEnum):
@@ -66,7 +66,7 @@ LOG = ":log"  # the log stream's name among the mailboxes; no mailbox of a user'
 LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
 
 
-class Noted(NamedTuple):
+class LoggedFrame(NamedTuple):
     """What the event log is told in the same call: a frame and a note on it (see `notes`)."""
 
     frame: bytes
@@ -74,7 +74,7 @@ class Noted(NamedTuple):
     rows: int
 
 
-class Shipment(msgspec.Struct):
+class FrameWrite(msgspec.Struct):
     """One frame for one mailbox, or publications for channels that nobody's mailbox owns (mailbox "").
 
     `noted` goes to the log stream if, and when, the rest is written; it is all there is where the mailbox is LOG. While
@@ -87,7 +87,7 @@ class Shipment(msgspec.Struct):
     rows: int
     frame: bytes = b""
     publish: Sequence[Published] = ()
-    noted: Noted | None = None
+    noted: LoggedFrame | None = None
     batch: Batch | None = None
 
 
@@ -144,7 +144,7 @@ class SendRequest(msgspec.Struct):
     epoch: int
     directory_version: int
     interceptor_epoch: int  # or the number of standing verdicts; -1: a user's own interceptor gave them; -2: nobody did
-    shipments: Sequence[Shipment]
+    shipments: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.directory import Record
+from ray_messaging.addressing.directory import Record
 from ray_messaging.transports.ranges import decode_rows
 
 DEAD_BYTES = 256 * 2**20  # are kept, unless a limit is given

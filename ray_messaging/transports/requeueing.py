@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.batch import Batch
-from ray_messaging.directory import Directory, Record
+from ray_messaging.addressing.directory import Directory, Record
+from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import decode, encode
-from ray_messaging.patterns import GLOBS, Patterns
+from ray_messaging.model.batch import Batch
 from ray_messaging.transports.dead_letters import DeadFrame, DeadStore, Listeners, Requeued, Returned, unhandled
+from ray_messaging.wire.frames import decode, encode
 
 _DIGITS = 20  # of an entry's id, which is of 64 bits
 _ATTEMPTS = 8  # while the directory changes under our hands

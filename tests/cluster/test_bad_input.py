@@ -7,8 +7,8 @@ import pytest
 import ray
 
 from ray_messaging import Messaging, MessagingConfig, MqttConfig, Outgoing, rules
-from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.cluster.server_keeper import ServerKeeper
+from ray_messaging.embedded.keeper import ServerKeeper
+from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import (
     AlreadyExists,
     ConfigError,

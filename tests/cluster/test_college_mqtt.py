@@ -12,7 +12,7 @@ from test_college_replay import check_log
 
 from ray_messaging import Messaging, Outgoing, mqtt, rules
 from ray_messaging.receipt import FATES
-from ray_messaging.replay.trace import read_trace
+from ray_messaging.replay.traces.trace import read_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 

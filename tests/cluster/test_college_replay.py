@@ -11,7 +11,7 @@ from cluster_support import PATIENCE_S, control, kill, new_handle, wait_for
 from ray_messaging import Messaging, rules
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.receipt import FATES
-from ray_messaging.replay.trace import read_trace
+from ray_messaging.replay.traces.trace import read_trace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 

@@ -12,9 +12,9 @@ import redis
 from cluster_support import PATIENCE_S, drain
 
 from ray_messaging import Messaging, MessagingConfig, Outgoing
-from ray_messaging.channels import Keys
-from ray_messaging.replay.trace import read_trace
-from ray_messaging.sending import bulk
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.replay.traces.trace import read_trace
+from ray_messaging.sending.accumulation import bulk_input as bulk
 
 pytestmark = pytest.mark.long
 

@@ -11,9 +11,9 @@ import redis
 from typer.testing import CliRunner
 
 from ray_messaging import ConfigError, Messaging, UnknownName
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
-from ray_messaging.cluster.dead_letters import DeadLetters
+from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.transports.redis.dead import RedisDead
 
 pytestmark = pytest.mark.timeout(90)

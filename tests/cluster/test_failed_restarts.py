@@ -21,8 +21,8 @@ from cluster_support import (
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 from ray_messaging import Messager, Messaging, MessagingConfig, RedisConfig, rules
-from ray_messaging.cluster.calls import NAMESPACE
-from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
+from ray_messaging.cluster.handles.calls import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.errors import ConfigError, ConnectionFailed, InterceptorUnavailable, MailboxFull, RuleError
 

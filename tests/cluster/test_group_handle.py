@@ -11,7 +11,7 @@ from cluster_support import drain, kill_and_wait, new_handle, numbered, numbers,
 from ray_messaging import Messaging, Outgoing
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, UnknownSender
-from ray_messaging.sending.bulk import columns_of, frames_of_columns
+from ray_messaging.sending.accumulation.bulk_input import columns_of, frames_of_columns
 
 LIMIT = 2**20
 

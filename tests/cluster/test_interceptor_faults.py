@@ -29,7 +29,7 @@ from cluster_support import (
 )
 
 from ray_messaging import Messaging, MessagingConfig, rules
-from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import Closed, Fenced, InterceptorUnavailable, MessagingError
 

@@ -4,8 +4,8 @@ from cluster_support import fates, kill
 
 from ray_messaging import rules
 from ray_messaging.cluster.rule_store import RuleStore
-from ray_messaging.interception.state import Changes
-from ray_messaging.interception.store import Kept
+from ray_messaging.interception.server.state.store import Kept
+from ray_messaging.interception.server.state.table import Changes
 from ray_messaging.transports.redis import RedisTransport
 
 

@@ -7,12 +7,12 @@ import pytest
 import redis
 
 from ray_messaging import MessagingConfig
-from ray_messaging.channels import Keys
-from ray_messaging.cluster.log_host import LogHost
-from ray_messaging.cluster.remote_log import Seen
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.cluster.actors.log_host import LogHost
+from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
+from ray_messaging.interception.server.interceptor import Interceptor
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import ray
 
 from ray_messaging import Messager, Messaging, rules
 from ray_messaging.errors import ConfigError
-from ray_messaging.health import mailboxes
+from ray_messaging.observability import mailboxes
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

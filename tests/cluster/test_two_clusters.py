@@ -4,7 +4,7 @@ import pytest
 from other_cluster import OtherCluster, Told, texts_of
 
 from ray_messaging import EventLog
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 

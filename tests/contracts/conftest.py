@@ -6,9 +6,9 @@ import pytest
 from contract_support import MqttStore, store_of
 
 from ray_messaging.errors import ConnectionFailed
+from ray_messaging.mqtt.directory.presence import end_session
+from ray_messaging.mqtt.transport import MqttTransport
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.mqtt.presence import end_session
-from ray_messaging.transports.mqtt.transport import MqttTransport
 
 
 def pytest_configure(config):

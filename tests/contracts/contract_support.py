@@ -9,12 +9,12 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import MqttConfig
 from ray_messaging.interception.rules import ALLOW, Rule
+from ray_messaging.mqtt.wire.signals import Data, decode_card, encode_data
+from ray_messaging.mqtt.wire.topics import Topics, channel_of_topic, topic_of_channel
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.mqtt.topics import Topics, channel_of_topic, topic_of_channel
-from ray_messaging.transports.mqtt.wire import Data, decode_card, encode_data
 
 WAIT_S = 10.0
 

@@ -3,11 +3,11 @@
 import asyncio
 import inspect
 
-from ray_messaging.channels import Keys
-from ray_messaging.interception.interceptor import Interceptor
-from ray_messaging.interception.lane import LaneServer
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
 
 

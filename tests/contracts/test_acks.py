@@ -6,14 +6,14 @@ import pytest
 from contract_support import WAIT_S, fetch_all, vanish
 
 from ray_messaging import CommitFailed, ConfigError, Fenced, Outgoing
-from ray_messaging.health.mailboxes import judge_kept
+from ray_messaging.observability.mailboxes import judge_kept
 from ray_messaging.receiving import commits as module
 from ray_messaging.transports.base import AckRange, Cursor, Limits, SelectiveAcks
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.memory.dead import MemoryDead
 from ray_messaging.transports.ranges import encode_ranges
 from ray_messaging.transports.redis.dead import RedisDead
-from ray_messaging.transports.redis.probe import ask_server
+from ray_messaging.transports.redis.server_probe import ask_server
 from ray_messaging.transports.requeueing import Requeueing
 
 only_mqtt = pytest.mark.parametrize("server", ["mqtt"], indirect=True)

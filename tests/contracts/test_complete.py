@@ -7,7 +7,7 @@ import pytest
 from contract_support import WAIT_S, fetch_all, take_in
 
 from ray_messaging import ConfigError, FetchTooLarge, Outgoing
-from ray_messaging.transports.base import FrameFate, SendRequest, Shipment
+from ray_messaging.transports.base import FrameFate, FrameWrite, SendRequest
 
 beyond_mqtt = pytest.mark.beyond_mqtt("complete")
 
@@ -146,7 +146,7 @@ async def test_what_cannot_be_read_does_not_hold_a_complete_fetch_up(messagers):
     transport = sender.engine.transport
     epoch = (await transport.take_sender_epoch("newer", keep_s=60)).epoch
     version = (await transport.load_directory(-1)).version
-    shipment = Shipment("group", 1, 1, b"of a version that is yet to come")
+    shipment = FrameWrite("group", 1, 1, b"of a version that is yet to come")
     assert (await transport.send(SendRequest("newer", epoch, version, -1, [shipment]))).fates == [FrameFate.WRITTEN]
     assert numbers(await receiver.fetch_messages(complete=True)) == [1]
     assert len(await receiver.fetch_messages(complete=True)) == 0

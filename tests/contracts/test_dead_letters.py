@@ -9,14 +9,14 @@ from contract_support import WAIT_S, fetch_all, take_in, until, vanish
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.frames import decode
 from ray_messaging.transports import open_transport
-from ray_messaging.transports.base import LOG, Noted, SendRequest, Shipment
+from ray_messaging.transports.base import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.transports.dead_letters import HEAD_BYTES, LETTER_BYTES, WHOLE_BYTES, Requeued, Returned, kept_of
 from ray_messaging.transports.memory.dead import MemoryDead
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis.dead import RedisDead
 from ray_messaging.transports.requeueing import Requeueing
+from ray_messaging.wire.frames import decode
 
 pytestmark = pytest.mark.beyond_mqtt("dead-letters")
 
@@ -119,8 +119,8 @@ async def test_a_note_that_the_log_cannot_read_dies_and_the_log_goes_on(
     await writer.start()
     state = await transport.take_sender_epoch("hand", keep_s=60)
     version = (await transport.load_directory(-1)).version
-    noted = Noted(GARBAGE, b"no note", 1)
-    await transport.send(SendRequest("hand", state.epoch, version, -1, [Shipment(LOG, 1, 1, noted=noted)]))
+    noted = LoggedFrame(GARBAGE, b"no note", 1)
+    await transport.send(SendRequest("hand", state.epoch, version, -1, [FrameWrite(LOG, 1, 1, noted=noted)]))
     receiver = await messagers(name="group", host=[1])
     await send(sender, 1)
     async with asyncio.timeout(WAIT_S):

@@ -10,15 +10,15 @@ from contract_support import WAIT_S, fetch_all, take_in, until
 from interceptor_support import Held
 
 from ray_messaging import Closed, InterceptorUnavailable, MailboxFull, Outgoing
-from ray_messaging.frames import decode, encode
-from ray_messaging.interception import deferral
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite
-from ray_messaging.notes import decode_note
+from ray_messaging.interception.server.deferred import deferral
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending import deferred
-from ray_messaging.sending.bulk import columns_of, frames_of_columns
+from ray_messaging.sending.accumulation.bulk_input import columns_of, frames_of_columns
+from ray_messaging.sending.delivery import deferred_rows as deferred
 from ray_messaging.transports.base import LOG_STREAM, Limits
+from ray_messaging.wire.frames import decode, encode
+from ray_messaging.wire.log_notes import decode_log_note
 
 
 def known(message):
@@ -446,7 +446,7 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
             marked += [] if batch.noted is None else [batch.message_id(row) for row in batch.noted.tolist()]
         elif item.note is not None:
             batch = decode(item.frame)
-            note = decode_note(item.note, len(batch))
+            note = decode_log_note(item.note, len(batch))
             before = {row: said.line for said in note.before for row in np.frombuffer(said.rows, "<u4").tolist()}
             for row in range(len(batch)):
                 told = note.mailbox, batch.message_id(row), batch.lines.row(row), before.get(row), batch.labels_of(row)

@@ -7,7 +7,7 @@ from contract_support import client_of, fetch_all, until
 
 from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge
 from ray_messaging.errors import TransitError
-from ray_messaging.sending.joined import joined as _joined
+from ray_messaging.sending.accumulation.joined_receipts import joined as _joined
 
 
 @pytest.fixture

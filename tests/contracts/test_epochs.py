@@ -6,10 +6,11 @@ from servers import RedisProcess
 from standing_support import Actor, Throne
 
 from ray_messaging import InterceptorUnavailable
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import Fenced
-from ray_messaging.interception import granted, standing
+from ray_messaging.interception.client import delegated_rules as granted
 from ray_messaging.interception.rules import BlackList, MaxLength
+from ray_messaging.interception.server import rule_delegation as standing
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.epochs import new_epoch, successor_of
 from ray_messaging.transports.log_store import LogMark

@@ -10,10 +10,10 @@ import pytest
 from contract_support import Only, allow, fetch_all, take_in, until
 
 from ray_messaging import Outgoing
-from ray_messaging.channels import parse_channel
-from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.sending.bulk import entries_of, frames_of_entries
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.sending.accumulation.bulk_input import entries_of, frames_of_entries
 
 
 class Gated:

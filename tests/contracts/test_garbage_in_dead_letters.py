@@ -5,12 +5,12 @@ import redis.asyncio as redis
 from contract_support import take_in
 from typer.testing import CliRunner
 
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
-from ray_messaging.cluster.dead_letters import DeadLetters
-from ray_messaging.health.mailboxes import judge_kept
+from ray_messaging.cluster.handles.dead_letters import DeadLetters
+from ray_messaging.observability.mailboxes import judge_kept
 from ray_messaging.transports.dead_letters import LETTER_BYTES
-from ray_messaging.transports.redis.probe import ask_server
+from ray_messaging.transports.redis.server_probe import ask_server
 
 NO_COUNTS = ["-1", "-9223372036854775808", "1.5", "1e3", "x", "", "\xff", "9" * 400, "nan", "inf"]
 ODD_LETTERS = {

@@ -9,9 +9,9 @@ from faults.proxy import Proxy
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging import Fenced
-from ray_messaging.directory import Record
+from ray_messaging.addressing.directory import Record
 from ray_messaging.transports.base import Cursor, Limits
-from ray_messaging.transports.redis.wire import Wire
+from ray_messaging.transports.redis.connection.protocol import Wire
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 from contract_support import Only, Whole, allow, fetch_all, until
 
 from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
-from ray_messaging.frames import decode
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite
-from ray_messaging.notes import decode_note
-from ray_messaging.sending import cutter
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.sending.delivery import frame_router as cutter
 from ray_messaging.transports.base import LOG_STREAM, Limits
+from ray_messaging.wire.frames import decode
+from ray_messaging.wire.log_notes import decode_log_note
 
 
 async def send(sender, pairs, **payload):
@@ -392,7 +392,7 @@ async def test_a_rewritten_broadcast_is_still_shared(messagers):
     items = [item for item in await transport.read_log(dict.fromkeys(streams, "0-0"), 100, 0.1) if item.frame]
     assert len(items) == 5  # two of the first message
     assert max(len(item.frame) + len(item.note or b"") for item in items) < 3 * len(text)
-    for note in [decode_note(item.note, 100) for item in items[-3:] if item.note]:
+    for note in [decode_log_note(item.note, 100) for item in items[-3:] if item.note]:
         [said] = note.before
         assert (len(said.rows), text.encode() in said.line) == (400, True)
     await transport.close_log(epoch)

@@ -4,9 +4,9 @@ import pytest
 from contract_support import WAIT_S, fetch_all, vanish
 
 from ray_messaging import CommitFailed, Outgoing
-from ray_messaging.receiving.acks import by_loan, spans_of
-from ray_messaging.receiving.asking import Asking
-from ray_messaging.receiving.lending import Lending
+from ray_messaging.receiving.ack_ranges import by_loan, spans_of
+from ray_messaging.receiving.delivery_leases import DeliveryLeases
+from ray_messaging.receiving.fetch_options import FetchOptions
 
 pytestmark = pytest.mark.beyond_mqtt("acks")
 
@@ -26,7 +26,7 @@ async def pair(messagers):
 
 
 def lending_of(messager, lease_s):
-    return Lending(messager.exp_id, messager.subscription, lease_s)
+    return DeliveryLeases(messager.exp_id, messager.subscription, lease_s)
 
 
 async def waiting(messager):
@@ -80,11 +80,11 @@ async def test_a_holder_that_missed_an_answer_gets_it_again_beside_what_it_holds
     sender, receiver = pair
     await send(sender, *range(6))
     lending = lending_of(receiver, 60.0)
-    _, held = await lending.fetch("one", None, 2, WAIT_S, Asking("acked", number=1, received=0))
-    token, lost = await lending.fetch("one", None, 2, WAIT_S, Asking("acked", number=2, received=1))
-    again, same = await lending.fetch("one", None, 2, WAIT_S, Asking("acked", number=2, received=1))
+    _, held = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=1, received=0))
+    token, lost = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
+    again, same = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
     assert (token, numbers(lost)) == (again, numbers(same))
-    _, rest = await lending.fetch("one", None, None, WAIT_S, Asking("acked", number=3, received=2))
+    _, rest = await lending.fetch("one", None, None, WAIT_S, FetchOptions("acked", number=3, received=2))
     assert [numbers(each) for each in (held, same, rest)] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -94,7 +94,9 @@ async def test_rows_of_several_loans_are_returned_in_one_write(pair, messagers):
     lending = lending_of(receiver, 60.0)
     spans = []
     for number in (1, 2):
-        token, found = await lending.fetch("one", None, 3, WAIT_S, Asking("acked", number=number, received=number - 1))
+        token, found = await lending.fetch(
+            "one", None, 3, WAIT_S, FetchOptions("acked", number=number, received=number - 1)
+        )
         spans += [span._replace(loan=token) for span in spans_of(found[1:], "group")]
     over, failed = await lending.give_back_some(by_loan(spans))
     assert (over, failed) == ([], None)
@@ -108,7 +110,7 @@ async def test_what_foreign_clients_published_goes_out_once_to_who_acknowledges(
     _, receiver = pair
     lending = lending_of(receiver, 0.0)
     await store.publish(receiver.get_user_chat_channel(1), b'{"n":7}')
-    _, messages = await lending.fetch("one", None, None, WAIT_S, Asking("acked", number=1))
+    _, messages = await lending.fetch("one", None, None, WAIT_S, FetchOptions("acked", number=1))
     assert numbers(messages) == [7]
     assert lending.lent == 0
     assert (await lending.fetch("two", None, None, 0.0))[0] is None

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from contract_support import WAIT_S, client_of, until
 
+from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Record
 from ray_messaging.errors import Fenced, MailboxFull
 from ray_messaging.transports import open_transport
 from ray_messaging.transports.base import (
@@ -15,12 +15,12 @@ from ray_messaging.transports.base import (
     LOG_STREAM,
     Cursor,
     FrameFate,
+    FrameWrite,
     Limits,
-    Noted,
+    LoggedFrame,
     Published,
     SendRequest,
     SendStatus,
-    Shipment,
 )
 from ray_messaging.transports.log_store import LogMark
 
@@ -48,8 +48,8 @@ class Post:
 
     def part(self, mailbox, frame=b"", rows=1, note=None, publish=(), noted_rows=1):
         self.seqs[mailbox] = self.seqs.get(mailbox, 0) + 1
-        noted = None if note is None else Noted(b"of " + note, note, noted_rows)
-        return Shipment(mailbox, self.seqs[mailbox], rows, frame, publish, noted)
+        noted = None if note is None else LoggedFrame(b"of " + note, note, noted_rows)
+        return FrameWrite(mailbox, self.seqs[mailbox], rows, frame, publish, noted)
 
     async def ask(self, *shipments):
         reply = await self.transport.send(await self.request(*shipments))

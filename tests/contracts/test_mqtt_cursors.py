@@ -6,13 +6,13 @@ import time
 import pytest
 from contract_support import MqttStore, fetch_all, until
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import ConnectionFailed, Fenced
-from ray_messaging.frames import encode
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
-from ray_messaging.transports.mqtt import cursors
-from ray_messaging.transports.mqtt.wire import Data, decode_places, encode_data
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.mqtt.receiving import cursors
+from ray_messaging.mqtt.wire.signals import Data, decode_places, encode_data
+from ray_messaging.wire.frames import encode
 
 PACKET = 4000  # bytes; our pages are smaller by what comes round them
 MANY = 160  # senders; one page of that size takes the places of about 70
@@ -42,10 +42,10 @@ class Crowd:
             sender=f"crowd-{number}",
             epoch=7,
             first=seq,
-            from_ids=Ids.of([7]),
-            to_ids=Ids.of([1]),
+            from_ids=IdColumn.of([7]),
+            to_ids=IdColumn.of([1]),
             topics=("agent-chat",),
-            lines=Lines.of([b'{"n":%d}' % number]),
+            lines=PayloadColumn.of([b'{"n":%d}' % number]),
         )
         data = Data(batch.sender, 7, seq, 1, seq - 1, encode(batch))
         await self.store.publisher.publish(self.store.topics.mailbox("group"), encode_data(data), qos=1)

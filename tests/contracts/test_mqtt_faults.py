@@ -8,7 +8,8 @@ from contract_support import MqttStore, fetch_all, take_in, until
 
 from ray_messaging import AlreadyExists, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge, ServerRefused
 from ray_messaging.errors import ConnectionFailed
-from ray_messaging.transports.mqtt import presence, transport
+from ray_messaging.mqtt import transport
+from ray_messaging.mqtt.directory import presence
 
 pytestmark = pytest.mark.long
 

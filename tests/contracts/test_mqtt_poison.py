@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from contract_support import MqttStore, fetch_all
 
-from ray_messaging.directory import Record, encode_record
-from ray_messaging.transports.mqtt.wire import Card, encode_card
+from ray_messaging.addressing.directory import Record, encode_record
+from ray_messaging.mqtt.wire.signals import Card, encode_card
 
 DAY_US = 86_400 * 10**6
 

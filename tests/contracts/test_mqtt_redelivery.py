@@ -7,12 +7,13 @@ import pytest
 from contract_support import MqttStore, fetch_all, take_in, until, vanish
 
 from ray_messaging.errors import ConnectionFailed
+from ray_messaging.mqtt.connection import connection
+from ray_messaging.mqtt.connection.packets import Arrival
+from ray_messaging.mqtt.directory.control import Control
+from ray_messaging.mqtt.receiving import listener, mailbox
+from ray_messaging.mqtt.receiving.foreign import Foreign
+from ray_messaging.mqtt.wire.signals import Data, encode_data
 from ray_messaging.receiving import subscription
-from ray_messaging.transports.mqtt import connection, listener, mailbox
-from ray_messaging.transports.mqtt.control import Control
-from ray_messaging.transports.mqtt.foreign import Foreign
-from ray_messaging.transports.mqtt.packets import Arrival
-from ray_messaging.transports.mqtt.wire import Data, encode_data
 
 LIMIT = 1_000_000
 

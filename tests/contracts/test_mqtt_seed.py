@@ -29,8 +29,8 @@ from ray_messaging import (
     PayloadTooLarge,
     ServerRefused,
 )
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.mqtt import Deliveries, Delivery, Messager, MqttConfig, logger
 
 
@@ -261,7 +261,7 @@ async def test_connect_to_nobody_says_where(mosquitto_config):
 
 
 async def test_connect_without_the_extra_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray_messaging.transports.mqtt.transport", None)
+    monkeypatch.setitem(sys.modules, "ray_messaging.mqtt.transport", None)
     with pytest.raises(ConfigError, match=r"ray-messaging\[mqtt\]"):
         await Messager("broker").connect()
 
@@ -813,7 +813,7 @@ async def test_the_level_of_the_modules_logger_counts_for_all_of_ours(open_one, 
     messager = await open_one()
     with caplog.at_level(logging.ERROR, logger=logger.name):
         await messager.fetch_messages()
-        logging.getLogger("ray_messaging.transports.mqtt.connection").warning("cut")
+        logging.getLogger("ray_messaging.mqtt.connection.connection").warning("cut")
     assert caplog.records == []
 
 

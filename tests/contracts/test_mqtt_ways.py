@@ -8,10 +8,13 @@ from contract_support import MqttStore, fetch_all, until
 
 from ray_messaging import MailboxFull, OutcomeUnknown, PayloadTooLarge
 from ray_messaging.errors import ConnectionFailed
+from ray_messaging.mqtt import transport
+from ray_messaging.mqtt.connection import connection
+from ray_messaging.mqtt.directory.control import Control
+from ray_messaging.mqtt.receiving import mailbox
+from ray_messaging.mqtt.sending import mailbox_sender as way
+from ray_messaging.mqtt.wire.signals import Signal, SignalKind, decode_card, decode_data, encode_signal
 from ray_messaging.receiving import subscription
-from ray_messaging.transports.mqtt import connection, mailbox, transport, way
-from ray_messaging.transports.mqtt.control import Control
-from ray_messaging.transports.mqtt.wire import Signal, SignalKind, decode_card, decode_data, encode_signal
 
 SOON_S = 5  # where something hung, it did for longer
 

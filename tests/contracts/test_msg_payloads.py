@@ -8,8 +8,8 @@ import pytest
 from contract_support import Only, fetch_all
 
 from ray_messaging import InvalidColumns, InvalidMsg, InvalidPayload, Msg, Outgoing
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Pattern, block, rewrite
+from ray_messaging.interception.server.interceptor import Interceptor
 
 
 def said(content="B", role="user", **fields):

@@ -18,10 +18,10 @@ from ray_messaging import (
     Outgoing,
     PayloadTooLarge,
 )
-from ray_messaging.batch import Batch
-from ray_messaging.frames import encode
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire.frames import encode
 
 
 def numbers(messages):
@@ -577,10 +577,10 @@ def frame(rows=1, *, lines=True, ids=None):
             sender="hand",
             epoch=1,
             first=0,
-            from_ids=Ids.of([7] * rows),
-            to_ids=ids or Ids.of([1] * rows),
+            from_ids=IdColumn.of([7] * rows),
+            to_ids=ids or IdColumn.of([1] * rows),
             topics=("agent-chat",),
-            lines=Lines.of([b'{"n":5}'] * rows) if lines else None,
+            lines=PayloadColumn.of([b'{"n":5}'] * rows) if lines else None,
         )
     )
 

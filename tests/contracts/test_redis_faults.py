@@ -19,12 +19,12 @@ from ray_messaging import (
     Outgoing,
     RedisConfig,
 )
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ServerRefused, TransitError
 from ray_messaging.messager import Messager
 from ray_messaging.transports.base import FrameFate
-from ray_messaging.transports.redis.wire import reply_error
+from ray_messaging.transports.redis.connection.protocol import reply_error
 
 FENCED = b"*1\r\n:3\r\n"  # what the send script answers to a sender that has a higher epoch
 
@@ -243,7 +243,7 @@ async def test_a_server_that_is_gone_and_comes_back(redis_process, opener):
 async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_send(
     server, proxy, opener, store, monkeypatch
 ):
-    monkeypatch.setattr("ray_messaging.sending.shipper._FENCE_PAUSE_S", 0.02)
+    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender._FENCE_PAUSE_S", 0.02)
     receiver = await opener(server, name="group", host=[1])
     sender = await opener(proxy.config, send_timeout_s=0.5)
     channel = sender.get_agent_chat_channel(1)
@@ -265,7 +265,7 @@ async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_s
 
 
 async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, opener, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.sending.shipper._FENCE_PAUSE_S", 0.02)
+    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender._FENCE_PAUSE_S", 0.02)
     receiver = await opener(redis_process.config, name="group", host=[1])
     sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
     store = store_of(redis_process.config, exp_id)
@@ -356,7 +356,7 @@ async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkey
             told["wire"].set()
         return reply_error(text)
 
-    monkeypatch.setattr("ray_messaging.transports.redis.wire.reply_error", seen)
+    monkeypatch.setattr("ray_messaging.transports.redis.connection.protocol.reply_error", seen)
     sender, receiver = await opener(server), await opener(server, host=[1])
     channel, link = sender.get_agent_chat_channel(1), receiver.engine.transport.link
     translated = link.translated
@@ -483,7 +483,7 @@ async def impostor():
 
 
 async def test_a_black_hole(impostor, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.link.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("ray_messaging.transports.redis.connection.link.CONNECT_TIMEOUT_S", 0.2)
     error = await refused(await impostor(lambda _: None), exp_id, ConnectionFailed, within=3)
     assert "time" in str(error)
 

@@ -10,14 +10,14 @@ from contextlib import ExitStack
 import pytest
 
 from ray_messaging import Outgoing, RedisConfig
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, ServerRefused
-from ray_messaging.health.mailboxes import judge_kept
-from ray_messaging.health.server import judge_server
 from ray_messaging.messager import Messager
-from ray_messaging.transports.redis import probe
-from ray_messaging.transports.redis.probe import ask_server, client_of
+from ray_messaging.observability.mailboxes import judge_kept
+from ray_messaging.observability.server import judge_server
+from ray_messaging.transports.redis import server_probe as probe
+from ray_messaging.transports.redis.server_probe import ask_server, client_of
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ from contract_support import WAIT_S, fetch_all, until
 from standing_support import Actor, Throne
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
-from ray_messaging.channels import Keys
-from ray_messaging.interception import granted, standing
-from ray_messaging.interception.grants import Standing, decode_grant, encode_standing
-from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.interception.client import delegated_rules as granted
 from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
+from ray_messaging.interception.server import rule_delegation as standing
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.wire.rule_snapshot import SnapshotState, decode_grant, encode_standing
 from ray_messaging.transports.memory import MemoryServer
 
 
@@ -161,7 +162,9 @@ async def test_a_grant_under_way_does_not_hide_a_change(actor, throne, messagers
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     throne.failure = ConnectionFailed("away", host="h", port=1)
-    asked = actor.interceptor.stand(encode_standing(Standing(0)))  # another messager's, which is answered in a moment
+    asked = actor.interceptor.stand(
+        encode_standing(SnapshotState(0))
+    )  # another messager's, which is answered in a moment
     change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
     if first == "end":
         await asyncio.sleep(0)

@@ -23,14 +23,14 @@ from ray_messaging import (
     PayloadTooLarge,
     TransactionError,
 )
-from ray_messaging.frames import decode
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList, rewrite
-from ray_messaging.notes import decode_note
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending import transacting
+from ray_messaging.sending.delivery import transactions as transacting
 from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
+from ray_messaging.wire.frames import decode
+from ray_messaging.wire.log_notes import decode_log_note
 
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
@@ -453,7 +453,7 @@ async def test_the_log_has_it_once(messagers, shop, store):
     with pytest.raises(TransactionError):
         tx.receipts  # noqa: B018 - raises
     notes = [item for item in await transport.read_log({LOG_STREAM: "0-0"}, 100, 0.01) if item.note is not None]
-    told = [(decode_note(item.note, len(decode(item.frame))).fate, item.takers) for item in notes]
+    told = [(decode_log_note(item.note, len(decode(item.frame))).fate, item.takers) for item in notes]
     assert sorted(told) == [(DELIVERED, None), (PUBLISHED, [0, 0]), (BLOCKED, None)]
     assert numbers(await fetch_all(shop, 1)) == ["even"]
     assert len(await store.entries(full.name)) == 1

@@ -6,7 +6,7 @@ import pytest
 from contract_support import client_of, fetch_all, until
 
 from ray_messaging import Messager
-from ray_messaging.channels import Keys, all_agents
+from ray_messaging.addressing.channels import Keys, all_agents
 
 MANY = range(10_001)  # with three subtopics above what is subscribed to one by one
 TOPICS = ("agent-chat", "user-chat", "user-survey")

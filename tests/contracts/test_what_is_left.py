@@ -7,8 +7,8 @@ import pytest
 from contract_support import fetch_all
 
 from ray_messaging import engine
-from ray_messaging.receiving.renewal import KEEP_S
-from ray_messaging.sending import shipper
+from ray_messaging.receiving.mailbox_lease import KEEP_S
+from ray_messaging.sending.delivery import frame_sender as shipper
 
 pytestmark = pytest.mark.beyond_mqtt("what a sender leaves")
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from contract_support import WAIT_S, fetch_all, until
 
-from ray_messaging.receiving.lending import Lending
-from ray_messaging.transports.base import Cursor, FrameFate, SendRequest, Shipment
+from ray_messaging.receiving.delivery_leases import DeliveryLeases
+from ray_messaging.transports.base import Cursor, FrameFate, FrameWrite, SendRequest
 
 pytestmark = pytest.mark.beyond_mqtt("dead-letters")
 
@@ -27,7 +27,7 @@ class Newer:
     async def send(self, mailbox, rows=1, frame=GARBAGE):
         """Return the frame's fate."""
         version = (await self.transport.load_directory(-1)).version
-        shipment = Shipment(mailbox, self.seq + 1, rows, frame)
+        shipment = FrameWrite(mailbox, self.seq + 1, rows, frame)
         reply = await self.transport.send(SendRequest("newer", self.epoch, version, -1, [shipment]))
         self.seq += reply.fates == [FrameFate.WRITTEN]
         return reply.fates[0]
@@ -104,7 +104,7 @@ async def test_behind_what_a_caller_keeps_a_flood_is_one_loan(pair, messagers, s
     receiver, channel, newer = pair
     sender = await messagers()
     await sender.send_message(channel, {"n": 1})
-    lending = Lending(receiver.exp_id, receiver.engine.subscription, 60.0)
+    lending = DeliveryLeases(receiver.exp_id, receiver.engine.subscription, 60.0)
     token, [message] = await lending.fetch("kept", None, None, WAIT_S)
     assert message.payload == {"n": 1}
     for n in range(9):

@@ -7,11 +7,11 @@ import msgspec
 
 from faults.case import Case, weaker
 from faults.stage import Stage, until
-from ray_messaging.batch import Batch
-from ray_messaging.channels import Keys
-from ray_messaging.frames import FRAME_LIMIT, MAGIC, VERSION, encode
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire.frames import FRAME_LIMIT, MAGIC, VERSION, encode
 
 
 def valid(n=0):
@@ -20,10 +20,10 @@ def valid(n=0):
         sender="hand",
         epoch=1,
         first=n,
-        from_ids=Ids.of([1]),
-        to_ids=Ids.of([0]),
+        from_ids=IdColumn.of([1]),
+        to_ids=IdColumn.of([0]),
         topics=("agent-chat",),
-        lines=Lines.of([b'{"hand":1}'], raw=True),
+        lines=PayloadColumn.of([b'{"hand":1}'], raw=True),
     )
     return encode(batch)
 

@@ -15,10 +15,10 @@ from ray_messaging import (
     OutcomeUnknown,
     Outgoing,
 )
-from ray_messaging.frames import decode
 from ray_messaging.transports import open_transport
 from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.transports.log_store import LogMark
+from ray_messaging.wire.frames import decode
 
 NAMES = {"a": 1, "b": 2, "c": 3}
 NOBODY = 98

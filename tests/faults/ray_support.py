@@ -14,10 +14,10 @@ import ray
 from cluster_support import PATIENCE_S, alive, pid_of, states, wait_for
 
 from ray_messaging import Group, Messaging, MessagingConfig
-from ray_messaging.cluster.calls import NAMESPACE
-from ray_messaging.cluster.group_actor import GroupActor
-from ray_messaging.cluster.group_host import GroupHost
-from ray_messaging.cluster.interceptor_host import InterceptorHost
+from ray_messaging.cluster.actors.group_actor import GroupActor
+from ray_messaging.cluster.actors.group_host import GroupHost
+from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
+from ray_messaging.cluster.handles.calls import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import AlreadyExists
 

@@ -11,7 +11,7 @@ from servers import HOST
 from faults import injector
 from faults.case import Case, weaker
 from faults.stage import Stage, until
-from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError
 
 

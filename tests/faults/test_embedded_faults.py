@@ -13,7 +13,7 @@ from cluster_support import alive, wait_for
 
 from faults.embedded_cases import CASES, guard_of, stats_of
 from ray_messaging import Messaging
-from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.usefixtures("ray_cluster")]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from faults.model import Model, compare
-from ray_messaging.sending import shipper
+from ray_messaging.sending.delivery import frame_sender as shipper
 from ray_messaging.transports.memory import MemoryServer
 
 pytestmark = pytest.mark.faults

@@ -15,14 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from faults.ledger import Inbox, Ledger, fates_after
-from ray_messaging import Messager, Outgoing, RedisConfig, frames
+from ray_messaging import Messager, Outgoing, RedisConfig
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, OutcomeUnknown
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports import open_transport
+from ray_messaging.wire import frames
 
 PASSING = (ConnectionFailed, MailboxFull, OutcomeUnknown)  # a sender goes on after these, a receiver after the first
 PAUSE_S = 0.02  # after an error, so that a ledger does not fill with refusals

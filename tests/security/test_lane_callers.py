@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from ray_messaging.interception import lane as lane_module
-from ray_messaging.interception.lane import LaneServer
-from ray_messaging.interception.lane_client import LaneClient
+from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.server import lane_server as lane_module
+from ray_messaging.interception.server.lane_server import LaneServer
 
 WAIT_S = 20
 LARGE = b"x" * 2**18
@@ -155,8 +155,8 @@ async def test_strangers_keep_nobody_out(lane, monkeypatch):
 FLOODED = """
 import asyncio, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from ray_messaging.interception.lane import LaneServer
-from ray_messaging.interception.lane_client import LaneClient
+from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.client.lane_client import LaneClient
 
 async def main():
     lane = LaneServer(lambda request, *, patient: b"answer")
@@ -202,8 +202,8 @@ async def test_more_connections_than_descriptors(loop):
 
 SLOW_READER = """
 import asyncio, uvloop
-from ray_messaging.interception.lane import LaneServer
-from ray_messaging.interception.lane_client import LaneClient
+from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.client.lane_client import LaneClient
 
 async def main():
     lane = LaneServer(lambda request, *, patient: bytes(2**16))

@@ -7,10 +7,10 @@ import pytest
 
 from ray_messaging import Messager, MessagingConfig, Outgoing
 from ray_messaging.errors import MessagingError
-from ray_messaging.interception.verdicts import FOREIGN, Judgement
+from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.transports.memory import MemoryServer
 
-GOOD = Judgement().encode(FOREIGN, wants_payload=False)
+GOOD = BatchVerdict().encode(FOREIGN, wants_payload=False)
 
 
 class Remote:
@@ -60,12 +60,12 @@ GARBAGE = {
     "nothing": b"",
     "no array": b"\xc0",
     "random": bytes(range(200, 256)),
-    "no UTF-8": Judgement({0: ("rule", "XY")}).encode(1, wants_payload=False).replace(b"XY", b"\xff\xfe"),
+    "no UTF-8": BatchVerdict({0: ("rule", "XY")}).encode(1, wants_payload=False).replace(b"XY", b"\xff\xfe"),
     "deep": b"\x91" * 100_000,
-    "a row too many": Judgement({7: ("rule", "no")}).encode(FOREIGN, wants_payload=False),
+    "a row too many": BatchVerdict({7: ("rule", "no")}).encode(FOREIGN, wants_payload=False),
     "half a row": GOOD[:-1] + b"\xc4\x03abc",
-    "two lines": Judgement(rewritten={0: ("rule", b"{}\n{}")}).encode(FOREIGN, wants_payload=False),
-    "an epoch of 64 bits": Judgement().encode(2**63, wants_payload=False),
+    "two lines": BatchVerdict(rewritten={0: ("rule", b"{}\n{}")}).encode(FOREIGN, wants_payload=False),
+    "an epoch of 64 bits": BatchVerdict().encode(2**63, wants_payload=False),
     "an array without an end": b"\xdd\xff\xff\xff\xff",
     "never judged": b"\x92\xff\xc2",
 }

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ray_messaging import InvalidAddress, Messager, Messaging, Outgoing, RedisConfig
-from ray_messaging.channels import (
+from ray_messaging.addressing.channels import (
     ChannelNames,
     Keys,
     agent_channel,
@@ -21,7 +21,7 @@ from ray_messaging.channels import (
     parse_channel,
 )
 from ray_messaging.errors import MessagingError
-from ray_messaging.ids import Ids
+from ray_messaging.model.id_column import IdColumn
 from ray_messaging.transports.memory import MemoryServer
 
 PIECES = [
@@ -109,8 +109,8 @@ def test_every_entry_refuses_what_it_cannot_use(text):
         lambda: names.get_user_survey_channel(text),
         lambda: names.get_user_chat_channel(text),
         lambda: names.get_agent_chat_channel(text),
-        lambda: Ids.checked([text, 1]),
-        lambda: Ids.checked(np.array([text], dtype=object)),
+        lambda: IdColumn.checked([text, 1]),
+        lambda: IdColumn.checked(np.array([text], dtype=object)),
     ]
     for entry in entries:
         with contextlib.suppress(MessagingError):

@@ -32,9 +32,9 @@ ALLOWED = {
     # Only its length is looked at.
     ("cluster/lifecycle.py", "cloudpickle"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.
-    ("cluster/server_link.py", "loads"),
-    ("cluster/server.py", "loads"),
-    ("cluster/server_guard.py", "loads"),
+    ("embedded/guard_link.py", "loads"),
+    ("embedded/server.py", "loads"),
+    ("embedded/guard.py", "loads"),
 }
 
 

@@ -7,10 +7,10 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.patterns import GLOBS
+from ray_messaging.addressing.patterns import GLOBS
 
 MATCHING = """
-from ray_messaging.patterns import GLOBS
+from ray_messaging.addressing.patterns import GLOBS
 for glob in ("*a" * 90 + "b", "*?" * 90 + "b", "*[a-c]" * 30 + "b", "a" + "*" * 150 + "b"):
     assert not GLOBS.compile(glob)("a" * 200), glob
 assert GLOBS.compile("*a" * 90)("a" * 200)

@@ -14,8 +14,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ray_messaging import ConnectionFailed, Messager, Messaging, MqttConfig, RedisConfig
-from ray_messaging.cluster.server import EmbeddedServer
-from ray_messaging.interception.lane import LaneAddress
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.interception.server.lane_server import LaneAddress
 
 HOST = "127.0.0.1"
 

@@ -12,9 +12,9 @@ from servers import RedisProcess, free_port
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
 from ray_messaging.errors import MessagingError
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import BlackList
-from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.transports.redis.connection.link import RedisLink
 
 CONNECT_S = 10  # twice the 5 s that are promised: other processes may have the machine
 

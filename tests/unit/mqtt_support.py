@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from ray_messaging.transports.mqtt.link import MqttLink
+from ray_messaging.mqtt.connection.reconnecting import MqttLink
 
 CONNACK = b"\x20\x03\x00\x00\x00"
 CONNECT, PUBLISH, SUBSCRIBE, PINGREQ, DISCONNECT = 0x10, 0x30, 0x80, 0xC0, 0xE0

@@ -11,8 +11,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.config import RedisConfig
+from ray_messaging.embedded.server import EmbeddedServer
 
 HOST = "127.0.0.1"
 LOCK_NAME = ".ray_messaging.lock"

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from ray_messaging.cluster.actors import caller_admission as module
+from ray_messaging.cluster.actors.caller_admission import CallerAdmission
 from ray_messaging.errors import OutcomeUnknown
-from ray_messaging.sending import admission as module
-from ray_messaging.sending.admission import Admission
 
 WAIT_S = 10
 
@@ -15,7 +15,7 @@ class Calls:
     """Count the runs of numbered calls; their answers are their numbers."""
 
     def __init__(self):
-        self.admission = Admission()
+        self.admission = CallerAdmission()
         self.ran = []
 
     async def admit(self, number, *, caller="handle", oldest=0):

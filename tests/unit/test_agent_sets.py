@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.agent_sets import AgentSet, ChannelSet, column_of
-from ray_messaging.channels import build_channel
+from ray_messaging.addressing.channels import build_channel
 from ray_messaging.errors import InvalidAddress
+from ray_messaging.model.agent_sets import AgentSet, ChannelSet, column_of
 
 INT = st.one_of(st.integers(-4, 12), st.integers(-(2**63), 2**63 - 1))
 IDS = st.lists(st.one_of(INT, st.sampled_from(["ann", "bob", "007", "12x"])), max_size=12)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ray_messaging.cluster.aside import run_aside
+from ray_messaging.cluster.handles.run_aside import run_aside
 
 
 def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import InvalidAddress, RuleError
-from ray_messaging.ids import Ids
 from ray_messaging.interception.rules import BlackList
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
 
 AGENT = st.one_of(st.integers(0, 6), st.integers(-(2**63), 2**63 - 1), st.sampled_from(["ann", "bob"]))
 PAIR = st.tuples(st.one_of(AGENT, st.none()), st.one_of(AGENT, st.none()))
@@ -20,7 +20,7 @@ PAIR = st.tuples(st.one_of(AGENT, st.none()), st.one_of(AGENT, st.none()))
 def batch_of(pairs):
     from_ids, to_ids = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return Batch(
-        sender="s", epoch=0, first=0, from_ids=Ids.of(from_ids), to_ids=Ids.of(to_ids), topics=("chat",)
+        sender="s", epoch=0, first=0, from_ids=IdColumn.of(from_ids), to_ids=IdColumn.of(to_ids), topics=("chat",)
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_an_id_costs_less_than_half_a_microsecond():
     rule = BlackList(zip(*random.integers(0, 1_000_000, (2, 100_000)).tolist(), strict=True))
     from_ids, to_ids = random.integers(0, 1_000_000, (2, 4000))
     batch = Batch(
-        sender="s", epoch=0, first=0, from_ids=Ids(from_ids), to_ids=Ids(to_ids), topics=("chat",)
+        sender="s", epoch=0, first=0, from_ids=IdColumn(from_ids), to_ids=IdColumn(to_ids), topics=("chat",)
     )  # fmt: skip
     best = float("inf")
     for _ in range(50):

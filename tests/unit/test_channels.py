@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.channels import Address, Keys, agent_channel, build_channel, check_id, check_name, parse_channel
+from ray_messaging.addressing.channels import (
+    Address,
+    Keys,
+    agent_channel,
+    build_channel,
+    check_id,
+    check_name,
+    parse_channel,
+)
+from ray_messaging.addressing.patterns import glob_pattern, is_glob
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.patterns import glob_pattern, is_glob
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FIT = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters=":*?[]\\")

@@ -6,11 +6,11 @@ import pytest
 from interceptor_support import Held, Store, answered, batch, waited
 
 from ray_messaging.errors import ConnectionFailed, Fenced
-from ray_messaging.frames import encode
-from ray_messaging.interception import store
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.state import store
+from ray_messaging.interception.server.state.table import Table
+from ray_messaging.wire.frames import encode
 
 WAIT_S = 10
 

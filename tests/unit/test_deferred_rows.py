@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
-from ray_messaging.interception.verdicts import FOREIGN, Judgement, decode_verdicts
+from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict, decode_verdicts
 from ray_messaging.transports.memory import MemoryServer
 
 WAIT_S = 10
@@ -66,14 +66,14 @@ async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(
     judge = sender.engine.outbox.judge
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
-    answer.set_result(Judgement(deferred={0}))
+    answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(judge.waits)
     second = send(sender, 1)
     _, answer = await next_of(judge.questions)
-    late.set_result(Judgement())  # now the first one may go, and the second one is still with the judge
+    late.set_result(BatchVerdict())  # now the first one may go, and the second one is still with the judge
     for _ in range(5):
         await asyncio.sleep(0)
-    answer.set_result(Judgement())
+    answer.set_result(BatchVerdict())
     assert await fetched(receiver, 2) == [0, 1]
     assert {(await task).fate for task in (first, second)} == {"delivered"}
 
@@ -83,11 +83,11 @@ async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(p
     judge = sender.engine.outbox.judge
     sending = asyncio.create_task(sender.send_columns([5, 6, 7], [1, 1, 1], [{"n": n} for n in range(3)]))
     _, answer = await next_of(judge.questions)
-    answer.set_result(Judgement(deferred={0, 1, 2}))
+    answer.set_result(BatchVerdict(deferred={0, 1, 2}))
     for left, known, more in [([0, 1, 2], 1, {0, 2}), ([0, 2], 1, {0}), ([0], 0, set())]:
         batch, late = await next_of(judge.waits)
         assert [batch.message_id(row) for row in range(len(batch))] == [f"{sender.name}-1-{row}" for row in left]
-        late.set_result(Judgement(deferred=more))
+        late.set_result(BatchVerdict(deferred=more))
         assert await fetched(receiver, 1) == [left[known]]
     assert (await sending).counts()["delivered"] == 3
 
@@ -97,7 +97,7 @@ async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_
     judge = sender.engine.outbox.judge
     first, second = send(sender, 0), send(sender, 1)
     _, answer = await next_of(judge.questions)
-    answer.set_result(Judgement(deferred={0}))
+    answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(judge.waits)
     late.set_exception(InterceptorUnavailable("gone"))
     with pytest.raises(InterceptorUnavailable) as caught:
@@ -113,12 +113,12 @@ async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair
     old = sender.engine.outbox.judge
     first = send(sender, 0)
     _, answer = await next_of(old.questions)
-    answer.set_result(Judgement(deferred={0}))
+    answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(old.waits)
     new = sender.engine.outbox.judge = Judge()
     late.set_exception(InterceptorUnavailable("gone"))
     _, answer = await next_of(new.waits)
-    answer.set_result(Judgement())
+    answer.set_result(BatchVerdict())
     assert (await asyncio.wait_for(first, WAIT_S)).fate == "delivered"
     assert await fetched(receiver, 1) == [0]
 
@@ -128,7 +128,7 @@ async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
     judge = sender.engine.outbox.judge
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
-    answer.set_result(Judgement(deferred={0}))
+    answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(judge.waits)
     late.set_exception(ZeroDivisionError())
     with pytest.raises(Exception, match="please report"):
@@ -141,7 +141,7 @@ async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
     judge = sender.engine.outbox.judge
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
-    answer.set_result(Judgement(deferred={0}))
+    answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(judge.waits)
     second = send(sender, 1, agent=2)
     _, answer = await next_of(judge.questions)
@@ -158,7 +158,7 @@ async def test_a_stopped_outbox_asks_no_more(pair):
     judge = sender.engine.outbox.judge
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
-    answer.set_result(Judgement(deferred={0}))
+    answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(judge.waits)
     await sender.engine.outbox.stop(Closed("stopped"))
     with pytest.raises(Closed):
@@ -171,11 +171,11 @@ async def test_rows_of_other_kinds_of_ids_wait_too(pair):
     judge = sender.engine.outbox.judge
     sending = asyncio.create_task(sender.send_columns(["ann", 5, "ann", 5], ["bob", 1, "bob", 1], {"n": 0}))
     batch, answer = await next_of(judge.questions)
-    answer.set_result(Judgement(deferred={0, 1}))
+    answer.set_result(BatchVerdict(deferred={0, 1}))
     _, late = await next_of(judge.waits)
     assert sender.stats()["deferred"] == 4  # the later two behind the first of their pairs
     assert len(batch) == 4
-    late.set_result(Judgement(blocked={0: ("r", "why")}))
+    late.set_result(BatchVerdict(blocked={0: ("r", "why")}))
     receipts = await asyncio.wait_for(sending, WAIT_S)
     assert receipts.fates.tolist() == ["blocked", "delivered", "undeliverable", "delivered"]
     assert np.array_equal(receipts.codes == 3, [True, False, False, False])

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.batch import Batch
-from ray_messaging.channels import build_channel
-from ray_messaging.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.addressing.channels import build_channel
+from ray_messaging.addressing.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.addressing.patterns import Globs, glob_pattern
 from ray_messaging.errors import FrameError
-from ray_messaging.ids import Ids
-from ray_messaging.patterns import Globs, glob_pattern
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
 
 EXP = "e"
 INT = st.one_of(st.integers(-5, 30), st.integers(-(2**63), 2**63 - 1))
@@ -61,8 +61,8 @@ def batches(draw):
         sender="s",
         epoch=0,
         first=0,
-        from_ids=Ids.of([0] * len(rows)),
-        to_ids=Ids.of([to_id for to_id, _ in rows]),
+        from_ids=IdColumn.of([0] * len(rows)),
+        to_ids=IdColumn.of([to_id for to_id, _ in rows]),
         topics=topics,
         topic=None if len(topics) == 1 else np.array([topics.index(topic) for _, topic in rows], np.uint16),
     )
@@ -120,7 +120,9 @@ def test_dense_and_sparse_ids(step):
     record = Record("m", [claim(set(ids), ["chat"])], [], [])
     directory.update(1, [record], ["m"])
     asked = [*ids, *(each + 1 for each in ids), -6, 2**62, -(2**63), 2**63 - 1]
-    batch = Batch(sender="s", epoch=0, first=0, from_ids=Ids.of(asked), to_ids=Ids.of(asked), topics=("chat",))
+    batch = Batch(
+        sender="s", epoch=0, first=0, from_ids=IdColumn.of(asked), to_ids=IdColumn.of(asked), topics=("chat",)
+    )
     assert [bool(route) for route in directory.route(batch)] == [each in set(ids) for each in asked]
 
 
@@ -161,7 +163,9 @@ def test_a_pattern_for_each_agent_costs_a_match_for_each_message():
     directory.update(1, [Record("m", [], [], globs), Record("all", [], [], ["exps:*"])], ["all", "m"])
     directory.update(2, [Record("other", [], ["news"], [])], ["all", "m", "other"])
     assert patterns.compiled == len(agents) + 1
-    batch = Batch(sender="s", epoch=0, first=0, from_ids=Ids.of(agents), to_ids=Ids.of(agents), topics=("chat",))
+    batch = Batch(
+        sender="s", epoch=0, first=0, from_ids=IdColumn.of(agents), to_ids=IdColumn.of(agents), topics=("chat",)
+    )
     for _ in range(2):
         assert {directory.mailboxes(route) for route in directory.route(batch)} == {("all", "m")}
         assert patterns.matched == 2 * len(agents)

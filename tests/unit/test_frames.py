@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging import frames
-from ray_messaging.batch import Batch
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import FRAME_LIMIT, Header, decode, encode
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire import frames
+from ray_messaging.wire.frames import FRAME_LIMIT, Header, decode, encode
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -42,14 +42,14 @@ def batches(draw):
         sender=draw(TEXT),
         epoch=draw(st.integers(0, 2**62 - 1)),
         first=draw(st.integers(0, 2**62 - 1)),
-        from_ids=Ids.of(column(INT64 if ints else ID)),
-        to_ids=Ids.of(column(INT64 if ints else ID)),
+        from_ids=IdColumn.of(column(INT64 if ints else ID)),
+        to_ids=IdColumn.of(column(INT64 if ints else ID)),
         topics=topics,
         topic=np.array(column(st.integers(0, len(topics) - 1)), np.uint16) if several else None,
         numbers=draw(st.sampled_from([None, np.array(column(st.integers(0, 2**32 - 1)), np.uint32)])),
         step=draw(st.sampled_from([None, 7, -(2**63), np.array(column(INT64), np.int64)])),
         sent_at=draw(st.sampled_from([0.0, 1.5e9, np.array(column(st.floats(0, 1e10)), np.float64)])),
-        lines=None if kind == "none" else Lines.of(lines, index, raw=raw),
+        lines=None if kind == "none" else PayloadColumn.of(lines, index, raw=raw),
         labels=draw(st.dictionaries(TEXT, chosen(rows, least=1), max_size=3)) if rows else {},
         noted=draw(st.none() | chosen(rows, least=1)) if rows else None,
     )
@@ -221,7 +221,7 @@ def test_a_header_that_is_none(header):
 
 
 def test_other_versions_and_sizes():
-    frame = encode(Batch(sender="s", epoch=1, first=0, from_ids=Ids.of([]), to_ids=Ids.of([]), topics=("t",)))
+    frame = encode(Batch(sender="s", epoch=1, first=0, from_ids=IdColumn.of([]), to_ids=IdColumn.of([]), topics=("t",)))
     with pytest.raises(FrameError, match="version 2"):
         decode(frame[:2] + b"\x02" + frame[3:])
 
@@ -236,7 +236,7 @@ def test_other_versions_and_sizes():
 
 
 def of_three(**more):
-    ids = Ids.of([1, 2, 3])
+    ids = IdColumn.of([1, 2, 3])
     return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), **more)
 
 
@@ -263,8 +263,8 @@ def test_a_frame_without_labels_is_as_it_was():
 
 
 def test_replaced_payloads_leave_the_others_and_the_original_alone():
-    shared = Lines.of([b"{}", b"[]"], np.array([0, 1, 0], np.uint32))
-    for lines in (shared, Lines.of([b"{}", b"[]", b"{}"])):
+    shared = PayloadColumn.of([b"{}", b"[]"], np.array([0, 1, 0], np.uint32))
+    for lines in (shared, PayloadColumn.of([b"{}", b"[]", b"{}"])):
         batch = decode(encode(of_three(lines=lines)))
         made = batch.with_payloads({2: b"[7]"})
         for each in (made, decode(encode(made))):
@@ -274,7 +274,7 @@ def test_replaced_payloads_leave_the_others_and_the_original_alone():
 
 
 def test_a_header_may_grow_at_its_end():
-    batch = Batch(sender="s", epoch=1, first=0, from_ids=Ids.of([1]), to_ids=Ids.of([2]), topics=("t",))
+    batch = Batch(sender="s", epoch=1, first=0, from_ids=IdColumn.of([1]), to_ids=IdColumn.of([2]), topics=("t",))
     frame = encode(batch)
     length = int.from_bytes(frame[8:12], "little")
     fields = [*msgspec.msgpack.decode(frame[12 : 12 + length]), "new"]

@@ -7,8 +7,8 @@ import pytest
 from fuzz_support import TARGETS, inputs, joined, some_batches, split
 
 from ray_messaging.errors import FrameError
-from ray_messaging.frames import decode, encode
-from ray_messaging.interception import answers
+from ray_messaging.interception.server.deferred import answers
+from ray_messaging.wire.frames import decode, encode
 
 SEED = 20
 COUNTS = {"frames": 20_000, "requests": 2_500, "answers": 5_000, "records": 5_000, "notes": 4_000}

@@ -5,15 +5,15 @@ import pickle
 
 import pytest
 
-from ray_messaging.cluster.health_reports import log_report
-from ray_messaging.health import Finding, Health
-from ray_messaging.health.actors import MANY_ENTRIES, judge_actor, judge_actors, judge_disk
-from ray_messaging.health.findings import critical, ok, warning
-from ray_messaging.health.mailboxes import MANY_NAMES, SHOWN, judge_kept
-from ray_messaging.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
-from ray_messaging.health.server import judge_clock, judge_server
-from ray_messaging.loops import STUCK_S, Loop
-from ray_messaging.transports.redis.probe import Kept, Mailbox, ServerFacts
+from ray_messaging.cluster.actors.health_reports import log_report
+from ray_messaging.common.task_health import STUCK_S, TaskHealth
+from ray_messaging.observability import Finding, Health
+from ray_messaging.observability.actors import MANY_ENTRIES, judge_actor, judge_actors, judge_disk
+from ray_messaging.observability.findings import critical, ok, warning
+from ray_messaging.observability.mailboxes import MANY_NAMES, SHOWN, judge_kept
+from ray_messaging.observability.reports import SERVER_ACTOR, ActorFacts, Disk, Report
+from ray_messaging.observability.server import judge_clock, judge_server
+from ray_messaging.transports.redis.server_probe import Kept, Mailbox, ServerFacts
 
 GIB = 2**30
 WELL = {
@@ -176,7 +176,7 @@ def test_very_many_problems_are_cut_short_the_worst_first():
 
 
 def actor(name="group 'west'", *, report=True, **changes):
-    facts = ActorFacts(name, Report(now=0.0, loops=[Loop("reader", True, True, 0.1)]) if report else None)
+    facts = ActorFacts(name, Report(now=0.0, loops=[TaskHealth("reader", True, True, 0.1)]) if report else None)
     for key, value in changes.items():
         setattr(facts.report if key in {"loops", "stats", "error", "disk"} else facts, key, value)
     return facts
@@ -190,8 +190,13 @@ def actor(name="group 'west'", *, report=True, **changes):
         (actor("interceptor", report=False, state="RESTARTING"), "critical", "interceptor", "nothing is judged"),
         (actor("log", report=False, state="ALIVE", why="no answer"), "critical", "log", "py-spy"),
         (actor(SERVER_ACTOR, error="Valkey died"), "critical", SERVER_ACTOR, "mend"),
-        (actor(loops=[Loop("lease", False, True, 0.0, "Fenced")]), "critical", "group 'west': lease", "Ray starts it"),
-        (actor(loops=[Loop("outbox", True, True, STUCK_S + 1)]), "warning", "group 'west': outbox", "see to"),
+        (
+            actor(loops=[TaskHealth("lease", False, True, 0.0, "Fenced")]),
+            "critical",
+            "group 'west': lease",
+            "Ray starts it",
+        ),
+        (actor(loops=[TaskHealth("outbox", True, True, STUCK_S + 1)]), "warning", "group 'west': outbox", "see to"),
         (actor(stats={"unreadable": 2}), "warning", "group 'west': unreadable", "dead letters"),
         (actor(stats={"ingress_dropped": 2}), "warning", "group 'west': ingress_dropped", "fetch more"),
         (actor(stats={"lane_connections": 9_700}), "critical", "group 'west': lane connections", "fewer messagers"),
@@ -212,7 +217,7 @@ def test_what_is_wrong_with_an_actor(facts, level, what, words):
 
 
 def test_a_loop_that_waits_for_work_is_no_loop_that_hangs():
-    idle = actor(loops=[Loop("outbox", True, False, 1e6), Loop("reader", True, True, 4.9)], restarts=2)
+    idle = actor(loops=[TaskHealth("outbox", True, False, 1e6), TaskHealth("reader", True, True, 4.9)], restarts=2)
     findings = judge_actors([idle])
     assert problems(findings) == []
     assert findings[0].value == "1 of 1 answer, with 2 loops; restarts so far: 2"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.ids import Ids
+from ray_messaging.model.id_column import IdColumn
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 NAME = st.text("abcé _", min_size=1, max_size=5)
@@ -15,7 +15,7 @@ MIXED = st.lists(st.one_of(INT64, NAME, st.none()), max_size=20)
 
 @given(MIXED)
 def test_a_column_holds_what_it_was_made_of(ids):
-    column = Ids.of(ids)
+    column = IdColumn.of(ids)
     assert column.tolist() == ids
     assert len(column) == len(ids)
     assert [column[row] for row in range(len(ids))] == ids
@@ -26,40 +26,40 @@ def test_a_column_holds_what_it_was_made_of(ids):
 @given(MIXED, st.data())
 def test_some_rows(ids, data):
     rows = data.draw(st.lists(st.integers(0, max(0, len(ids) - 1)), max_size=len(ids)))
-    column = Ids.of(ids)
+    column = IdColumn.of(ids)
     assert column.take(np.array(rows, np.intp)).tolist() == [ids[row] for row in rows]
     assert column.take(slice(1, 3)).tolist() == ids[1:3]
 
 
 @given(MIXED)
 def test_checked_columns_hold_the_same(ids):
-    assert Ids.checked(ids, none=True).tolist() == ids
-    assert Ids.checked(iter(ids), none=True).tolist() == ids
-    assert Ids.checked(tuple(ids), none=True).tolist() == ids
+    assert IdColumn.checked(ids, none=True).tolist() == ids
+    assert IdColumn.checked(iter(ids), none=True).tolist() == ids
+    assert IdColumn.checked(tuple(ids), none=True).tolist() == ids
 
 
 @given(st.lists(INT64, max_size=20))
 def test_integer_columns(ids):
-    assert Ids.checked(np.array(ids, np.int64)).tolist() == ids
-    assert Ids.of(ids).to_numpy().dtype == np.int64
+    assert IdColumn.checked(np.array(ids, np.int64)).tolist() == ids
+    assert IdColumn.of(ids).to_numpy().dtype == np.int64
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.uint64, ">i8", object, str])
 def test_every_kind_of_array(dtype):
-    assert Ids.checked(np.array([1, 2, 3], dtype)).tolist() == [1, 2, 3]
+    assert IdColumn.checked(np.array([1, 2, 3], dtype)).tolist() == [1, 2, 3]
 
 
 def test_a_column_is_a_copy():
     array = np.array([1, 2, 3])
-    column = Ids.checked(array)
+    column = IdColumn.checked(array)
     array[:] = 0
     assert column.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("agent_id", [5, "ann", None])
 def test_constants(agent_id):
-    assert Ids.constant(agent_id, 3).tolist() == [agent_id] * 3
-    assert Ids.constant(agent_id, 0).tolist() == []
+    assert IdColumn.constant(agent_id, 3).tolist() == [agent_id] * 3
+    assert IdColumn.constant(agent_id, 0).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def test_constants(agent_id):
 )  # fmt: skip
 def test_what_is_no_column_of_ids(bad):
     with pytest.raises(InvalidAddress):
-        Ids.checked(bad)
+        IdColumn.checked(bad)
 
 
 def test_the_str_that_spells_an_integer_is_that_integer():
-    assert Ids.checked(["7", "-7", "007", "7a"]).tolist() == [7, -7, "007", "7a"]
+    assert IdColumn.checked(["7", "-7", "007", "7a"]).tolist() == [7, -7, "007", "7a"]
 
 
 def test_only_the_names_that_are_used_go_along():
-    column = Ids.of([*(f"agent-{n}" for n in range(1000)), None, 5])
+    column = IdColumn.of([*(f"agent-{n}" for n in range(1000)), None, 5])
     part = column.take(np.array([999, 3, 1000, 3, 1001]))
     assert part.tolist() == ["agent-999", "agent-3", None, "agent-3", 5]
     assert sorted(part.strings) == ["agent-3", "agent-999"]
@@ -89,7 +89,7 @@ def test_only_the_names_that_are_used_go_along():
 
 @given(MIXED, st.data())
 def test_some_rows_name_no_more_than_they_are(ids, data):
-    column = Ids.of(ids)
+    column = IdColumn.of(ids)
     rows = data.draw(st.lists(st.integers(0, max(0, len(ids) - 1)), max_size=len(ids)))
     part = column.take(np.array(rows, np.intp))
     again = part.take(np.arange(len(rows))[::-1])

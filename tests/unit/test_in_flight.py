@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from ray_messaging.batch import Batch, Origin
-from ray_messaging.ids import Ids
 from ray_messaging.messages import Slice
-from ray_messaging.receiving.acks import range_of, spans_in
+from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.receiving.ack_ranges import range_of, spans_in
 from ray_messaging.receiving.in_flight import InFlight
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import START, Cursor
@@ -15,7 +15,7 @@ from ray_messaging.transports.ranges import decode_ranges, decode_rows, encode_r
 
 
 def batch_of(entry, rows):
-    ids = Ids.of([1] * rows)
+    ids = IdColumn.of([1] * rows)
     return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), origin=Origin("box", entry))
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from interceptor_support import Held, Rewriting, Store, answered, batch, judged, waited, whole
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception import deferral
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
+from ray_messaging.interception.server.deferred import deferral
+from ray_messaging.interception.server.interceptor import Interceptor
 
 WAIT_S = 10
 

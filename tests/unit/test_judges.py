@@ -8,16 +8,21 @@ import logging
 import pytest
 from interceptor_support import Held
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
-from ray_messaging.ids import Ids
-from ray_messaging.interception.interceptor import Interceptor
-from ray_messaging.interception.judges import ForeignJudge, LocalJudge, RemoteJudge, judge_for
-from ray_messaging.interception.lane import LaneAddress, LaneServer
+from ray_messaging.interception.client.verdict_client import (
+    ForeignVerdictClient,
+    LocalVerdictClient,
+    RemoteVerdictClient,
+    verdict_client_for,
+)
 from ray_messaging.interception.rules import BlackList, MaxLength, block
-from ray_messaging.interception.verdicts import NOBODY, PassAll, Verdicts, decode_verdicts, encode_verdicts
-from ray_messaging.lines import Lines
-from ray_messaging.notes import Why
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.lane_server import LaneAddress, LaneServer
+from ray_messaging.interception.wire.verdicts import NOBODY, PassAll, VerdictReply, decode_verdicts, encode_verdicts
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire.log_notes import Why
 
 
 class Method:
@@ -61,7 +66,7 @@ async def actor():
 
 @pytest.fixture
 async def remote(actor):
-    judge = RemoteJudge(actor, 5.0)
+    judge = RemoteVerdictClient(actor, 5.0)
     yield judge
     await judge.close()
 
@@ -71,10 +76,10 @@ def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
         sender="s",
         epoch=1,
         first=first,
-        from_ids=Ids.of([pair[0] for pair in pairs]),
-        to_ids=Ids.of([pair[1] for pair in pairs]),
+        from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        to_ids=IdColumn.of([pair[1] for pair in pairs]),
         topics=("agent-chat",),
-        lines=Lines.of([payload] * len(pairs)),
+        lines=PayloadColumn.of([payload] * len(pairs)),
     )
 
 
@@ -84,11 +89,11 @@ async def blocked(judge, *args, **options):
 
 
 def test_the_way_is_chosen_by_what_the_handle_has(actor):
-    assert isinstance(judge_for(Interceptor("x"), 1.0), LocalJudge)
-    assert isinstance(judge_for(actor, 1.0), RemoteJudge)
-    assert isinstance(judge_for(Foreign(lambda *_: True), 1.0), ForeignJudge)
+    assert isinstance(verdict_client_for(Interceptor("x"), 1.0), LocalVerdictClient)
+    assert isinstance(verdict_client_for(actor, 1.0), RemoteVerdictClient)
+    assert isinstance(verdict_client_for(Foreign(lambda *_: True), 1.0), ForeignVerdictClient)
     with pytest.raises(ConfigError, match="forward"):
-        judge_for(object(), 1.0)
+        verdict_client_for(object(), 1.0)
 
 
 async def test_without_an_interceptor_everything_passes():
@@ -170,7 +175,7 @@ async def test_an_actor_that_restarts(actor, remote):
 async def test_an_actor_that_does_not_answer():
     actor = Actor()
     actor.lane.call = hang
-    judge = RemoteJudge(actor, 0.05)
+    judge = RemoteVerdictClient(actor, 0.05)
     with pytest.raises(InterceptorUnavailable, match=r"0\.05 s"):
         await judge.judge(batch())
 
@@ -183,7 +188,7 @@ async def test_an_actor_that_fails_for_ever():
     actor = Actor()
     actor.lane.call = fail
     with pytest.raises(InterceptorUnavailable) as caught:
-        await RemoteJudge(actor, 0.05).judge(batch())
+        await RemoteVerdictClient(actor, 0.05).judge(batch())
     assert "ValueError" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -204,12 +209,12 @@ async def test_an_actor_that_died_for_good_is_not_asked_again():
 
     actor.lane.call = die
     with pytest.raises(InterceptorUnavailable):
-        await RemoteJudge(actor, 60.0).judge(batch())
+        await RemoteVerdictClient(actor, 60.0).judge(batch())
     assert len(actor.lane.calls) == 1
 
 
 async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):
-    monkeypatch.setattr("ray_messaging.interception.lane.OPENING_S", 0.02)
+    monkeypatch.setattr("ray_messaging.interception.server.lane_server.OPENING_S", 0.02)
     gone = asyncio.Event()
 
     async def silent(reader, writer):
@@ -240,7 +245,7 @@ async def test_a_lane_that_never_answers(actor):
     done = asyncio.Event()
     server = await asyncio.start_server(swallow, "127.0.0.1", 0)
     actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
-    judge = RemoteJudge(actor, 0.1)
+    judge = RemoteVerdictClient(actor, 0.1)
     with pytest.raises(InterceptorUnavailable):
         await judge.judge(batch())
     await judge.close()
@@ -254,12 +259,12 @@ async def test_an_answer_that_cannot_be_read(actor, answer, unused_tcp_port):
     actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
     actor.forward_batch.call = lambda *_: answer
     with pytest.raises(FrameError):
-        await blocked(RemoteJudge(actor, 1.0))
+        await blocked(RemoteVerdictClient(actor, 1.0))
 
 
 @pytest.mark.parametrize("rows", [b"\x05\0\0\0", b"\0\0\0"])
 def test_verdicts_outside_the_batch(rows):
-    answer = decode_verdicts(encode_verdicts(Verdicts(1, blocked=(Why("r", "why", rows),))))
+    answer = decode_verdicts(encode_verdicts(VerdictReply(1, blocked=(Why("r", "why", rows),))))
     with pytest.raises(FrameError):
         answer.judgement(5)
 
@@ -333,7 +338,7 @@ async def test_a_lane_that_is_cut_while_some_wait(actor, remote):
 async def test_patience_is_no_failure(actor):
     slow = Held("slow")
     actor.interceptor.rules.insert(slow)
-    judge = RemoteJudge(actor, 0.05)  # less than who waits is kept without an answer
+    judge = RemoteVerdictClient(actor, 0.05)  # less than who waits is kept without an answer
     asked = batch([(2, 1)])
     await judge.judge(asked)
     waiting = asyncio.create_task(judge.wait(asked))
@@ -359,7 +364,7 @@ class Foreign:
 async def test_forward_is_asked_where_both_ids_are_given():
     actor = Foreign(lambda from_id, to_id, payload: to_id != 2)
     pairs = [(1, 2), (None, 2), (1, None), ("ann", 3), (3, 2)]
-    found = await blocked(ForeignJudge(actor, 1.0), pairs)
+    found = await blocked(ForeignVerdictClient(actor, 1.0), pairs)
     assert set(found) == {0, 4}
     assert found[0] == ("forward", "the interceptor refused it")
     # As AgentSociety's messager asks: the payload as JSON text.
@@ -368,7 +373,7 @@ async def test_forward_is_asked_where_both_ids_are_given():
 
 @pytest.mark.parametrize(("answer", "passes"), [(True, True), (False, False), (None, False), (1, True), ("", False)])
 async def test_what_forward_answers_is_taken_for_its_truth(answer, passes):
-    assert bool(await blocked(ForeignJudge(Foreign(lambda *_: answer), 1.0))) is not passes
+    assert bool(await blocked(ForeignVerdictClient(Foreign(lambda *_: answer), 1.0))) is not passes
 
 
 class RayTaskError(Exception):
@@ -389,7 +394,7 @@ async def test_a_forward_that_raises_blocks_at_once(kind):
         return True
 
     actor = Foreign(crash)
-    found = await blocked(ForeignJudge(actor, 60.0))
+    found = await blocked(ForeignVerdictClient(actor, 60.0))
     assert found == {0: ("forward", "the interceptor failed: ValueError: boom")}
     assert len(actor.forward.calls) == 2
 
@@ -403,13 +408,13 @@ async def test_a_forward_that_cannot_be_reached_is_asked_again():
         return True
 
     actor = Foreign(call)
-    assert await blocked(ForeignJudge(actor, 10.0)) == {}
+    assert await blocked(ForeignVerdictClient(actor, 10.0)) == {}
     assert len(actor.forward.calls) == 3
 
 
 async def test_a_forward_that_never_answers():
     with pytest.raises(InterceptorUnavailable):
-        await blocked(ForeignJudge(Foreign(lambda *_: hang()), 0.05))
+        await blocked(ForeignVerdictClient(Foreign(lambda *_: hang()), 0.05))
 
 
 async def test_a_lane_address_pickles_as_a_tuple():

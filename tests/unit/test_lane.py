@@ -8,11 +8,11 @@ import pytest
 from interceptor_support import batch
 
 from ray_messaging.errors import Fenced, FrameError
-from ray_messaging.frames import encode
-from ray_messaging.interception import lane as lane_module
-from ray_messaging.interception.lane import JUDGE, WAIT, LaneAddress, LaneServer
-from ray_messaging.interception.lane_client import LaneClient
-from ray_messaging.interception.verdicts import decode_verdicts
+from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.server import lane_server as lane_module
+from ray_messaging.interception.server.lane_server import JUDGE, WAIT, LaneAddress, LaneServer
+from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.wire.frames import encode
 
 WAIT_S = 10
 

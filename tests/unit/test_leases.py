@@ -3,8 +3,8 @@
 import pytest
 
 from ray_messaging.errors import AlreadyExists
-from ray_messaging.receiving import leases
-from ray_messaging.receiving.leases import LeaseWatch, outlast
+from ray_messaging.receiving import lease_watch as leases
+from ray_messaging.receiving.lease_watch import LeaseWatch, outlast
 from ray_messaging.transports.base import Held
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.compat.msg import Msg
 from ray_messaging.errors import InvalidPayload, PayloadTooLarge
-from ray_messaging.lines import Lines, encode_payload
-from ray_messaging.msg import Msg
+from ray_messaging.model.payload_column import PayloadColumn, encode_payload
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
@@ -32,27 +32,27 @@ def test_a_payload_is_one_line(payload):
 
 @given(st.lists(PAYLOAD, max_size=6))
 def test_encoding_in_one_pass_is_encoding_one_by_one(payloads):
-    lines = Lines.encode(payloads, 10**6)
+    lines = PayloadColumn.encode(payloads, 10**6)
     assert lines.list == [encode_payload(payload, 10**6) for payload in payloads]
     assert lines.whole(len(payloads))
-    copy = Lines(lines.blob, lines.count)
+    copy = PayloadColumn(lines.blob, lines.count)
     assert copy.list == lines.list
     assert copy.nbytes == len(copy.blob)
-    assert Lines.of(lines.list).blob == lines.blob
-    assert Lines.of(lines.list).nbytes == len(lines.blob)
+    assert PayloadColumn.of(lines.list).blob == lines.blob
+    assert PayloadColumn.of(lines.list).nbytes == len(lines.blob)
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6))
 def test_raw_lines_may_hold_anything(payloads):
-    lines = Lines.of(payloads, raw=True)
-    copy = Lines.cut(lines.blob, [len(payload) for payload in payloads])
+    lines = PayloadColumn.of(payloads, raw=True)
+    copy = PayloadColumn.cut(lines.blob, [len(payload) for payload in payloads])
     assert copy.list == payloads
     assert copy.whole(len(payloads))
 
 
 @given(st.lists(st.integers(0, 3), max_size=9), st.data())
 def test_shared_lines(index, data):
-    lines = Lines.of([b"a", b"b", b"c", b"d"], np.array(index, np.uint32))
+    lines = PayloadColumn.of([b"a", b"b", b"c", b"d"], np.array(index, np.uint32))
     rows = data.draw(st.lists(st.integers(0, max(0, len(index) - 1)), max_size=len(index)))
     taken = lines.take(np.array(rows, np.intp))
     assert [taken.row(row) for row in range(len(rows))] == [lines.row(row) for row in rows]
@@ -64,35 +64,35 @@ class Name(dict):
 
 
 def test_subclasses_of_dict_are_dicts():
-    assert Lines.encode([Name(a=1), {"b": 2}], 100).list == [b'{"a":1}', b'{"b":2}']
+    assert PayloadColumn.encode([Name(a=1), {"b": 2}], 100).list == [b'{"a":1}', b'{"b":2}']
 
 
 def test_the_limit_holds_for_each_payload():
-    assert Lines.encode([{"a": 1}] * 50, 7).count == 50
+    assert PayloadColumn.encode([{"a": 1}] * 50, 7).count == 50
     with pytest.raises(PayloadTooLarge, match="row 1"):
-        Lines.encode([{"a": 1}, {"a": 10}], 7)
+        PayloadColumn.encode([{"a": 1}, {"a": 10}], 7)
 
 
 def test_the_first_bad_row_is_named():
     with pytest.raises(InvalidPayload, match="row 2"):
-        Lines.encode([{}, {}, object(), 5], 100)
+        PayloadColumn.encode([{}, {}, object(), 5], 100)
     with pytest.raises(InvalidPayload, match="row 1"):
-        Lines.encode([{}, {"a": {1j}}], 100)
+        PayloadColumn.encode([{}, {"a": {1j}}], 100)
 
 
 @pytest.mark.parametrize("blob", [b"a", b"a\nb", b"a\n", b"\n\n\n", b""])
 def test_a_blob_that_does_not_hold_what_it_says(blob):
-    assert not Lines(blob, 2).whole(2)
-    assert not Lines(b"a\nb\n", 2).whole(3)
-    assert not Lines(b"a\nb\n", 2, np.array([0, 2], np.uint32)).whole(2)
-    assert Lines(b"a\nb\n", 2, np.array([0, 1, 1], np.uint32)).whole(3)
+    assert not PayloadColumn(blob, 2).whole(2)
+    assert not PayloadColumn(b"a\nb\n", 2).whole(3)
+    assert not PayloadColumn(b"a\nb\n", 2, np.array([0, 2], np.uint32)).whole(2)
+    assert PayloadColumn(b"a\nb\n", 2, np.array([0, 1, 1], np.uint32)).whole(3)
 
 
 def test_numpys_numbers_and_paths_become_what_json_has():
     said = {"n": np.int64(3), "x": np.float32(0.5), "yes": np.bool_(True), "ids": np.arange(3), "at": Path("a") / "b"}
     whole = b'{"n":3,"x":0.5,"yes":true,"ids":[0,1,2],"at":"a/b"}'
     assert encode_payload(said, 1_000) == whole
-    assert Lines.encode([said, said], 1_000).list == [whole, whole]
+    assert PayloadColumn.encode([said, said], 1_000).list == [whole, whole]
 
 
 @pytest.mark.parametrize("value", [np.complex128(1j), np.longdouble(1), object(), 1j])

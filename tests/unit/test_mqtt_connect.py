@@ -12,7 +12,7 @@ from servers import find_binary
 from ray_messaging import ConfigError, ConnectionFailed
 from ray_messaging.config import MqttConfig
 from ray_messaging.errors import Closed, ServerRefused
-from ray_messaging.transports.mqtt import connection
+from ray_messaging.mqtt.connection import connection
 
 SECRET = "s3cret"
 HOST = "127.0.0.1"

@@ -7,8 +7,8 @@ import pytest
 from mqtt_support import CONNACK, PINGREQ, PUBLISH, SUBSCRIBE, FakeBroker, Watched, listener, until
 
 from ray_messaging.errors import Closed, ConnectionFailed, InvalidAddress, PayloadTooLarge, ServerRefused
-from ray_messaging.transports.mqtt.link import Will
-from ray_messaging.transports.mqtt.reasons import Reason
+from ray_messaging.mqtt.connection.reasons import Reason
+from ray_messaging.mqtt.connection.reconnecting import Will
 
 ALL = 10_000
 

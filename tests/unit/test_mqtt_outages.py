@@ -9,8 +9,8 @@ import pytest
 from mqtt_support import CONNACK, SUBSCRIBE, TAKEN_OVER, WAIT_S, FakeBroker, Watched, listener, until
 
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, InvalidAddress, ServerRefused
-from ray_messaging.transports.mqtt.link import Will
-from ray_messaging.transports.mqtt.reasons import Reason
+from ray_messaging.mqtt.connection.reasons import Reason
+from ray_messaging.mqtt.connection.reconnecting import Will
 
 REFUSED = b"\x20\x03\x00\x87\x00"
 BUSY = b"\x20\x03\x00\x89\x00"

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from ray_messaging import InvalidMsg, InvalidPayload, MessagingError, Msg, PayloadTooLarge
-from ray_messaging.lines import Lines, encode_payload
-from ray_messaging.msg import msg_of
+from ray_messaging.compat.msg import msg_of
+from ray_messaging.model.payload_column import PayloadColumn, encode_payload
 
 # Written by AgentScope 0.1.0 itself: python -m benchmarks.compat.agentscope_msg --write
 GOLDEN = json.loads(Path(__file__).with_name("agentscope_msgs.json").read_text())
@@ -303,11 +303,11 @@ def test_a_msg_keeps_to_the_limit():
 
 def test_rows_of_msgs_and_dicts():
     msg = Msg("A", "B\n\u2028", "user")
-    lines = Lines.encode([{"a": 1}, msg, {}], LIMIT)
+    lines = PayloadColumn.encode([{"a": 1}, msg, {}], LIMIT)
     assert lines.list == [b'{"a":1}', encode_payload(msg, LIMIT), b"{}"]
     assert lines.whole(3)
     with pytest.raises(InvalidPayload, match="row 1: the content of this Msg"):
-        Lines.encode([{}, Msg("A", b"", "user")], LIMIT)
+        PayloadColumn.encode([{}, Msg("A", b"", "user")], LIMIT)
 
 
 class Turn(BaseModel):

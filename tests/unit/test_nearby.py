@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 from server_support import DEADLINE_S, HOST
 
-from ray_messaging.cluster.machine import may_hold_sockets
-from ray_messaging.cluster.server import EmbeddedServer
 from ray_messaging.config import RedisConfig
+from ray_messaging.embedded.machine import may_hold_sockets
+from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConnectionFailed
-from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.connection.link import RedisLink
 
 
 async def way(config: RedisConfig) -> str:

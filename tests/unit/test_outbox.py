@@ -6,7 +6,7 @@ from collections import defaultdict
 import msgspec
 import pytest
 
-from ray_messaging.channels import parse_channel
+from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.errors import (
     Closed,
     InvalidAddress,
@@ -15,16 +15,24 @@ from ray_messaging.errors import (
     MessagingError,
     PayloadTooLarge,
 )
-from ray_messaging.frames import decode
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import MaxLength
-from ray_messaging.interception.verdicts import FOREIGN, Verdicts
-from ray_messaging.local_log import LocalLog
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.wire.verdicts import FOREIGN, VerdictReply
 from ray_messaging.message import Outgoing
-from ray_messaging.sending import bulk, gathering, parcel
-from ray_messaging.sending.bulk import columns_of, entries_of, entry_chunks, frames_of_columns, frames_of_entries
-from ray_messaging.sending.room import Room
+from ray_messaging.sending.accumulation import bulk_input as bulk
+from ray_messaging.sending.accumulation import gathering
+from ray_messaging.sending.accumulation import pending_batch as parcel
+from ray_messaging.sending.accumulation.bulk_input import (
+    columns_of,
+    entries_of,
+    entry_chunks,
+    frames_of_columns,
+    frames_of_entries,
+)
+from ray_messaging.sending.accumulation.capacity import CapacityLimiter
+from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.wire.frames import decode
 
 WAIT_S = 10
 
@@ -45,7 +53,7 @@ class Gate:
         self.batches.append(batch)
         self.asked.set()
         await self.opened.wait()
-        return Verdicts(FOREIGN)
+        return VerdictReply(FOREIGN)
 
     async def close(self):
         pass
@@ -154,7 +162,7 @@ async def test_who_gives_up_loses_nobodys_turn(pair, limits):
 
 
 async def test_whoever_is_let_in_and_cancelled_in_that_moment_passes_the_turn_on():
-    room = Room(1, 1)
+    room = CapacityLimiter(1, 1)
     room.rows = room.nbytes = 1
     went = []
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import Closed, MailboxFull
-from ray_messaging.interception.verdicts import Judgement
+from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
-from ray_messaging.sending.bulk import Entry
-from ray_messaging.sending.parcel import Draft, Many
-from ray_messaging.sending.posting import Posting
+from ray_messaging.sending.accumulation.bulk_input import Entry
+from ray_messaging.sending.accumulation.pending_batch import BulkWaiter, RowBatch
+from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
 
 ROWS = 6
 
@@ -22,17 +22,17 @@ class Made:
 
     def __init__(self, singles, bulk=0):
         loop = asyncio.new_event_loop()
-        draft = Draft(None)
+        draft = RowBatch(None)
         self.singles = [loop.create_future() for _ in range(singles)]
         for row, future in enumerate(self.singles):
             draft.cells += (1, row, "chat", b"{}", 1.0, future)
         self.many = loop.create_future()
         if bulk:
             draft.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)
-            draft.manies.append(Many(singles, singles + bulk, self.many))
+            draft.manies.append(BulkWaiter(singles, singles + bulk, self.many))
         self.finished = []
         self.closed = []
-        self.posting = Posting(draft, draft.seal("s", 1, 0), self.finished.append, self.close)
+        self.posting = InFlightBatch(draft, draft.seal("s", 1, 0), self.finished.append, self.close)
         loop.close()
 
     def close(self, count, nbytes):
@@ -40,7 +40,7 @@ class Made:
 
     def block(self, chosen):
         """Block rows as a rule does, without a log: they are settled at once."""
-        self.posting.apply(Judgement(blocked=dict.fromkeys(chosen, ("black_list", "no"))))
+        self.posting.apply(BatchVerdict(blocked=dict.fromkeys(chosen, ("black_list", "no"))))
         stopped = [row for row in self.posting.open_rows.tolist() if row in self.posting.stopped]
         self.posting.stop(rows(*stopped))
 
@@ -199,7 +199,7 @@ def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles)
 
 
 def judged(blocked=(), rewritten=None, labels=None):
-    return Judgement(
+    return BatchVerdict(
         dict.fromkeys(blocked, ("rule", "why")),
         {row: ("editor", line) for row, line in (rewritten or {}).items()},
         {name: set(found) for name, found in (labels or {}).items()},
@@ -239,11 +239,13 @@ def test_verdicts_on_some_rows_leave_the_others_as_they_are():
 
 
 def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
-    draft = Draft(None)
+    draft = RowBatch(None)
     draft.extend(Entry(1, [1, 2, 3], "chat", b"x" * 9), 1.0)
     draft.extend(Entry(1, [4], "chat", b"y" * 99), 1.0)
     closed = []
-    posting = Posting(draft, draft.seal("s", 1, 0), lambda _: None, lambda rows, nbytes: closed.append((rows, nbytes)))
+    posting = InFlightBatch(
+        draft, draft.seal("s", 1, 0), lambda _: None, lambda rows, nbytes: closed.append((rows, nbytes))
+    )
     for row in (0, 3, 2, 1):
         posting.settle(rows(row), DELIVERED)
         posting.settle(rows(row), DELIVERED)

@@ -6,20 +6,20 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import Closed
-from ray_messaging.frames import decode, encode
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.receiving import reader as module
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.transports.base import START
+from ray_messaging.wire.frames import decode, encode
 
 
 def frame(nbytes, first=0):
-    lines = Lines.of([b'"' + b"x" * nbytes + b'"'])
-    ids = Ids(np.array([1]))
+    lines = PayloadColumn.of([b'"' + b"x" * nbytes + b'"'])
+    ids = IdColumn(np.array([1]))
     batch = Batch(sender="s", epoch=1, first=first, from_ids=ids, to_ids=ids, topics=("t",), lines=lines)
     return encode(batch)
 

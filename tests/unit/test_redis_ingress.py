@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from ray_messaging import RedisConfig
-from ray_messaging.channels import Keys, all_agents
+from ray_messaging.addressing.channels import Keys, all_agents
 from ray_messaging.errors import Closed
+from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.ingress import RedisIngress
-from ray_messaging.transports.redis.link import RedisLink
 
 
 async def test_whoever_waits_for_a_subscription_is_told_that_it_was_closed():

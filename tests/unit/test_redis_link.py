@@ -9,8 +9,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging import ConfigError, ConnectionFailed, MailboxFull, RedisConfig
 from ray_messaging.errors import ServerRefused
-from ray_messaging.transports.redis.link import RedisLink
-from ray_messaging.transports.redis.wire import reply_error
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.protocol import reply_error
 
 PASSING = [
     "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",

@@ -6,9 +6,9 @@ import logging
 import pytest
 from interceptor_support import Held, answered, batch, waited, whole
 
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import Block, EdgeBan, Moderator, Pattern, Rule, SenderBan, block, label, rewrite
-from ray_messaging.interception.watchdog import Watchdog
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.watchdog import Watchdog
 
 
 class Odd(Rule):

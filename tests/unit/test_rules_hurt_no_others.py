@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from interceptor_support import Store, answered, batch, waited, whole
 
-from ray_messaging.interception import interceptor as interceptor_module
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, Rule, SenderBan, Table, block, rewrite
-from ray_messaging.interception.watchdog import Watchdog
+from ray_messaging.interception.server import interceptor as interceptor_module
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.watchdog import Watchdog
 
 ERRORS = [ValueError("odd"), SystemExit(3), asyncio.CancelledError(), RecursionError()]
 

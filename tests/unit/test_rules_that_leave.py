@@ -6,11 +6,13 @@ import pytest
 from interceptor_support import Held, Store, answered, batch, waited
 
 from ray_messaging.errors import Closed, ConnectionFailed, RuleError
-from ray_messaging.frames import encode
-from ray_messaging.interception import deferral, farewell, store
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, RateLimit, Rule
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server import rule_closer as farewell
+from ray_messaging.interception.server.deferred import deferral
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.state import store
+from ray_messaging.interception.server.state.table import Table
+from ray_messaging.wire.frames import encode
 
 WAIT_S = 10
 

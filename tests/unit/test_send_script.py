@@ -5,8 +5,8 @@ import random
 import pytest
 import redis
 
-from ray_messaging.channels import Keys
-from ray_messaging.transports.redis.link import script_text
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.transports.redis.connection.link import script_text
 
 STATE = {"max_messages": 20, "max_bytes": 300, "messages": 0, "bytes": 0, "born": 5}
 

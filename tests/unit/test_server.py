@@ -16,16 +16,16 @@ import pytest
 import redis
 from server_support import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, wait_ended, wait_until
 
-from ray_messaging.cluster import server as server_module
-from ray_messaging.cluster import server_link
-from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.embedded import guard_link as server_link
+from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, ServerFailed
 
 REPOSITORY = Path(server_module.__file__).parents[2]
 
 OWNER = """
 import os, signal, sys
-from ray_messaging.cluster.server import EmbeddedServer
+from ray_messaging.embedded.server import EmbeddedServer
 server = EmbeddedServer("127.0.0.1")
 server.start()
 forked = 0

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 from server_support import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
 
-from ray_messaging.cluster import server as server_module
-from ray_messaging.cluster import server_keeper
-from ray_messaging.cluster.server import EmbeddedServer, Succession
-from ray_messaging.cluster.server_keeper import ServerKeeper
+from ray_messaging.embedded import keeper as server_keeper
+from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded.keeper import ServerKeeper
+from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.errors import ConfigError, ServerFailed
 
 NAME = "a-name-that-nobody-else-knows"
 
 OWNER = """
 import os, sys
-from ray_messaging.cluster.server import EmbeddedServer, Succession
+from ray_messaging.embedded.server import EmbeddedServer, Succession
 server = EmbeddedServer("127.0.0.1", succession=Succession(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))
 config = server.start()
 print(config.port, config.password, server.pid, server.data_dir, flush=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from server_support import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
 
-from ray_messaging.cluster import server as server_module
-from ray_messaging.cluster import server_link
-from ray_messaging.cluster.server import EmbeddedServer, Succession
-from ray_messaging.cluster.server_keeper import ServerKeeper
+from ray_messaging.embedded import guard_link as server_link
+from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded.keeper import ServerKeeper
+from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.errors import ServerFailed
 
 THREAD = "ray_messaging server keeper"

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from interceptor_support import Held, Rewriting, Store, answered, batch, waited, whole
 
-from ray_messaging.frames import encode
-from ray_messaging.interception import answers
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, BlackList, RateLimit, Rule, block, label
-from ray_messaging.interception.verdicts import decode_verdicts
+from ray_messaging.interception.server.deferred import answers
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.wire.frames import encode
 
 
 async def test_a_limit_that_was_passed_is_not_met_again():

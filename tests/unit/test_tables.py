@@ -7,9 +7,9 @@ import pytest
 from interceptor_support import Store, answered, batch
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.state.table import Table
 
 
 class Colour(enum.StrEnum):

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from ray_messaging.errors import OutcomeUnknown
-from ray_messaging.eventlog.writing.records import take
-from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.eventlog.writing.rows.records import take
 from ray_messaging.interception.rules import BlackList, Rule, rewrite
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Outgoing
 from ray_messaging.receipt import FATES
 from ray_messaging.transports.base import LOG_STREAM, Limits

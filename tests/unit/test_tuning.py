@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ray_messaging.cluster.tuning import relax_collector
+from ray_messaging.common.process_tuning import relax_collector
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_a_collector_that_was_switched_off_stays_off():
 
 FAULTS = """
 import resource
-from ray_messaging.cluster.tuning import keep_memory
+from ray_messaging.common.process_tuning import keep_memory
 
 keep_memory()
 bytes(8 * 2**20)

@@ -11,9 +11,9 @@ import time
 import pytest
 from interceptor_support import Held, answered, batch, waited, whole
 
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, label
-from ray_messaging.interception.watchdog import Stuck, Watch, Watchdog
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.watchdog import Stuck, Watch, Watchdog
 
 LIMIT_S = 0.1
 
@@ -166,9 +166,9 @@ CHILD = """
 import asyncio, re, sys, time
 sys.path.insert(0, "tests")
 from interceptor_support import answered, batch
-from ray_messaging.interception.interceptor import Interceptor
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.rules import ALLOW, Rule
-from ray_messaging.interception.watchdog import Watchdog
+from ray_messaging.interception.server.watchdog import Watchdog
 
 class RunsAway(Rule):
     name = "runs_away"

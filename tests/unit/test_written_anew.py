@@ -6,10 +6,10 @@ import logging
 from interceptor_support import Store, answered, batch
 
 from ray_messaging.errors import ConnectionFailed, RuleError
-from ray_messaging.interception import store
-from ray_messaging.interception.interceptor import VIOLATIONS, Interceptor
 from ray_messaging.interception.rules import BlackList, RateLimit
-from ray_messaging.interception.store import ServerBehindError
+from ray_messaging.interception.server.interceptor import VIOLATIONS, Interceptor
+from ray_messaging.interception.server.state import store
+from ray_messaging.interception.server.state.store import ServerBehindError
 
 
 class Restored(Store):

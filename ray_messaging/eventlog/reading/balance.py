@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
 from ray_messaging.eventlog.account import read_account
-from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.hashing import hashes
-from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filtering.hashing import hashes
+from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.shaping import plain
 from ray_messaging.receipt import FATES
 

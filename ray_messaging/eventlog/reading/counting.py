@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.eventlog.reading.fields import check_columns
-from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.filtering.fields import check_columns
+from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.shaping import COLUMNS, plain, stored, with_ids
 from ray_messaging.eventlog.schema import SCHEMA
 

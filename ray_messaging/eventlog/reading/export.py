@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of
-from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.tail import Source
 

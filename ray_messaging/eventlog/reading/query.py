@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.counting import count
-from ray_messaging.eventlog.reading.fields import check_agent, invalid, refuse_name
-from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.hashing import hashes
-from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.filtering.fields import check_agent, invalid, refuse_name
+from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filtering.hashing import hashes
+from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.shaping import COLUMNS, joined, plain, stored, with_ids
 from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.schema import SCHEMA

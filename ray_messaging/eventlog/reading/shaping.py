@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.channels import AgentId, check_id
-from ray_messaging.eventlog.reading.scan import POSITION
+from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.eventlog.reading.filtering.scan import POSITION
 from ray_messaging.eventlog.schema import SCHEMA
 
 INTERNAL = ("noted", "entry", "row")

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.eventlog.reading.counting import counts
-from ray_messaging.eventlog.reading.fields import MICROSECONDS
-from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.eventlog.reading.filtering.fields import MICROSECONDS
+from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.shaping import as_id
 from ray_messaging.receipt import FATES
 

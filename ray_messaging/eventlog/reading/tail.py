@@ -5,7 +5,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
-from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 
 PAGE = 4096  # rows that are asked for at a time

@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from ray_messaging.channels import NAME_LENGTH
+from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
-from ray_messaging.eventlog.writing.columns import Part, record_batch
-from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
-from ray_messaging.eventlog.writing.records import NOTHING, take
+from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
+from ray_messaging.eventlog.writing.rows.pieces import payload_bytes, pieces
+from ray_messaging.eventlog.writing.rows.records import NOTHING, take
 from ray_messaging.eventlog.writing.streams import Read, key, size
 from ray_messaging.transports.base import LOG, LOG_STREAM
 from ray_messaging.transports.log_store import LogItem, LogStore, LogStreams

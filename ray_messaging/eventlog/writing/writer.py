@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.writing.ahead import Ahead
-from ray_messaging.eventlog.writing.goals import Goals
-from ray_messaging.eventlog.writing.growing import Growing, Sealed
 from ray_messaging.eventlog.writing.intake import Chunk, Intake
-from ray_messaging.eventlog.writing.refusals import gone, lost, stuck
-from ray_messaging.eventlog.writing.storing import Storing
+from ray_messaging.eventlog.writing.log_errors import gone, lost, stuck
+from ray_messaging.eventlog.writing.open_segment import OpenSegment, Sealed
+from ray_messaging.eventlog.writing.read_ahead import ReadAhead
+from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.streams import Streams
+from ray_messaging.eventlog.writing.waiters import Waiters
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.log_store import LogItem, LogStore
 
@@ -76,12 +76,14 @@ class LogWriter:
         self._limits = limits
         self._full_rows, self._full_bytes, self._old_s = segment_rows, segment_bytes, segment_age_s
         writer = f"{run}/{secrets.token_hex(8)}"
-        self._storing = Storing(transport, folder, exp_id, writer=writer, known=known, crash=crash, troubled=self._hold)
+        self._storing = SegmentStore(
+            transport, folder, exp_id, writer=writer, known=known, crash=crash, troubled=self._hold
+        )
         self._intake = Intake(transport, exp_id)
         self._streams = Streams()
-        self._ahead = Ahead(self._intake, self._streams)
-        self._goals = Goals(self._streams.reached)
-        self._growing = Growing(1, 0)
+        self._ahead = ReadAhead(self._intake, self._streams)
+        self._goals = Waiters(self._streams.reached)
+        self._growing = OpenSegment(1, 0)
         self._full: Sealed | None = None  # and not durable yet
         self._reading: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -97,7 +99,7 @@ class LogWriter:
             self._streams.cursors = dict(newest.cursors)
             self._streams.begun, self._intake.begun = dict(newest.begun), dict(newest.begun)
             self._streams.held = dict(newest.taken or {})
-            self._growing = Growing(newest.number + 1, newest.first_row + newest.rows)
+            self._growing = OpenSegment(newest.number + 1, newest.first_row + newest.rows)
         self._streams.update(*await self._intake.look())
         await self._storing.resume(self._streams.taken())
         self._reading = self._spawn(self._read, "reader")
@@ -260,7 +262,7 @@ class LogWriter:
     def _next(self) -> Sealed:
         """Close the open segment, and begin the next one."""
         sealed = self._full = self._growing.seal(self._streams)
-        self._growing = Growing(sealed.number + 1, sealed.first_row + sealed.rows)
+        self._growing = OpenSegment(sealed.number + 1, sealed.first_row + sealed.rows)
         return sealed
 
     async def _store(self, sealed: Sealed, *, closed: bool) -> None:

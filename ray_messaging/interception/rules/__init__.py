@@ -13,7 +13,7 @@ from ray_messaging.interception.rules.round_quota import RoundQuota
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.rules.sample import Sample
 from ray_messaging.interception.rules.sender_ban import SenderBan
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server.state.table import Table
 
 __all__ = [
     "ALLOW",

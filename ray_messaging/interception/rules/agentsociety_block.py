@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 from typing import Any
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.calls import Calls
 from ray_messaging.interception.rules.moderator import (

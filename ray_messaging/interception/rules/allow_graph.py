@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.batch import Batch
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.ids import INT, Ids
 from ray_messaging.interception.rules.graphs import Edge, Edges, Network, among, read_network
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import INT, IdColumn
 
 
 class Joined(NamedTuple):
@@ -161,7 +161,7 @@ def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.i
     return layers
 
 
-def _strange(from_ids: Ids, to_ids: Ids) -> list[int]:
+def _strange(from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
     """Return the rows that hold an id that is no int."""
     if from_ids.kinds is None and to_ids.kinds is None:
         return []

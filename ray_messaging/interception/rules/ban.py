@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from ray_messaging.batch import Batch
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.pairs import Pair, PairIndex, blocks
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server.state.table import Table
 from ray_messaging.message import Message
+from ray_messaging.model.batch import Batch
 
 _FAILED = "the rule failed: "  # as `rule.failure` begins
 _CHECK = "check"  # marks the entries of `state` that are the check's: the only keys of three parts

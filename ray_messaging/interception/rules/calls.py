@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.watchdog import Steps, Stuck
+from ray_messaging.interception.server.watchdog import Steps, Stuck
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.interception.rules.ban import Ban
 from ray_messaging.interception.rules.pairs import Pair, check_pairs, name_of
 from ray_messaging.interception.rules.rule import Rule

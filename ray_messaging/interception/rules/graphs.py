@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId, check_id
+from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.pairs import hash_pairs
 

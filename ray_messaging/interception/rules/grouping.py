@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId
-from ray_messaging.ids import Ids
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.model.id_column import IdColumn
 
 
 class Groups(NamedTuple):
@@ -30,7 +30,7 @@ class Groups(NamedTuple):
         return rows[ranks >= allowed[codes]]
 
 
-def group(ids: Ids) -> Groups:
+def group(ids: IdColumn) -> Groups:
     """Group rows by id."""
     if ids.kinds is None:
         values, codes, counts = np.unique(ids.values, return_inverse=True, return_counts=True)

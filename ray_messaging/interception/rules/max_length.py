@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.pairs import blocks
 from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.model.batch import Batch
 
 
 class MaxLength(Rule):

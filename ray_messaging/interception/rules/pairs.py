@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.channels import AgentId, check_id
+from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
-from ray_messaging.ids import STR, Ids
 from ray_messaging.interception.rules.rule import Verdict, block
+from ray_messaging.model.id_column import STR, IdColumn
 
 Pair = tuple[AgentId | None, AgentId | None]
 
@@ -88,7 +88,7 @@ class PairIndex:
             return self._senders.add((from_id, 0))
         return to_id is None or self._receivers.add((0, to_id))
 
-    def candidates(self, from_ids: Ids, to_ids: Ids) -> list[int]:
+    def candidates(self, from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
         """Return the rows that may be of the set, ascending."""
         if self._everybody or len(from_ids) <= _FEW:
             return list(range(len(from_ids)))

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import regex
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
 from ray_messaging.interception.rules.texts import decoded, plain, replaced, said, strings
 from ray_messaging.interception.rules.words import Words
+from ray_messaging.model.batch import Batch
 
 MASK = "***"
 # So many messages of a batch may use up their time; then the rest is not looked at, as others wait for verdicts.

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.batch import Batch
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.grouping import Groups, group
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server.state.table import Table
+from ray_messaging.model.batch import Batch
 
 _ROUNDING = 1e-6  # of a message: what is lost in sums of seconds must not cost one
 _LEAST_SWEEP = 1024

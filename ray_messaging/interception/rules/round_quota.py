@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ray_messaging.batch import Batch
-from ray_messaging.channels import AgentId
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.grouping import group
 from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server.state.table import Table
+from ray_messaging.model.batch import Batch
 
 _BEGUN = None  # the key under which `state` says that a round has begun
 

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from ray_messaging.batch import Batch
-from ray_messaging.interception.state import Table
-from ray_messaging.interception.watchdog import Watch
+from ray_messaging.compat.msg import Msg, Payload
+from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.message import Message
-from ray_messaging.msg import Msg, Payload
+from ray_messaging.model.batch import Batch
 
 if TYPE_CHECKING:
     from ray_messaging.interception.rules.black_list import BlackList

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.rule import Rule, Verdict, block, label
+from ray_messaging.model.batch import Batch
 
 _GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.msg import ROLES, names_msg
+from ray_messaging.compat.msg import ROLES, names_msg
 
 # Scripts that set no space between words, so that no boundary is asked for beside their letters: Thai, Lao, Myanmar,
 # Khmer, Han, Hiragana, Katakana.

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from ray_messaging.errors import Fenced
-from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, Noted
+from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LoggedFrame
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, number
@@ -136,7 +136,7 @@ class MemoryLog:
 
     # -- what the senders' side tells the log ---------------------------------------------------------------------
 
-    def _crowded(self, noted: Noted | None, before: tuple[int, int]) -> bool:
+    def _crowded(self, noted: LoggedFrame | None, before: tuple[int, int]) -> bool:
         """Tell whether the log stream must not take a note, behind so many rows and bytes of the same call.
 
         An empty one takes any, which would else wait for ever.
@@ -150,7 +150,7 @@ class MemoryLog:
             return False
         return log.backlog.passes(log.limits, rows + noted.rows, nbytes + len(noted.frame) + len(noted.note))
 
-    def _note(self, noted: Noted | None, takers: list[int] | None) -> None:
+    def _note(self, noted: LoggedFrame | None, takers: list[int] | None) -> None:
         """Write a note, where a log is registered."""
         log = self._exp.log
         if noted is not None and log.limits is not None:

@@ -10,12 +10,12 @@ from ray_messaging.transports.base import (
     Conclusion,
     Cursor,
     FrameFate,
+    FrameWrite,
     MailboxEnd,
     SelectiveAcks,
     SendReply,
     SendRequest,
     SendStatus,
-    Shipment,
     lost,
     place,
 )
@@ -71,7 +71,7 @@ class MemoryPost(MemoryLog):
         exp.wake()
         return reply
 
-    def _decide(self, plan: _Plan, part: Shipment, *, behind: bool) -> FrameFate:
+    def _decide(self, plan: _Plan, part: FrameWrite, *, behind: bool) -> FrameFate:
         last = plan.sender.last.get(part.mailbox, 0)
         if plan.over or (part.seq <= last and plan.request.conclusion is None):
             return FrameFate.DUPLICATE
@@ -98,7 +98,7 @@ class MemoryPost(MemoryLog):
         """Leave it to `send`: nothing travels."""
         return None
 
-    def _fits(self, plan: _Plan, part: Shipment) -> FrameFate:
+    def _fits(self, plan: _Plan, part: FrameWrite) -> FrameFate:
         name, done = part.mailbox, plan.request.conclusion
         box = self._exp.mailboxes.get(name)
         if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
@@ -145,7 +145,7 @@ class MemoryPost(MemoryLog):
             self._note(part.noted, None if part.mailbox else taken)
             sender.last[part.mailbox] = part.seq
 
-    def _publish(self, part: Shipment) -> list[int]:
+    def _publish(self, part: FrameWrite) -> list[int]:
         return [self.server.publish(channel, data, by=self.exp_id) for channel, data in part.publish]
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
@@ -188,7 +188,7 @@ def _status(request: SendRequest, exp: Experiment, sender: Sender) -> SendStatus
     return SendStatus.OK if request.interceptor_epoch in counts else SendStatus.STALE_VERDICTS
 
 
-def _pairs(reply: SendReply, request: SendRequest) -> list[tuple[FrameFate, Shipment]]:
+def _pairs(reply: SendReply, request: SendRequest) -> list[tuple[FrameFate, FrameWrite]]:
     return list(zip(reply.fates, request.shipments, strict=True))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ray_messaging.patterns import glob_pattern
+from ray_messaging.addressing.patterns import glob_pattern
 from ray_messaging.transports.base import START, Cursor, Ingress, Limits, SelectiveAcks
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.log_store import LogItem

@@ -5,9 +5,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from math import inf
 
-from ray_messaging.directory import Record, decode_record, encode_record
+from ray_messaging.addressing.directory import Record, decode_record, encode_record
+from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.errors import AlreadyExists, Closed
-from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
     LOG,
     DirectoryDelta,

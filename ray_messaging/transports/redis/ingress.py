@@ -10,13 +10,13 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ray_messaging.agent_sets import ChannelSet
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import Closed, MessagingError, ServerRefused
-from ray_messaging.loops import Loop, end
+from ray_messaging.model.agent_sets import ChannelSet
 from ray_messaging.transports.base import Ingress
-from ray_messaging.transports.redis.feed import Feed
-from ray_messaging.transports.redis.link import RedisLink
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.pubsub_feed import Feed
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +87,9 @@ class RedisIngress:
             self._confirm()
         await ready
 
-    def loop(self) -> Loop:
+    def loop(self) -> TaskHealth:
         """Tell whether what is published still arrives."""
-        return Loop("subscription", self._task is not None and not self._task.done(), busy=False, age_s=0.0)
+        return TaskHealth("subscription", self._task is not None and not self._task.done(), busy=False, age_s=0.0)
 
     async def close(self) -> None:
         """Stop; what is published from now on does not arrive."""

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.channels import Keys
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits
 from ray_messaging.transports.epochs import successor_of
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
-from ray_messaging.transports.redis.link import RedisLink, script_text
-from ray_messaging.transports.redis.lives import Lives
-from ray_messaging.transports.redis.reads import BlockingReads, after
+from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
+from ray_messaging.transports.redis.connection.link import RedisLink, script_text
+from ray_messaging.transports.redis.server_runs import Lives
 
 # One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
 # many bytes: XREAD counts entries only, and the reader's memory is to stay flat.

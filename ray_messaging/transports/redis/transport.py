@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.channels import Keys, all_agents
+from ray_messaging.addressing.channels import Keys, all_agents
+from ray_messaging.addressing.directory import Record, decode_record, encode_record
+from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig
-from ray_messaging.directory import Record, decode_record, encode_record
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MailboxFull, ServerRefused
-from ray_messaging.loops import Loop
-from ray_messaging.patterns import GLOBS, Patterns
 from ray_messaging.transports.base import (
     LOG,
     LOG_STREAM,
@@ -34,11 +34,11 @@ from ray_messaging.transports.base import (
     lost,
 )
 from ray_messaging.transports.dead_letters import DEAD_BYTES, kept_of
+from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.protocol import LARGE
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
-from ray_messaging.transports.redis.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
-from ray_messaging.transports.redis.reads import BlockingReads, after
-from ray_messaging.transports.redis.wire import LARGE
 
 _OTHERS = 16  # leases that are looked at by chance
 
@@ -311,7 +311,7 @@ class RedisTransport(RedisLog):
         if ingress is not None:
             await ingress.close()
 
-    def loops(self) -> list[Loop]:
+    def loops(self) -> list[TaskHealth]:
         """Tell how listening to foreign clients is doing."""
         return [] if self._ingress is None else [self._ingress.loop()]
 

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from ray_messaging.cli.deadletters_show import show_letter, show_letters
-from ray_messaging.cluster.dead_letters import DeadLetter
+from ray_messaging.cli.deadletters.show import show_letter, show_letters
+from ray_messaging.cluster.handles.dead_letters import DeadLetter
 
 EVIL = "a\x1b[2Jb\x9b"
 LETTER = DeadLetter("1795184815738-12", EVIL, EVIL, 1.0, EVIL.encode(), 0, "town")

@@ -10,12 +10,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ray_messaging.channels import Keys
-from ray_messaging.cli import app, doctor_experiment, doctor_machine, doctor_server
-from ray_messaging.cli.doctor_show import show_health
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.cli import app
+from ray_messaging.cli.doctor import experiment as doctor_experiment
+from ray_messaging.cli.doctor import machine as doctor_machine
+from ray_messaging.cli.doctor import server as doctor_server
+from ray_messaging.cli.doctor.show import show_health
 from ray_messaging.errors import ConfigError, ServerFailed
-from ray_messaging.health import Finding, Health
-from ray_messaging.transports.redis.probe import COPY_FROM, client_of
+from ray_messaging.observability import Finding, Health
+from ray_messaging.transports.redis.server_probe import COPY_FROM, client_of
 
 
 @pytest.fixture

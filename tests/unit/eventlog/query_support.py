@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.reading.filtering.scan import View
 from ray_messaging.eventlog.reading.query import answer
-from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.schema import SCHEMA
 
 T0 = 1_700_000_000.0  # unix s

@@ -19,7 +19,7 @@ from ray_messaging.errors import LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.writing.columns import Part, record_batch
+from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.receipt import DELIVERED
 
 

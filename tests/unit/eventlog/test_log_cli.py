@@ -8,7 +8,7 @@ from query_support import ViewSource, row, write_folder
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
-from ray_messaging.cli.log_show import sparkline
+from ray_messaging.cli.log.show import sparkline
 from ray_messaging.eventlog.event_log import EventLog
 
 ROWS = [
@@ -137,7 +137,7 @@ def test_tail_of_a_finished_run(run):
 def test_tail_of_a_run_that_goes_on(folder, monkeypatch):
     source = ViewSource(folder)
     source.coming = [[row(6, 1, 2)], [row(7, 1, 2)]]
-    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EventLog(source))
+    monkeypatch.setattr("ray_messaging.cli.log.commands.open_log", lambda target: EventLog(source))
     found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "-n", "1", "--json", "--limit", "3"])
     assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-5", "s-1-6", "s-1-7"]
 
@@ -159,7 +159,7 @@ def test_a_tail_with_a_limit_shows_the_last_rows_that_match(run, options, number
 def test_a_limited_tail_of_a_run_that_goes_on_ends_with_its_last_rows(folder, monkeypatch):
     source = ViewSource(folder)
     source.coming = [[row(6, 1, 2)]]
-    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EventLog(source))
+    monkeypatch.setattr("ray_messaging.cli.log.commands.open_log", lambda target: EventLog(source))
     found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "--json", "--limit", "2"])
     assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-4", "s-1-5"]
 

@@ -8,8 +8,8 @@ import redis.asyncio as aioredis
 from servers import RedisProcess
 from writing_support import WAIT_S, Society, logged, seen
 
-from ray_messaging.channels import Keys
-from ray_messaging.cluster.log_host import LogHost
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, Fenced, LogError, MessagingError, Unbalanced

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from query_support import T0, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.pruning import may_match
+from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filtering.pruning import may_match
 from ray_messaging.receipt import FATES
 
 ENDS = st.sampled_from([None, -1, 0, 1, 7, "ann", "bob", 2**62])

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from writing_support import batch_of, expected, note_of, rows_of
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.writing.columns import record_batch
-from ray_messaging.eventlog.writing.pieces import payload_bytes, pieces
-from ray_messaging.eventlog.writing.records import take
-from ray_messaging.frames import encode
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
+from ray_messaging.eventlog.writing.rows.columns import record_batch
+from ray_messaging.eventlog.writing.rows.pieces import payload_bytes, pieces
+from ray_messaging.eventlog.writing.rows.records import take
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.receipt import NO_LISTENER
 from ray_messaging.transports.base import LOG_STREAM
 from ray_messaging.transports.log_store import LogItem
+from ray_messaging.wire.frames import encode
 
 ENTRY = "1790000000123-4"
 
@@ -45,7 +45,7 @@ def lines_of(draw, rows):
     count = draw(st.integers(1 if rows else 0, 3)) if shared else rows
     lines = draw(st.lists(st.binary(max_size=8) if raw else LINES, min_size=count, max_size=count))
     index = draw(st.lists(st.integers(0, count - 1), min_size=rows, max_size=rows)) if shared and rows else None
-    return Lines.of(lines, None if index is None else np.array(index, np.uint32), raw=raw)
+    return PayloadColumn.of(lines, None if index is None else np.array(index, np.uint32), raw=raw)
 
 
 @st.composite
@@ -63,8 +63,8 @@ def batches(draw):
         sender=draw(TEXTS),
         epoch=draw(st.integers(0, 2**61)),
         first=draw(st.integers(0, 2**61)),
-        from_ids=Ids.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
-        to_ids=Ids.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
+        from_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
+        to_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
         topics=topics,
         topic=topic,
         numbers=np.sort(column(st.integers(0, 2**32 - 1), np.uint32)) if draw(st.booleans()) else None,
@@ -148,9 +148,9 @@ def test_channels_of_many_agents_are_theirs(low, width):
     to_ids = np.random.default_rng(1).integers(low, min(low + width, 2**63 - 1), 300, endpoint=True)
     topic = np.arange(300, dtype=np.uint16) % 3
     frames = [
-        batch_of(300, to_ids=Ids(to_ids)),
-        batch_of(300, to_ids=Ids(to_ids), topics=("user-chat", "agent-chat", ":all"), topic=topic),
-        batch_of(3, to_ids=Ids.of([low, "ann", None])),
+        batch_of(300, to_ids=IdColumn(to_ids)),
+        batch_of(300, to_ids=IdColumn(to_ids), topics=("user-chat", "agent-chat", ":all"), topic=topic),
+        batch_of(3, to_ids=IdColumn.of([low, "ann", None])),
     ]
     items = [item_of(batch) for batch in frames]
     for some in ([items[0]], items[:2], items):
@@ -174,10 +174,10 @@ def test_more_rows_than_columns_share_memory_for():
 
 
 def test_what_is_no_utf8_stays_readable():
-    raw = Lines.of([b"\xff\n{", b"plain", b"\xc3", b"\xa4"], raw=True)
+    raw = PayloadColumn.of([b"\xff\n{", b"plain", b"\xc3", b"\xa4"], raw=True)
     rows = rows_of(item_of(batch_of(4, lines=raw)))
     assert [row["payload"] for row in rows] == ["�\n{", "plain", "�", "�"]
-    rows = rows_of(item_of(batch_of(2, lines=Lines.of([b'"\xff"', b'"ok"']))))
+    rows = rows_of(item_of(batch_of(2, lines=PayloadColumn.of([b'"\xff"', b'"ok"']))))
     assert [row["payload"] for row in rows] == ['"�"', '"ok"']
 
 
@@ -246,7 +246,7 @@ def test_who_took_a_publication_says_its_fate():
 
 def test_pieces_of_a_note_keep_each_row_s_facts():
     note = note_of("published", why=[("soften", "rude", [1, 2])], before=[([1, 3], b"1"), ([2], b"2")])
-    shared = Lines.of([b"x" * 100], np.zeros(4, np.uint32))
+    shared = PayloadColumn.of([b"x" * 100], np.zeros(4, np.uint32))
     item = noted_item(batch_of(4, lines=shared), note, [1, 0, 1, 0])
     assert rows_of(item, limit=100) == rows_of(item)
     assert [row["payload_before"] for row in rows_of(item, limit=100)] == [None, "1", "2", "1"]
@@ -254,7 +254,7 @@ def test_pieces_of_a_note_keep_each_row_s_facts():
 
 def test_what_was_said_before_a_rewrite_counts_in_a_piece():
     note = note_of("delivered", mailbox="m", why=[("soften", "", [0, 1, 2])], before=[([0, 2], b"x" * 1000)])
-    part = take(noted_item(batch_of(4, lines=Lines.of([b"{}"], np.zeros(4, np.uint32))), note)).part
+    part = take(noted_item(batch_of(4, lines=PayloadColumn.of([b"{}"], np.zeros(4, np.uint32))), note)).part
     assert payload_bytes(part) > 2000
     assert [end for _, end in pieces(part, 0, 1200)] == [2, 4]
 

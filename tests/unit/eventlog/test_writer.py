@@ -12,9 +12,9 @@ from writing_support import WAIT_S, Society, logged, seen
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing import storing
+from ray_messaging.eventlog.writing import segment_store as storing
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.lines import Lines
+from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.transports import open_transport
 from ray_messaging.transports.base import Cursor
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
@@ -294,7 +294,7 @@ async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_p
 async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(society, writers, tmp_path, monkeypatch):
     monkeypatch.setattr("ray_messaging.eventlog.writing.intake.PIECE_BYTES", 1_000)
     await society.mailbox("a")
-    shared = Lines.of([b'"' + b"x" * 98 + b'"'], np.zeros(100, np.uint32))
+    shared = PayloadColumn.of([b'"' + b"x" * 98 + b'"'], np.zeros(100, np.uint32))
     crash = Crash("written", after=2)
     await writers(segment_rows=20, crash=crash)
     await society.send("a", 100, lines=shared)
@@ -659,7 +659,7 @@ async def test_very_many_streams_are_read_some_at_a_time(society, writers, monke
 @pytest.fixture
 def eager(monkeypatch):
     """Read ahead however little there is, an entry of each stream at a time."""
-    monkeypatch.setattr("ray_messaging.eventlog.writing.ahead._MUCH", 1)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.read_ahead._MUCH", 1)
     monkeypatch.setattr("ray_messaging.eventlog.writing.streams.READ_BYTES", 1_000)
 
 

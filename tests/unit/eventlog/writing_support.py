@@ -4,21 +4,21 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from ray_messaging.batch import Batch
+from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
-from ray_messaging.directory import Record
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.columns import record_batch
-from ray_messaging.eventlog.writing.pieces import pieces
-from ray_messaging.eventlog.writing.records import take
-from ray_messaging.frames import encode
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
+from ray_messaging.eventlog.writing.rows.columns import record_batch
+from ray_messaging.eventlog.writing.rows.pieces import pieces
+from ray_messaging.eventlog.writing.rows.records import take
 from ray_messaging.message import Message
-from ray_messaging.notes import Before, Note, Why, encode_note
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.receipt import FATES
 from ray_messaging.transports import open_transport
-from ray_messaging.transports.base import LOG, Limits, Noted, SendRequest, Shipment
+from ray_messaging.transports.base import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
+from ray_messaging.wire.frames import encode
+from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
 
 WAIT_S = 10.0
 LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
@@ -26,11 +26,11 @@ LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
 
 def batch_of(rows, *, first=0, sender="s", payload=None, **columns):
     """Build a batch of `rows` messages, the payload of which says their numbers."""
-    columns.setdefault("from_ids", Ids(np.arange(rows)))
-    columns.setdefault("to_ids", Ids(np.arange(rows) % 7))
+    columns.setdefault("from_ids", IdColumn(np.arange(rows)))
+    columns.setdefault("to_ids", IdColumn(np.arange(rows) % 7))
     columns.setdefault("topics", ("agent-chat",))
     columns.setdefault("sent_at", 1_700_000_000.25)
-    columns.setdefault("lines", Lines.encode([payload or {"n": first + row} for row in range(rows)], 2**30))
+    columns.setdefault("lines", PayloadColumn.encode([payload or {"n": first + row} for row in range(rows)], 2**30))
     return Batch(sender=sender, epoch=1, first=first, **columns)
 
 
@@ -84,7 +84,7 @@ def note_of(fate, *, mailbox="", why=(), before=()):
     """Build a note; why: (rule, reason, rows), before: (rows, payload)."""
     whys = tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for rule, reason, rows in why)
     said = tuple(Before(np.array(rows, "<u4").tobytes(), line) for rows, line in before)
-    return encode_note(Note(FATES.index(fate), mailbox, whys, said))
+    return encode_log_note(LogNote(FATES.index(fate), mailbox, whys, said))
 
 
 class Society:
@@ -119,7 +119,7 @@ class Society:
     async def block(self, rows, rule="no"):
         """Write a note of blocked messages."""
         batch = self._next(rows)
-        noted = Noted(encode(batch), note_of("blocked", why=[(rule, "because", range(rows))]), rows)
+        noted = LoggedFrame(encode(batch), note_of("blocked", why=[(rule, "because", range(rows))]), rows)
         await self._ship(LOG, rows, b"", noted)
         return batch
 
@@ -135,7 +135,7 @@ class Society:
         seq = self._seq[mailbox] = self._seq.get(mailbox, 0) + 1
         version = (await self.transport.load_directory(-1)).version
         reply = await self.transport.send(
-            SendRequest("s", self._epoch, version, -1, [Shipment(mailbox, seq, rows, frame, noted=noted)])
+            SendRequest("s", self._epoch, version, -1, [FrameWrite(mailbox, seq, rows, frame, noted=noted)])
         )
         assert [*map(int, reply.fates)] == [0], reply
 

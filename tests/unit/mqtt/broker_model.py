@@ -2,9 +2,9 @@
 
 from collections import Counter, deque
 
-from ray_messaging.transports.mqtt.arrivals import Arrivals
-from ray_messaging.transports.mqtt.window import Window
-from ray_messaging.transports.mqtt.wire import decode_data, decode_places, encode_data, encode_places
+from ray_messaging.mqtt.receiving.arrivals import Arrivals
+from ray_messaging.mqtt.sending.window import Window
+from ray_messaging.mqtt.wire.signals import decode_data, decode_places, encode_data, encode_places
 
 ROWS = 3  # of each frame
 MOST_HELD = 2

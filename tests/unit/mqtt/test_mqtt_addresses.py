@@ -2,9 +2,9 @@
 
 import pytest
 
-from ray_messaging.channels import Address, build_channel
+from ray_messaging.addressing.channels import Address, build_channel
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.mqtt.addresses import SHARED, Addresses, agent_of
+from ray_messaging.mqtt.messager.addresses import SHARED, Addresses, agent_of
 
 
 @pytest.mark.parametrize(

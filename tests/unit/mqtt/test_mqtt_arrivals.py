@@ -1,7 +1,7 @@
 """What arrives in a mailbox, case by case (all cases at random: test_mqtt_lossy_broker.py)."""
 
-from ray_messaging.transports.mqtt.arrivals import HELD_BYTES, Arrivals, Frame, Resend
-from ray_messaging.transports.mqtt.wire import Data, Place
+from ray_messaging.mqtt.receiving.arrivals import HELD_BYTES, Arrivals, Frame, Resend
+from ray_messaging.mqtt.wire.signals import Data, Place
 
 ENOUGH = 10**6
 

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ray_messaging.transports.mqtt.arrivals import HELD_BYTES
-from ray_messaging.transports.mqtt.wire import decode_data
+from ray_messaging.mqtt.receiving.arrivals import HELD_BYTES
+from ray_messaging.mqtt.wire.signals import decode_data
 
 NAMES = ["a", "b"]
 NAME = st.sampled_from(NAMES)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ray_messaging.channels import agent_channel, parse_channel, payback_channel
+from ray_messaging.addressing.channels import agent_channel, parse_channel, payback_channel
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.transports.mqtt.cover import cover
-from ray_messaging.transports.mqtt.topics import (
+from ray_messaging.mqtt.receiving.filter_cover import cover
+from ray_messaging.mqtt.wire.topics import (
     Filters,
     Topics,
     channel_of_topic,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.transports.mqtt.window import Window
-from ray_messaging.transports.mqtt.wire import Data
+from ray_messaging.mqtt.sending.window import Window
+from ray_messaging.mqtt.wire.signals import Data
 
 ENOUGH = 10**6
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import FrameError
-from ray_messaging.transports.mqtt.wire import (
+from ray_messaging.mqtt.wire.signals import (
     Card,
     Data,
     Place,

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from ray_messaging.replay.trace import read_trace
+from ray_messaging.replay.traces.trace import read_trace
 
 
 def test_college_messages(data):

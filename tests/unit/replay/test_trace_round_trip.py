@@ -7,9 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.channels import check_id
+from ray_messaging.addressing.channels import check_id
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.replay.trace import read_trace
+from ray_messaging.replay.traces.trace import read_trace
 
 
 def is_id(spelled):

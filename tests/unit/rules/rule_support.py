@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from ray_messaging.batch import Batch
-from ray_messaging.ids import Ids
-from ray_messaging.lines import Lines
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
 
 AGENT = st.one_of(st.integers(0, 4), st.sampled_from(["ann", "bob", -(2**63), 2**63 - 1]))
 SENDER = RECEIVER = st.one_of(AGENT, st.none())
@@ -22,10 +22,10 @@ def batch_of(pairs, texts=None, *, sender="s", first=0, epoch=0, payloads=None):
         sender=sender,
         epoch=epoch,
         first=first,
-        from_ids=Ids.of([pair[0] for pair in pairs]),
-        to_ids=Ids.of([pair[1] for pair in pairs]),
+        from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        to_ids=IdColumn.of([pair[1] for pair in pairs]),
         topics=("agent-chat",),
-        lines=None if payloads is None else Lines.of([msgspec.json.encode(payload) for payload in payloads]),
+        lines=None if payloads is None else PayloadColumn.of([msgspec.json.encode(payload) for payload in payloads]),
     )
 
 

@@ -13,16 +13,16 @@ import ray.cloudpickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
-from ray_messaging.ids import Ids
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules.agentsociety_block import BlackSet, Block, ViolationCounts
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import ALLOW
-from ray_messaging.interception.watchdog import Watch
-from ray_messaging.lines import Lines
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.message import Message
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
 
 # -- what AgentSociety gives its users: a base class with a lock, a decorator that takes it and writes its arguments ---
 
@@ -128,8 +128,8 @@ class Model:
 def batch(*rows, first=0):
     return Batch(
         sender="s", epoch=0, first=first, topics=("chat",),
-        from_ids=Ids.of([row[0] for row in rows]), to_ids=Ids.of([row[1] for row in rows]),
-        lines=Lines.encode([{"content": row[2]} for row in rows], 10**6),
+        from_ids=IdColumn.of([row[0] for row in rows]), to_ids=IdColumn.of([row[1] for row in rows]),
+        lines=PayloadColumn.encode([{"content": row[2]} for row in rows], 10**6),
     )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ async def test_msg_is_what_agentsociety_gives():
     rule = block_in(Context(), Once(lambda msg, counts, pairs: (told.append(msg) or True, "")))
     payload = {"type": "chat", "content": "grüße 你好", "n": [1, 2.5, None, True]}
     one = batch((1, 2, ""))
-    one.lines = Lines.encode([payload], 10**6)
+    one.lines = PayloadColumn.encode([payload], 10**6)
     assert await rule.judge(Message("e", one, 0)) is ALLOW
     assert told == [json.dumps(payload, default=str)]
 

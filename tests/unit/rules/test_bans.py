@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from rule_support import PAIRS, TEXTS, batch_of, blocked, follow, judged, one_by_one, revived
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import (
     ALLOW,
     BlackList,
@@ -23,6 +22,7 @@ from ray_messaging.interception.rules import (
     block,
     label,
 )
+from ray_messaging.interception.server.interceptor import Interceptor
 
 
 class NoBad(Rule):

@@ -11,20 +11,6 @@ from hypothesis import strategies as st
 from interceptor_support import batch
 
 from ray_messaging.errors import Fenced, FrameError
-from ray_messaging.frames import encode
-from ray_messaging.interception import grants, standing
-from ray_messaging.interception.grants import (
-    Grant,
-    Standing,
-    can_grant,
-    decode_grant,
-    decode_standing,
-    encode_grant,
-    encode_standing,
-    grant_of,
-    size_of,
-)
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import (
     AllowGraph,
     BlackList,
@@ -35,7 +21,22 @@ from ray_messaging.interception.rules import (
     Rule,
     Sample,
 )
-from ray_messaging.interception.verdicts import decode_verdicts
+from ray_messaging.interception.server import rule_delegation as standing
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.wire import rule_snapshot as grants
+from ray_messaging.interception.wire.rule_snapshot import (
+    RuleSnapshot,
+    SnapshotState,
+    can_grant,
+    decode_grant,
+    decode_standing,
+    encode_grant,
+    encode_standing,
+    grant_of,
+    size_of,
+)
+from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.wire.frames import encode
 
 NUMBER = 2**32
 ids = st.one_of(st.integers(-3, 12), st.sampled_from(["ann", "bob", "eve"]), st.just(2**63 - 1), st.just(-(2**63)))
@@ -148,7 +149,7 @@ def test_requests_that_cannot_be_read(data):
 
 
 def test_requests_say_what_is_held_and_what_has_passed():
-    assert decode_standing(encode_standing(Standing(NUMBER, -3))) == Standing(NUMBER, -3)
+    assert decode_standing(encode_standing(SnapshotState(NUMBER, -3))) == SnapshotState(NUMBER, -3)
 
 
 # -- the interceptor's side -------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ async def write(number):
 
 
 async def ask(interceptor, held=0, passed=0):
-    answer = interceptor.stand(encode_standing(Standing(held, passed)))
+    answer = interceptor.stand(encode_standing(SnapshotState(held, passed)))
     return decode_grant(answer if isinstance(answer, bytes) else await answer)
 
 
@@ -176,10 +177,10 @@ async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):
     grant = await ask(interceptor)
     assert grant.number == interceptor.standing.number
     assert grant.rules is not None
-    assert await ask(interceptor, grant.number, 5) == Grant(grant.number)
+    assert await ask(interceptor, grant.number, 5) == RuleSnapshot(grant.number)
     assert interceptor.judged == 5
     await interceptor.change(lambda: interceptor.black_list.add((1, 1)))
-    assert await ask(interceptor, grant.number) == Grant(0)
+    assert await ask(interceptor, grant.number) == RuleSnapshot(0)
     clock[0] += standing.CALM_S
     later = await ask(interceptor, grant.number)
     assert later.number > grant.number
@@ -201,7 +202,7 @@ async def test_what_is_loaded_is_looked_at_once_more(monkeypatch):
 async def test_who_cannot_grant_offers_nothing(monkeypatch, epoch, stand):
     monkeypatch.setattr(standing, "CALM_S", 0.0)
     interceptor = Interceptor("x", epoch=epoch, stand=stand)
-    assert await ask(interceptor) == Grant(0)
+    assert await ask(interceptor) == RuleSnapshot(0)
     assert offered(interceptor) == 0
     await interceptor.close()
 
@@ -220,7 +221,7 @@ async def test_rules_that_change_while_the_server_is_told_are_not_granted(monkey
     await asyncio.sleep(0)
     assert not change.done()
     gate.set()
-    assert await asked == Grant(0)
+    assert await asked == RuleSnapshot(0)
     await change
     await interceptor.close()
 
@@ -233,7 +234,7 @@ async def test_a_server_that_refuses_the_number(monkeypatch, caplog):
 
     interceptor = Interceptor("x", epoch=3, stand=refuse)
     with caplog.at_level(logging.INFO):
-        assert await ask(interceptor) == Grant(0)
+        assert await ask(interceptor) == RuleSnapshot(0)
     assert "does not take their number" in caplog.text
     with pytest.raises(Fenced):
         await interceptor.change(lambda: interceptor.black_list.add((1, 1)))

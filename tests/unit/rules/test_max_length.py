@@ -8,7 +8,7 @@ from rule_support import batch_of, blocked, judged, one_by_one
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import MaxLength
-from ray_messaging.lines import Lines
+from ray_messaging.model.payload_column import PayloadColumn
 
 
 @given(st.lists(st.text(max_size=9), min_size=1), st.integers(2, 30))
@@ -20,7 +20,7 @@ def test_at_once_and_one_by_one(texts, limit):
 
 def test_lines_that_messages_share():
     batch = batch_of([(1, 2)] * 3)
-    batch.lines = Lines.of([b"{}", b'{"x":1}'], np.array([1, 0, 1], np.uint32))
+    batch.lines = PayloadColumn.of([b"{}", b'{"x":1}'], np.array([1, 0, 1], np.uint32))
     assert blocked(MaxLength(6), batch) == [0, 2]
     assert judged(MaxLength(6), batch)[0].reason == "payload of 7 bytes, the limit is 6"
 

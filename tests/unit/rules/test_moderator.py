@@ -9,22 +9,27 @@ import numpy as np
 import pytest
 import ray.cloudpickle
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import RuleError
-from ray_messaging.ids import Ids
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules.moderator import Moderator
 from ray_messaging.interception.rules.rule import ALLOW, block, label, rewrite
-from ray_messaging.lines import Lines
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Message
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
 
 
 def message(content="hello", from_id=1, to_id=2):
     return Message(
         "e",
         Batch(
-            sender="s", epoch=0, first=0, from_ids=Ids.of([from_id]), to_ids=Ids.of([to_id]), topics=("chat",),
-            lines=Lines.encode([{"content": content}], 10**9),
+            sender="s",
+            epoch=0,
+            first=0,
+            from_ids=IdColumn.of([from_id]),
+            to_ids=IdColumn.of([to_id]),
+            topics=("chat",),
+            lines=PayloadColumn.encode([{"content": content}], 10**9),
         ),
         0,
     )  # fmt: skip

@@ -10,13 +10,13 @@ import pytest
 import ray.cloudpickle
 from pydantic import SecretStr
 
-from ray_messaging.batch import Batch
 from ray_messaging.errors import ConfigError, RuleError
-from ray_messaging.ids import Ids
 from ray_messaging.interception.rules.openai_moderator import OpenAIModerator, read_verdict
 from ray_messaging.interception.rules.rule import ALLOW, block
-from ray_messaging.lines import Lines
 from ray_messaging.message import Message
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
 
 KEY = "sk-a-secret-of-the-tests"
 
@@ -25,8 +25,8 @@ def message(content="hello", from_id=1):
     return Message(
         "e",
         Batch(
-            sender="s", epoch=0, first=0, from_ids=Ids.of([from_id]), to_ids=Ids.of([2]), topics=("chat",),
-            lines=Lines.encode([{"content": content}], 10**9),
+            sender="s", epoch=0, first=0, from_ids=IdColumn.of([from_id]), to_ids=IdColumn.of([2]), topics=("chat",),
+            lines=PayloadColumn.encode([{"content": content}], 10**9),
         ),
         0,
     )  # fmt: skip

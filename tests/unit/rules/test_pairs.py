@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from ray_messaging.ids import Ids
 from ray_messaging.interception.rules.pairs import PairIndex
+from ray_messaging.model.id_column import IdColumn
 
-STRANGERS = Ids(np.arange(10**6, 10**6 + 1000)), Ids(np.arange(2 * 10**6, 2 * 10**6 + 1000))
+STRANGERS = IdColumn(np.arange(10**6, 10**6 + 1000)), IdColumn(np.arange(2 * 10**6, 2 * 10**6 + 1000))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_what_was_added_is_found():
     for pair in [(3, 4), (5, None), (None, 6), ("ann", None)]:
         assert index.add(pair)
     sent = [(1, 2), (3, 4), (5, 9), (9, 6), ("ann", 9), *((n, n) for n in range(100, 110))]
-    found = index.candidates(Ids.of([a for a, _ in sent]), Ids.of([b for _, b in sent]))
+    found = index.candidates(IdColumn.of([a for a, _ in sent]), IdColumn.of([b for _, b in sent]))
     assert {0, 1, 2, 3, 4} <= set(found)
     assert len(found) < 12
     index.add((None, None))

@@ -14,7 +14,7 @@ from rule_support import batch_of, blocked, judged, one_by_one
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import Pattern, label
-from ray_messaging.lines import Lines
+from ray_messaging.model.payload_column import PayloadColumn
 
 
 def texts_blocked(rule, *texts):
@@ -23,7 +23,7 @@ def texts_blocked(rule, *texts):
 
 def batch_of_lines(lines, *, raw=False, index=None):
     batch = batch_of([(1, 2)] * (len(lines) if index is None else len(index)))
-    batch.lines = Lines.of(lines, None if index is None else np.array(index, np.uint32), raw=raw)
+    batch.lines = PayloadColumn.of(lines, None if index is None else np.array(index, np.uint32), raw=raw)
     return batch
 
 

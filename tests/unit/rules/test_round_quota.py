@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rule_support import PAIRS, batch_of, blocked, follow, judged, one_by_one, revived
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.interceptor import Interceptor
 from ray_messaging.interception.rules import RoundQuota
-from ray_messaging.interception.state import Table
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.state.table import Table
 
 
 class Context:

@@ -1,0 +1,1 @@
+"""Channels, patterns, and the directory of mailboxes."""

@@ -1,0 +1,274 @@
+"""Build and parse channels and Redis keys; no other module writes either down.
+
+A channel is the address that users and foreign Redis clients see:
+
+    exps:{exp_id}:agents:{agent_id}:{subtopic}      an agent's
+    exps:{exp_id}:user-payback                      the user's
+    anything else without control characters        a plain channel
+
+Inside, a channel is an `Address`: the agent's id (None on plain channels) and a topic. A topic is the subtopic of an
+agent's channel, or `:` and the whole name of a plain one; as no subtopic holds a colon, the two never meet.
+"""
+
+import re
+from enum import Enum
+from operator import index
+from typing import NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.errors import InvalidAddress
+
+AgentId = int | str
+_BOOLS = (bool, np.bool_)  # numpy 1's is an integer to operator.index
+
+
+class Omitted(Enum):
+    """The from_id of a message where none was written: not the same as None, which is the user."""
+
+    OMITTED = "omitted"
+
+
+OMITTED = Omitted.OMITTED
+SenderId = AgentId | Omitted | None
+
+AGENT_CHAT = "agent-chat"
+USER_CHAT = "user-chat"
+USER_SURVEY = "user-survey"
+USER_PAYBACK = "user-payback"
+
+NAME_LENGTH = 200
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+# What a str id or a subtopic must not hold: the separator, Redis's glob characters, and control characters.
+_UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
+_UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
+_OURS = "rm:{"
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+class Address(NamedTuple):
+    """Where a message goes: an agent and a subtopic, or a plain channel."""
+
+    agent_id: AgentId | None
+    topic: str
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return `name` if it can name an experiment, a group or a mailbox; raise InvalidAddress otherwise."""
+    if isinstance(name, str) and len(name) <= NAME_LENGTH and _NAME.fullmatch(name):
+        return name
+    raise InvalidAddress(
+        f"{kind} {name!r} cannot be used: write 1 to {NAME_LENGTH} of the characters A-Z a-z 0-9 . _ -", value=name
+    )
+
+
+def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= NAME_LENGTH or unfit.search(text):
+        raise InvalidAddress(
+            f"{kind} {text!r} cannot be used: it must be 1 to {NAME_LENGTH} bytes of UTF-8 without control characters"
+            + (" and without : * ? [ ] \\" if unfit is _UNFIT else ""),
+            value=text,
+        )
+
+
+def check_id(agent_id: object) -> AgentId:
+    """Return an id in its one form: an int64, or a str that spells no integer; raise InvalidAddress otherwise.
+
+    numpy integers become int; a str that spells an integer is that integer, as no channel can tell them apart.
+    """
+    if type(agent_id) is int and INT64_MIN <= agent_id <= INT64_MAX:
+        return agent_id
+    if isinstance(agent_id, str):
+        if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
+            return int(agent_id)
+        _check_text("agent id", agent_id, _UNFIT)
+        return str(agent_id)  # numpy's str cannot be encoded
+    if isinstance(agent_id, UUID):
+        return str(agent_id)
+    try:
+        number = None if isinstance(agent_id, _BOOLS) else index(agent_id)  # type: ignore[arg-type]  # others raise
+    except TypeError:
+        number = None
+    if number is not None:
+        if INT64_MIN <= number <= INT64_MAX:
+            return number
+        raise InvalidAddress(f"agent id {agent_id!r} does not fit 64 bits: use a smaller int, or a str", value=agent_id)
+    raise InvalidAddress(
+        f"agent id {agent_id!r} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
+    )
+
+
+def check_subtopic(subtopic: object) -> str:
+    """Return `subtopic` if it can stand in a channel; raise InvalidAddress otherwise."""
+    if not isinstance(subtopic, str):
+        raise InvalidAddress(f"subtopic {subtopic!r} must be a str", value=subtopic)
+    _check_text("subtopic", subtopic, _UNFIT)
+    return subtopic
+
+
+def agent_channel(exp_id: str, agent_id: object, subtopic: str) -> str:
+    """Build an agent's channel."""
+    return f"exps:{exp_id}:agents:{check_id(agent_id)}:{check_subtopic(subtopic)}"
+
+
+def payback_channel(exp_id: str) -> str:
+    """Build the channel on which agents answer the user."""
+    return f"exps:{exp_id}:{USER_PAYBACK}"
+
+
+def no_channel(channel: object) -> InvalidAddress:
+    """Build the error on what is no channel: mostly it is an agent's id."""
+    try:
+        who = repr(check_id(channel))
+    except InvalidAddress:
+        who = "agent_id"
+    return InvalidAddress(
+        f"channel {channel!r} must be a str: that of agent {who} is messager.get_agent_chat_channel({who}), and "
+        f"Outgoing.to_agent({who}, payload) needs none",
+        value=channel,
+    )
+
+
+def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> Address:
+    """Take a channel apart; raise InvalidAddress where it is malformed, a pattern, or of another experiment."""
+    if not isinstance(channel, str):
+        raise no_channel(channel)
+    if len(channel) > 4 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
+        raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
+    if patterns.is_pattern(channel):
+        raise InvalidAddress(
+            f"channel {channel!r} is a pattern: one can subscribe to it, not send to it", value=channel
+        )
+    if not channel.startswith("exps:"):
+        _check_text("channel", channel, _UNFIT_CHANNEL)
+        _check_not_ours(channel)
+        patterns.check(channel)
+        return Address(None, ":" + channel)
+    _check_experiment(exp_id, channel)
+    rest = channel[len(exp_id) + 6 :]
+    if not rest.startswith("agents:"):
+        _check_text("channel's end", rest, _UNFIT_CHANNEL)
+        patterns.check(channel)
+        return Address(None, ":" + channel)
+    agent_id, _, subtopic = rest[7:].partition(":")
+    return Address(check_id(agent_id), check_subtopic(subtopic))
+
+
+def _check_not_ours(channel: str) -> None:
+    if channel.startswith(_OURS):  # whoever published the brackets would make subscriptions deaf
+        raise InvalidAddress(
+            f"channel {channel!r} begins as our own keys do: choose another name than {_OURS}...", value=channel
+        )
+
+
+def _check_experiment(exp_id: str, channel: str) -> None:
+    parts = channel.split(":")
+    if parts[1] != exp_id:
+        raise InvalidAddress(
+            f"channel {channel!r} belongs to experiment {parts[1]!r}, this messager to {exp_id!r}: nothing crosses "
+            "experiments, open a messager there",
+            value=channel,
+        )
+    if len(parts) < 3 or (parts[2] == "agents" and len(parts) != 5):
+        raise InvalidAddress(
+            f"channel {channel!r} is malformed: write exps:{exp_id}:agents:<agent id>:<subtopic>", value=channel
+        )
+
+
+def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
+    """Build the channel of an address."""
+    return topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:{agent_id}:{topic}"
+
+
+def all_agents(exp_id: str) -> str:
+    """Build the pattern of all channels of an experiment's agents."""
+    return f"exps:{exp_id}:agents:*"
+
+
+class ChannelNames:
+    """Name the channels of one experiment, by AgentSociety's method names."""
+
+    def __init__(self, exp_id: str) -> None:
+        self.exp_id = check_name("exp_id", exp_id)
+
+    def get_subtopic_channel(self, agent_id: AgentId, subtopic: str) -> str:
+        """Return an agent's channel of any subtopic."""
+        return agent_channel(self.exp_id, agent_id, subtopic)
+
+    def get_user_survey_channel(self, agent_id: AgentId) -> str:
+        """Return the channel on which the user surveys an agent."""
+        return self.get_subtopic_channel(agent_id, USER_SURVEY)
+
+    def get_user_chat_channel(self, agent_id: AgentId) -> str:
+        """Return the channel on which the user chats with an agent."""
+        return self.get_subtopic_channel(agent_id, USER_CHAT)
+
+    def get_agent_chat_channel(self, agent_id: AgentId) -> str:
+        """Return the channel on which agents write to an agent."""
+        return self.get_subtopic_channel(agent_id, AGENT_CHAT)
+
+    def get_user_payback_channel(self) -> str:
+        """Return the channel on which agents answer the user."""
+        return payback_channel(self.exp_id)
+
+
+def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> AgentId:
+    """Return to_id in its one form; raise InvalidAddress where it contradicts an agent's channel."""
+    checked = check_id(to_id)
+    if recipient is not None and checked != recipient:
+        raise InvalidAddress(
+            f"to_id {to_id!r} contradicts the channel {channel!r}, which is agent {recipient!r}'s: leave to_id out, or "
+            "send on its own channel",
+            value=to_id,
+        )
+    return checked
+
+
+class Keys:
+    """Build the Redis keys of one experiment; the hash tag keeps them on one primary of a cluster."""
+
+    def __init__(self, exp_id: str) -> None:
+        prefix = f"rm:{{{exp_id}}}:"
+        self.exp_id = exp_id
+        self.prefix = prefix
+        self.meta = prefix + "meta"
+        self.records = prefix + "records"
+        self.changes = prefix + "changes"
+        self.rules = prefix + "rules"  # the name under which Ray keeps the rules in force, then their own names
+        self.answers = prefix + "answers"  # verdicts that rest on what was counted
+        self.dead = prefix + "dead"
+        self.ended = prefix + "ended"  # names the streams of mailboxes that are gone, which the event log still reads
+        self.own = prefix + "own"  # Pub/Sub: brackets round what our own script publishes
+        self.wide = self.own + ":wide"  # Pub/Sub: who takes all agents' channels, and drops what is not for it
+        self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: its messager is connected
+
+    def table(self, name: str) -> str:
+        """Build the key of what a rule of this name counts."""
+        return f"{self.prefix}rule:{name}"
+
+    def stream(self, stream: str) -> str:
+        """Build the key of a stream: `mailbox:born`, as mailboxes that had one name after the other share none."""
+        return f"{self.prefix}mailbox:{stream}"
+
+    def ended_stream(self, stream: str) -> str:
+        """Build the key of a stream, the mailbox of which is gone."""
+        return f"{self.ended}:{stream}"
+
+    def state(self, mailbox: str) -> str:
+        """Build the key of a mailbox's state: reader epoch, cursor, counts, limits."""
+        return f"{self.prefix}state:{mailbox}"
+
+    def lease(self, mailbox: str) -> str:
+        """Build the key that lives as long as a mailbox's messager renews it."""
+        return f"{self.prefix}lease:{mailbox}"
+
+    def sender(self, sender: str) -> str:
+        """Build the key of a sender's epoch and sequence numbers."""
+        return f"{self.prefix}sender:{sender}"

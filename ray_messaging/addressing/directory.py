@@ -1,0 +1,255 @@
+"""Who listens where: the records of all mailboxes, and for each message the mailboxes it goes to."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId, build_channel, check_name
+from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.errors import FrameError
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import INT, STR, IdColumn
+
+_KNOWN = 100_000  # routes kept for messages sent alone
+NOBODY = 0  # the route of a channel that no mailbox listens on
+_LEAST = -(2**63)  # of what a column of ids can hold
+
+
+class Claim(msgspec.Struct, array_like=True):
+    """Some agents and the subtopics on which a mailbox listens for them; ints is int64, little endian."""
+
+    subtopics: tuple[str, ...]
+    ints: bytes
+    strings: tuple[str, ...]
+
+
+class Record(msgspec.Struct, array_like=True):
+    """What one mailbox listens on; append-only, as it is kept in Redis as msgpack."""
+
+    mailbox: str
+    claims: list[Claim]
+    channels: list[str]
+    globs: list[str]
+    exclusive: bool = False
+    frame_rows: int = 4096  # the largest frame this mailbox takes: a quarter of its limits
+    frame_bytes: int = 16 * 2**20
+
+    def agents(self) -> AgentSet:
+        """Return the agents it listens for."""
+        found = NO_AGENTS
+        for claim in self.claims:
+            found |= AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
+        return found
+
+    @property
+    def agent_channels(self) -> int:
+        """Return on how many agents' channels it listens."""
+        return sum(len(claim.subtopics) * (len(claim.ints) // 8 + len(claim.strings)) for claim in self.claims)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Record).decode
+
+
+def encode_record(record: Record) -> bytes:
+    """Encode a record for the store."""
+    return _encode(record)
+
+
+def decode_record(data: bytes) -> Record:
+    """Decode a record from the store; raise FrameError."""
+    try:
+        record = _decode(data)
+        for claim in record.claims:
+            np.frombuffer(claim.ints, "<i8")
+        check_name("mailbox", record.mailbox)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
+    if record.frame_rows < 1 or record.frame_bytes < 1:  # nothing could be cut for it
+        raise FrameError(f"the record of mailbox {record.mailbox} in the directory cannot be: it takes no frame")
+    return record
+
+
+class _Table:
+    """Map int64 ids to routes: by a dense array where the ids lie close together, else by binary search."""
+
+    def __init__(self, ids: NDArray[np.int64], routes: NDArray[np.int32]) -> None:
+        self.ids, self.routes = ids, routes  # ids ascend
+        self.before = int(self.ids[0]) - 1
+        span = int(self.ids[-1]) - self.before
+        self.dense: NDArray[np.int32] | None = None
+        if span <= 8 * len(ids) + 1024 and self.before >= _LEAST:
+            self.dense = np.full(span + 2, NOBODY, np.int32)  # its two ends answer for all that lie outside
+            self.dense[self.ids - self.before] = self.routes
+
+    def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
+        if self.dense is not None:
+            # A difference that is too large for 64 bits comes round to a place that lies outside, too.
+            return self.dense.take(values - self.before, mode="clip")
+        places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
+        return np.where(self.ids[places] == values, self.routes[places], NOBODY).astype(np.int32)
+
+
+class Directory:
+    """Answer which mailboxes listen, as of one version of the store's directory.
+
+    A route is an index into `routes`, each a tuple of mailboxes; route 0 is nobody.
+    """
+
+    def __init__(self, exp_id: str, patterns: Patterns = GLOBS) -> None:
+        self.exp_id = exp_id
+        self.patterns = patterns
+        self.version = -1
+        self.logged = False  # whether an event log is registered
+        self.records: dict[str, Record] = {}
+        self._compiled: dict[str, Callable[[str], bool]] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.routes: list[tuple[str, ...]] = [()]
+        self._route_ids: dict[tuple[str, ...], int] = {(): NOBODY}
+        self._tables: dict[str, _Table | None] = {}
+        self._strings: dict[tuple[str, str], int] = {}
+        self._channels: dict[str, int] = {}
+        self._known: dict[tuple[AgentId | None, str], int] = {}
+        # By their literal beginnings: who listens by a pattern per agent has as many as agents.
+        self._globs: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
+        self._glob_lengths: list[int] = []
+
+    def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001 - a DirectoryDelta
+        """Take over the records that changed; `mailboxes` names all that are there."""
+        self.logged = logged
+        self.records.update((record.mailbox, record) for record in changed)
+        there = set(mailboxes)
+        self.records = {name: self.records[name] for name in sorted(self.records) if name in there}
+        self.version = version
+        self._clear()
+        compiled, self._compiled = self._compiled, {}
+        for record in self.records.values():
+            for glob in record.globs:
+                matches = self._compiled[glob] = compiled.get(glob) or self.patterns.compile(glob)
+                self._globs.setdefault(self.patterns.prefix(glob), []).append((matches, record.mailbox))
+            for channel in record.channels:
+                self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
+        self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
+
+    def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
+        """Return an agent that an exclusive mailbox other than `besides` claims, and that mailbox."""
+        asked = AgentSet.of(agents)
+        for record in self.records.values():
+            if record.exclusive and record.mailbox != besides:
+                taken = asked & record.agents()
+                if taken:
+                    return min(taken, key=str), record.mailbox
+        return None
+
+    def mailboxes(self, route: int) -> tuple[str, ...]:
+        """Return the mailboxes of a route."""
+        return self.routes[route]
+
+    def route_one(self, agent_id: AgentId | None, topic: str) -> int:
+        """Return the route of one message; it is kept until the directory changes."""
+        key = (agent_id, topic)
+        route = self._known.get(key)
+        if route is None:
+            route = int(self.route(_one(agent_id, topic))[0])
+            self._keep(key, route)
+        return route
+
+    def _keep(self, key: tuple[AgentId | None, str], route: int) -> None:
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[key] = route
+
+    def route(self, batch: Batch) -> NDArray[np.int32]:
+        """Return the route of each message, int32 (n,)."""
+        if self._globs:
+            return self._route_one_by_one(batch)
+        if batch.topic is None:
+            return self._route_topic(batch.topics[0], batch.to_ids)
+        routes = np.zeros(len(batch), np.int32)
+        for number, topic in enumerate(batch.topics):
+            rows = np.flatnonzero(batch.topic == number)
+            if len(rows):
+                routes[rows] = self._route_topic(topic, batch.to_ids.take(rows))
+        return routes
+
+    def _route_topic(self, topic: str, ids: IdColumn) -> NDArray[np.int32]:
+        if topic[0] == ":":
+            return np.full(len(ids), self._channels.get(topic[1:], NOBODY), np.int32)
+        table = self._table(topic)
+        routes = np.zeros(len(ids), np.int32) if table is None else table.look_up(ids.values)
+        if ids.kinds is not None:
+            routes[ids.kinds != INT] = NOBODY
+            names = [self._strings.get((topic, name), NOBODY) for name in ids.strings]
+            rows = np.flatnonzero(ids.kinds == STR)
+            if len(rows):
+                routes[rows] = np.array(names, np.int32)[ids.values[rows]]
+        return routes
+
+    def _table(self, topic: str) -> _Table | None:
+        if topic not in self._tables:
+            self._tables[topic] = self._build_table(topic)
+        return self._tables[topic]
+
+    def _build_table(self, topic: str) -> _Table | None:
+        columns: list[tuple[NDArray[np.int64], str]] = []
+        for record in self.records.values():
+            for claim in record.claims:
+                if topic in claim.subtopics:
+                    columns.append((np.frombuffer(claim.ints, "<i8"), record.mailbox))
+                    for name in claim.strings:
+                        known = self._strings.get((topic, name), NOBODY)
+                        self._strings[topic, name] = self._extend(known, record.mailbox)
+        ids = ascending(np.concatenate([ids for ids, _ in columns])) if columns else np.zeros(0, np.int64)
+        if not len(ids):
+            return None
+        routes = np.zeros(len(ids), np.int32)
+        for claimed, mailbox in columns:
+            places = np.searchsorted(ids, claimed)
+            found = routes[places]
+            for route in np.flatnonzero(np.bincount(found)).tolist():
+                routes[places[found == route]] = self._extend(route, mailbox)
+        return _Table(ids, routes)
+
+    def _extend(self, route: int, mailbox: str) -> int:
+        """Return the route that goes to one mailbox more."""
+        if mailbox in self.routes[route]:
+            return route
+        wider = (*self.routes[route], mailbox)
+        if wider not in self._route_ids:
+            self._route_ids[wider] = len(self.routes)
+            self.routes.append(wider)
+        return self._route_ids[wider]
+
+    def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
+        """Route where somebody listens by a pattern: each channel is matched once."""
+        routes = np.zeros(len(batch), np.int32)
+        for row, to_id in enumerate(batch.to_ids.tolist()):
+            key = (to_id, batch.topic_of(row))
+            route = self._known.get(key)
+            if route is None:
+                route = self._match(*key)
+                self._keep(key, route)
+            routes[row] = route
+        return routes
+
+    def _match(self, to_id: AgentId | None, topic: str) -> int:
+        """Return the route of a channel, those counted in who listen by a pattern."""
+        route = int(self._route_topic(topic, IdColumn.of([to_id]))[0])
+        channel = build_channel(self.exp_id, to_id, topic)
+        for length in self._glob_lengths:
+            if length > len(channel):
+                break
+            for matches, mailbox in self._globs.get(channel[:length], ()):
+                if matches(channel):
+                    route = self._extend(route, mailbox)
+        return route
+
+
+def _one(agent_id: AgentId | None, topic: str) -> Batch:
+    ids = IdColumn.of([agent_id])
+    return Batch(sender="", epoch=0, first=0, from_ids=ids, to_ids=ids, topics=(topic,))

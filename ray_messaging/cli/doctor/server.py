@@ -1,0 +1,144 @@
+"""Examine a server before anything is started on it: what it says, and what it lets us do."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+
+from redis.exceptions import RedisError
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.errors import MessagingError
+from ray_messaging.messager import Messager
+from ray_messaging.observability import Finding, Health
+from ray_messaging.observability.findings import critical, ok, warning
+from ray_messaging.observability.server import judge_server
+from ray_messaging.observability.shares import in_bytes
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.server_probe import COPY_FROM, ServerFacts, ask_server, client_of
+
+TRY_S = 10.0
+FEW_CLIENTS = 1_000  # a group takes up to 4 connections
+NEVER_SHARED = 2**30  # bytes: no string of ours is that long
+LITTLE_BUFFER = 8 * 2**20  # bytes: below it a subscriber that pauses for a moment is cut
+_ERASE_CHUNK = 1_000
+_RIGHTS = "give this user the rights that docs/operations.md lists, or another user"
+
+
+def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
+    """Return whether a server of the user's will do; `exp_id`: for this experiment, whose keys alone we may use."""
+    facts = ask_server(config)
+    findings = judge_server(facts, allow_eviction=config.allow_eviction)
+    if not facts.error:
+        findings += [*_limits(facts), *_trial(config, exp_id)]
+    return Health(f"the server at {facts.where}", findings)
+
+
+def _limits(facts: ServerFacts) -> Iterator[Finding]:
+    clients = facts.info.get("maxclients", "")
+    if clients.isdecimal() and int(clients) < FEW_CLIENTS:
+        yield warning("server maxclients", clients, "CONFIG SET maxclients 10000: a group takes up to 4 connections")
+    for kind, hard, *_ in _buffers(facts.settings.get("client-output-buffer-limit", "")):
+        if kind == "pubsub" and 0 < hard < LITTLE_BUFFER:
+            yield warning(
+                "server buffer of subscribers",
+                in_bytes(hard),
+                "CONFIG SET client-output-buffer-limit 'pubsub 32mb 8mb 60': who is slower loses foreign messages",
+            )
+    copied = facts.settings.get(COPY_FROM, "")
+    if copied.isdecimal() and int(copied) < NEVER_SHARED:
+        yield warning(
+            "server buffer of subscribers",
+            f"does not count what is sent without a copy ({COPY_FROM} {copied})",
+            f"CONFIG SET {COPY_FROM} {NEVER_SHARED}: else a slow subscriber may take all of the memory",
+        )
+    if not facts.settings:
+        yield ok("server settings", "CONFIG is forbidden to this user; INFO says enough")
+
+
+def _buffers(text: str) -> Iterator[tuple[str, int, int, int]]:
+    words = text.split()
+    for start in range(0, len(words) - 3, 4):
+        kind, *numbers = words[start : start + 4]
+        hard, soft, seconds = map(int, numbers)
+        yield kind, hard, soft, seconds
+
+
+def _trial(config: RedisConfig, exp_id: str | None) -> list[Finding]:
+    """Send a message through a key space of our own, and remove it."""
+    willing = config.model_copy(update={"allow_eviction": True})  # that it evicts is said already
+    space = exp_id or f"doctor-{secrets.token_hex(8)}"
+    try:
+        taken = bool(_keys(willing, space))
+    except (RedisError, OSError) as error:
+        return [critical("server trial", f"its keys cannot be listed: {error}", _RIGHTS)]
+    if taken:
+        return [ok("server trial", f"not made: experiment {exp_id!r} has data there")]
+    try:
+        tried = asyncio.run(_try(willing, space))
+    finally:  # Ctrl-C, too, leaves nothing behind on the server
+        erased = _erase(willing, space)
+    return tried + erased
+
+
+async def _try(config: RedisConfig, exp_id: str) -> list[Finding]:
+    try:
+        async with asyncio.timeout(TRY_S):
+            took_ms = await _send_one(config, exp_id)
+            await asyncio.to_thread(_try_commands, config, exp_id)
+    except (MessagingError, RedisError, OSError) as error:
+        why = error if isinstance(error, MessagingError) else RedisLink(config, 0.0).translated(error)
+        return [critical("server trial", str(why), _RIGHTS)]
+    except TimeoutError:
+        return [critical("server trial", f"no message came through within {TRY_S:g} s", _RIGHTS)]
+    return [ok("server trial", f"a message was there after {took_ms:.1f} ms, and all that we need is allowed")]
+
+
+async def _send_one(config: RedisConfig, exp_id: str) -> float:
+    settings = MessagingConfig(send_timeout_s=TRY_S / 2)
+    async with Messager(config, exp_id, name="receiver", settings=settings) as receiver:
+        await receiver.host_agents([1], ["agent-chat"])
+        async with Messager(config, exp_id, settings=settings) as sender:
+            began = time.perf_counter()
+            await sender.send_message(sender.get_agent_chat_channel(1), {"trial": 1})
+            while not await receiver.fetch_messages(timeout=TRY_S):
+                pass
+            took_ms = (time.perf_counter() - began) * 1000
+        await receiver.ack()
+    return took_ms
+
+
+def _try_commands(config: RedisConfig, exp_id: str) -> None:
+    """Run what our actors run beside scripts; raise what the server says."""
+    keys = Keys(exp_id)
+    with client_of(config) as client:
+        table, stream = keys.table("trial"), keys.stream("trial:0")
+        client.hsetnx(table, "a", 1)
+        client.hset(table, "b", 2)
+        client.hincrby(table, "a", 1)
+        client.hmget(table, "a", "b")
+        client.hgetall(table)
+        client.hkeys(table)
+        client.xadd(stream, {"f": b"x"})
+        client.xrange(stream)
+        client.xlen(stream)
+        client.publish(keys.own, b"(")
+
+
+def _keys(config: RedisConfig, exp_id: str) -> list[bytes]:
+    with client_of(config) as client:
+        return list(client.scan_iter(Keys(exp_id).prefix + "*", count=_ERASE_CHUNK))
+
+
+def _erase(config: RedisConfig, exp_id: str) -> list[Finding]:
+    prefix = Keys(exp_id).prefix
+    try:
+        left = _keys(config, exp_id)
+        with client_of(config) as client:
+            if left:
+                client.unlink(*left)
+    except (RedisError, OSError) as error:
+        remedy = f"allow this user SCAN and UNLINK: on_existing='reset' needs them; keys {prefix}* are left behind"
+        return [critical("server trial", f"its keys cannot be removed: {error}", remedy)]
+    return []

@@ -1,0 +1,1 @@
+"""The Ray actors of an experiment, and the plain classes that they run."""

@@ -1,0 +1,57 @@
+"""Admit the sends of callers in other processes: each caller's in its order, each once."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from ray_messaging.errors import OutcomeUnknown
+from ray_messaging.receipt import Receipts
+
+# A call that Ray repeats comes again within this time, in seconds; then its answer is forgotten.
+_REPEATED_S = 60.0
+CALLERS = 10_000  # the ones longest silent are forgotten first
+
+
+@dataclass
+class _Caller:
+    next: int
+    calls: "dict[int, asyncio.Task[Receipts]]" = field(default_factory=dict)
+    turn: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+
+class CallerAdmission:
+    """Run calls numbered 0, 1, 2... by their caller; a number that comes again gets the first one's answer."""
+
+    def __init__(self) -> None:
+        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+
+    async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Awaitable[Receipts]]) -> Receipts:
+        """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
+
+        Raises: OutcomeUnknown where a repeated call's first run was forgotten.
+        """
+        loop = asyncio.get_running_loop()
+        caller = self._callers.setdefault(caller_id, _Caller(oldest))
+        self._callers.move_to_end(caller_id)
+        while len(self._callers) > CALLERS:
+            self._callers.popitem(last=False)
+        for known in [known for known in caller.calls if known < oldest]:
+            del caller.calls[known]
+        async with caller.turn:
+            # Whoever waits for an older number than any that will come again must not hold the others up.
+            caller.next = max(caller.next, oldest)
+            await caller.turn.wait_for(lambda: caller.next >= number)
+            if number not in caller.calls:
+                if number < caller.next:
+                    raise OutcomeUnknown("this call came twice, and what became of the first is not known any more")
+                task = caller.calls[number] = asyncio.create_task(_finish(run), name="ray_messaging send")
+                task.add_done_callback(lambda _: loop.call_later(_REPEATED_S, caller.calls.pop, number, None))
+                caller.next = number + 1
+                caller.turn.notify_all()
+        # The first run goes on when its caller is gone: it may have been repeated.
+        return await asyncio.shield(caller.calls[number])
+
+
+async def _finish(run: Callable[[], Awaitable[Receipts]]) -> Receipts:
+    return await run()

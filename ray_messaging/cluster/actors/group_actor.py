@@ -1,0 +1,108 @@
+"""The actor of a group: a thin Ray shell, as those in `actors`."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import ray
+
+from ray_messaging.cluster.actors.group_host import GroupHost
+from ray_messaging.cluster.actors.restarts import PAUSE_S, restarted, worth_a_retry
+from ray_messaging.cluster.handles.calls import NAMESPACE
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.process_tuning import tune_process
+from ray_messaging.errors import CommitFailed, MessagingError
+from ray_messaging.messages import Messages
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.observability.reports import Report
+from ray_messaging.receipt import Receipts
+from ray_messaging.receiving.ack_ranges import Span
+from ray_messaging.receiving.delivery_leases import Token
+from ray_messaging.receiving.fetch_options import NEXT, FetchOptions
+
+
+class GroupActor:
+    """Host agents: one mailbox, one outbox.
+
+    It starts with little and is told its agents by `open`: Ray keeps no large arguments for a restart.
+    """
+
+    async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
+        context = ray.get_runtime_context()
+        interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
+        # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
+        owner = f"{experiment.run}/{context.get_actor_id()}"
+        self._failure: MessagingError | None = None
+        self._host = GroupHost(experiment, interceptor, name, owner)
+        if restarted():
+            while not await self._begin(self._host.resume()):
+                # The server is away, or its memory is full: that may pass.
+                await asyncio.sleep(PAUSE_S)
+                self._host = GroupHost(experiment, interceptor, name, owner)
+        tune_process()
+
+    async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
+        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
+        self._failure = None
+        try:
+            await start
+        except MessagingError as error:
+            self._failure = error
+            await self._host.close()
+        return not worth_a_retry(self._failure)
+
+    async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
+        """Listen for agents; raise why that cannot be."""
+        await self._begin(self._host.start(agents, subtopics))
+        await self.ready()
+
+    async def ready(self) -> None:
+        """Return once the group listens; raise why it does not."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
+        """Send what a handle has gathered: in the handle's order, and once."""
+        await self.ready()
+        return await self._host.relay(caller, number, oldest, frames)
+
+    async def fetch(
+        self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
+    ) -> tuple[Token | None, Messages]:
+        """Commit what a handle's last fetch returned, and hand out what is there."""
+        await self.ready()
+        return await self._host.fetch(caller, token, limit, timeout, asking)
+
+    async def ack(self, caller: str, token: Token | None) -> None:
+        """Commit what a handle's last fetch returned."""
+        await self.ready()
+        await self._host.ack(caller, token)
+
+    async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
+        """Commit some of what handles have fetched; return the loans that are over, and what failed."""
+        await self.ready()
+        return await self._host.ack_some(loans)
+
+    async def give_up(self, caller: str, token: Token | None) -> None:
+        """Let whoever fetches next have what a handle's last fetch returned."""
+        await self.ready()
+        await self._host.give_up(caller, token)
+
+    async def agents(self) -> IdColumn:
+        """Return the agents of this group."""
+        return self._host.agents
+
+    async def stats(self) -> dict[str, Any]:
+        """Return counters of this group."""
+        return self._host.stats()
+
+    async def health(self) -> Report:
+        """Say how it is doing, at once and without the server."""
+        if self._failure is not None:
+            return Report(time.time(), error=str(self._failure))
+        return self._host.health()
+
+    async def close(self) -> None:
+        """Send what was accepted, commit what was handled, and leave."""
+        await asyncio.shield(self._host.close())

@@ -1,0 +1,287 @@
+"""The interceptor with its lane and its state on the server, in one actor's process."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.cluster.actors.heartbeat import Heartbeat
+from ray_messaging.cluster.actors.pending_changes import PendingChanges
+from ray_messaging.cluster.ownership import Ownership
+from ray_messaging.cluster.rule_store import RuleStore, description, pickled
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec
+from ray_messaging.common.task_health import TaskHealth
+from ray_messaging.config import RedisConfig
+from ray_messaging.errors import Fenced, InterceptorUnavailable, RuleError
+from ray_messaging.interception.rules import BlackList, Rule
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.lane_server import LaneAddress, LaneServer
+from ray_messaging.interception.server.rule_set import RuleSet
+from ray_messaging.interception.server.watchdog import Watchdog
+from ray_messaging.transports.base import Limits
+from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.dead import RedisDead
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_EXIT_FACTOR = 1.5  # a rule that cannot be interrupted ends the process after so many times what it may take
+
+
+class InterceptorHost:
+    """Hold the interceptor of one experiment, serve its lane, and keep what its rules must not forget."""
+
+    def __init__(self, spec: InterceptorSpec, redis: RedisConfig) -> None:
+        self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings, spec.log_dir)
+        self.transport = RedisTransport(
+            redis, spec.exp_id, patience_s=spec.settings.send_timeout_s, dead_bytes=spec.settings.dead_bytes
+        )
+        self.lane_address = LaneAddress("", 0, "")
+        self._spec = spec
+        self.transport.run = spec.run
+        self._store = RuleStore(self.transport, spec.run)
+        self._ownership = Ownership(self.transport, self._store, spec)
+        self._heartbeat: Heartbeat | None = None
+        self._interceptor: Interceptor | None = None
+        self._lane = LaneServer(self._answer, self._stand)
+        self._directory = Directory(spec.exp_id)
+        self._keeping = PendingChanges(self.transport.link, spec.settings.send_timeout_s)
+        self._saving = asyncio.Lock()
+        self._watchdog: Watchdog | None = None
+
+    @property
+    def interceptor(self) -> Interceptor:
+        """Return the interceptor, with its rules; raise InterceptorUnavailable before it has them."""
+        if self._interceptor is None:
+            raise InterceptorUnavailable(
+                f"the interceptor of {self._spec.exp_id!r} has no rules yet, so nothing may pass: ask again"
+            )
+        return self._interceptor
+
+    @property
+    def fenced(self) -> Fenced | None:
+        """Return why this one judges no more; None: it does."""
+        return None if self._interceptor is None else self._interceptor.fenced
+
+    def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
+        return self.interceptor.answer(request, patient=patient)
+
+    def _stand(self, request: bytes) -> Any:  # noqa: ANN401 - as above
+        return self.interceptor.stand(request)
+
+    async def start(self, host: str) -> None:
+        """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
+
+        Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise; Fenced
+        where another start has it by now; RuleError.
+        """
+        given = self._given()  # nothing is written where that fails
+        await self.transport.connect()
+        epoch, restarted = await self._ownership.take()
+        await self._take_rules(epoch, given, restarted=restarted)
+        self._heartbeat = Heartbeat(self._store, self.interceptor)
+        if self._spec.log_dir is None:
+            await self._retire_log()
+        self._watch_rules()
+        self.lane_address = await self._lane.start(host)
+
+    def _watch_rules(self) -> None:
+        """Interrupt a rule that hangs, and end this process where that does not help."""
+        timeout_s = self._spec.settings.rule_timeout_s
+        self._watchdog = Watchdog(
+            self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=_EXIT_FACTOR * timeout_s
+        )
+        self._watchdog.start()
+
+    async def _take_rules(self, epoch: int, given: list[Rule], *, restarted: bool) -> None:
+        kept = await self._store.load_rules() if restarted else None
+        rules = given if kept is None else list(kept)
+        black_list = BlackList()
+        if all(rule.name != black_list.name for rule in rules):
+            rules.insert(0, black_list)  # one that an earlier run, or a rule, put in as it went
+        tables, answers = await self._store.load(rules)
+        if not tables[black_list.name]:
+            rules = [rule for rule in rules if rule is not black_list]
+        for rule in kept or ():
+            if rule.state is not None:
+                rule.state.load({})  # what it was put in with may be gone since
+                rule.restored()
+        settings = self._spec.settings
+        # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
+        keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
+        stand = partial(self._store.stand, epoch) if settings.standing_verdicts else None
+        interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, stand=stand)
+        interceptor.load(tables, answers, merge=kept is None)
+        if not restarted:
+            await self._store.forget_rules()
+        if kept is None or len(rules) > len(kept):
+            await self._store.save_rules(interceptor.rules.now)
+            await interceptor.store_all()
+        self._interceptor = interceptor
+
+    def _given(self) -> list[Rule]:
+        return [self._store.admit(data) for data in self._spec.rules]
+
+    async def _retire_log(self) -> None:
+        """Take out the event log of an earlier run: nobody would read on, and senders would wait for it."""
+        if (await self.transport.load_directory(-1)).logged:
+            settings = self._spec.settings
+            epoch = await self.transport.open_log(
+                Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, leased=False)
+            )
+            await self.transport.close_log(epoch)
+
+    # -- rules at run time ----------------------------------------------------------------------------------------
+
+    async def change(self, change: Callable[[], T]) -> T:
+        """Change the rules, or what they count; it is kept, and in force, once this has returned.
+
+        Raises: ConnectionFailed where it is in force only.
+        """
+        return await self._keeping.kept(self.interceptor.change(change, also=self._save_rules))
+
+    async def _save_rules(self) -> None:
+        async with self._saving:  # what is kept last must be what is in force
+            await self._store.save_rules(self.interceptor.rules.now)
+
+    async def change_rules(self, call: str, change: Callable[[RuleSet], Rule]) -> dict[str, Any]:
+        """Put rules in or take them out; return the description of the one concerned. Raises RuleError.
+
+        Args: call names who asked. A call that is repeated, as its answer was lost with this process, finds its change
+        made, and that is kept together with the rules.
+        """
+
+        def make() -> dict[str, Any]:
+            if call in self._store.calls:
+                return dict(self._store.calls[call])
+            described = self._store.calls[call] = description(change(self.interceptor.rules))
+            return described
+
+        return await self.change(make)
+
+    async def insert_rule(self, call: str, rule: Rule, index: int | None) -> None:
+        """Put a rule in; raise RuleError where it is none, or its name is taken."""
+        own = self._admit(rule)
+        await self.change_rules(call, lambda rules: rules.insert(own, index))
+
+    async def replace_rule(self, call: str, which: int | str, rule: Rule) -> None:
+        """Put a rule in another one's place."""
+        own = self._admit(rule)
+        await self.change_rules(call, lambda rules: rules.replace(which, own))
+
+    async def pop_rule(self, call: str, which: int | str) -> dict[str, Any]:
+        """Take a rule out; return its description."""
+        return await self.change_rules(call, lambda rules: rules.pop(which))
+
+    def _admit(self, rule: Rule) -> Rule:
+        if not isinstance(rule, Rule):  # putting it in says what is wrong
+            return rule
+        return self._store.admit(pickled(rule))
+
+    @property
+    def black_lists(self) -> list[BlackList]:
+        """Return the black lists; the first is the one that the black set is."""
+        return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
+
+    async def new_round(self) -> None:
+        """Begin a new round for all rules that count by rounds; raise RuleError where some failed at it."""
+        failures = await self.change(self.interceptor.new_round)
+        if failures:
+            names = ", ".join(map(repr, failures))
+            raise RuleError(
+                f"a new round has begun, but not for {names}, which failed at it: the interceptor's log says why",
+                rule=failures[0],
+            )
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    async def groups(self) -> list[str]:
+        """Return the names of the mailboxes that claim agents for themselves."""
+        await self._reload()
+        return [name for name, record in self._directory.records.items() if record.exclusive]
+
+    async def owner_of(self, agent_id: AgentId) -> str | None:
+        """Return the group that hosts an agent."""
+        await self._reload()
+        found = self._directory.owner_of({check_id(agent_id)}, besides="")
+        return None if found is None else found[1]
+
+    async def _reload(self) -> None:
+        self._directory.update(*await self.transport.load_directory(self._directory.version))
+
+    def loops(self) -> list[TaskHealth]:
+        """Tell how serving the lane is doing."""
+        return [TaskHealth("lane", self._lane.serving, busy=False, age_s=0.0)]
+
+    async def stats(self) -> dict[str, Any]:
+        """Return counters, what waits in each mailbox, and what is among the dead letters."""
+        waiting, dead = await self.transport.waiting(), await RedisDead(self.transport).facts()
+        return self.counters() | {"waiting": waiting, "dead_letters": dead._asdict()}
+
+    def counters(self) -> dict[str, Any]:
+        """Return counters, without asking the server."""
+        return {
+            "epoch": self.interceptor.epoch,
+            "rules": self.interceptor.rules.names,
+            "judged": self.interceptor.judged,
+            "blocked": self.interceptor.blocked,
+            "deferred": self.interceptor.deferred,
+            "lane_connections": len(self._lane.connections),
+            "lane_refused": self._lane.refused,
+            "standing": self.interceptor.standing.offer > 0,
+            "server_behind": self.interceptor.server_behind,
+            "rule_failures": self.failures(),
+            "kept": self.interceptor.kept(),
+        }
+
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """Return what rules failed at, by name, of those that did."""
+        interceptor = self.interceptor
+        return {rule.name: found for rule in interceptor.rules if (found := interceptor.failures.of(rule))}
+
+    def reset_failures(self, which: int | str | None) -> None:
+        """Forget what a rule, or all, failed at; raise RuleError where there is no such rule."""
+        interceptor = self.interceptor
+        for rule in interceptor.rules.now if which is None else [interceptor.rules.get(which)]:
+            interceptor.failures.forget(rule)
+
+    async def remove(self, name: str) -> int:
+        """Remove a mailbox, and what is kept of who sent under its name; return how many frames were unread."""
+        frames = await self.transport.remove(name, None)
+        await self.transport.link.command("UNLINK", self.transport.keys.sender(name))
+        return frames
+
+    async def close(self, *, erase: bool) -> None:
+        """End the experiment; `erase` removes its data from the server, whatever rules do as they are closed."""
+        try:
+            await self._fall_silent()
+        finally:
+            await self._store.forget_rules()
+            if erase:
+                await self._ownership.erase()
+            await self._let_go()
+
+    async def abandon(self) -> None:
+        """Stop serving; another process may go on."""
+        await self._fall_silent()
+        await self._let_go()
+
+    async def _fall_silent(self) -> None:
+        """Judge no more, and write no more."""
+        await self._lane.close()
+        if self._heartbeat is not None:
+            await self._heartbeat.close()
+        if self._interceptor is not None:
+            await self._interceptor.stop()
+
+    async def _let_go(self) -> None:
+        interceptor, self._interceptor = self._interceptor, None
+        if interceptor is not None:
+            await interceptor.close()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        await self.transport.close()

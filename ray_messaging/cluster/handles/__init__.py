@@ -1,0 +1,1 @@
+"""Handles on a running experiment: groups, the event log, dead letters."""

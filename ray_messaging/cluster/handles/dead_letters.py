@@ -1,0 +1,306 @@
+"""The dead letters of an experiment: look at them, bring them back, delete them."""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ray_messaging.addressing.channels import check_name
+from ray_messaging.cluster.handles.connected import Connected
+from ray_messaging.cluster.handles.run_aside import run_aside
+from ray_messaging.common.tables import data_frame
+from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.errors import ConfigError, FrameError, UnknownName
+from ray_messaging.messages import Messages, Slice
+from ray_messaging.model.batch import Batch
+from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadStore, unhandled
+from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.requeueing import Requeueing, readable
+
+T = TypeVar("T")
+
+_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_DROPPED_AT_ONCE = 500
+_NO_LIMIT = 2**62  # whoever looks at dead letters buries what has expired, and must not drop others for it
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """Be a frame that nobody will read, and why: `mailbox` says whose it was, `at` (unix s) since when it is dead."""
+
+    id: str
+    mailbox: str
+    reason: str
+    at: float
+    frame: bytes
+    row: int  # the rows before it were handled
+    exp_id: str
+    acked: str = ""  # and those were handled, too: "low-high,..."
+
+    @cached_property
+    def _batch(self) -> Batch | FrameError:
+        try:
+            return readable(self.frame)
+        except FrameError as error:
+            return error
+
+    @property
+    def readable(self) -> bool:
+        """Tell whether its messages can be decoded, and so be requeued."""
+        return isinstance(self._batch, Batch)
+
+    @property
+    def rows(self) -> int:
+        """Return how many messages it holds that nobody has handled; 0 where it cannot be decoded."""
+        return len(unhandled(self.row, self.acked, len(self._batch))) if isinstance(self._batch, Batch) else 0
+
+    @property
+    def messages(self) -> Messages:
+        """Return the messages that nobody has handled; raise FrameError where it cannot be decoded."""
+        batch = self._batch
+        if isinstance(batch, FrameError):
+            raise FrameError(f"dead letter {self.id} cannot be decoded, look at its bytes (.frame): {batch}")
+        rows = unhandled(self.row, self.acked, len(batch))
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        return Messages(self.exp_id, [Slice(batch, int(run[0]), int(run[-1]) + 1) for run in runs if len(run)])
+
+    def __repr__(self) -> str:
+        what = f"{self.rows:,} messages" if self.readable else "not readable"
+        return f"DeadLetter({self.id!r}, mailbox {self.mailbox!r}, {what}, {self.reason!r})"
+
+
+Letters = list[DeadLetter]  # `list` is a method's name below
+
+
+class Requeues(NamedTuple):
+    """Say what became of letters: those that are gone, the messages that wait in a mailbox again, and what was left.
+
+    `left` maps the id of each letter that could not go, or not all of it, to the reason.
+    """
+
+    letters: int
+    messages: int
+    left: dict[str, str]
+
+
+class DeadLetters:
+    """Look at the dead letters of one experiment, bring them back or delete them; blocking, for drivers and tasks.
+
+    Iterating reads them page by page, in the order in which they died.
+    """
+
+    def __init__(self, redis: RedisConfig, exp_id: str, settings: MessagingConfig | None = None) -> None:
+        self.exp_id = check_name("exp_id", exp_id)
+        self._redis = redis
+        self._settings = settings or MessagingConfig()
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.stats()["letters"]
+
+    def __bool__(self) -> bool:
+        return True  # or `if messaging.dead_letters` would ask the server
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        after = ""
+        while page := self._page(after, PAGE):
+            yield from page
+            after = page[-1].id
+
+    def list(self, *, limit: int = 100, after: str | None = None, mailbox: str | None = None) -> Letters:
+        """Return the first letters, those behind the id `after`, of one mailbox or of all."""
+        found: Letters = []
+        last = "" if after is None else _checked(after)
+        while len(found) < limit and (page := self._page(last, PAGE if mailbox else limit - len(found))):
+            found += [letter for letter in page if mailbox in {None, letter.mailbox}]
+            last = page[-1].id
+        return found[:limit]
+
+    def get(self, letter: str) -> DeadLetter:
+        """Return one letter; raise UnknownName."""
+        found = self._run(lambda store: store.get(_checked(letter)))
+        if found is None:
+            raise _unknown(letter)
+        return self._letter(found)
+
+    def check(self) -> "DeadLetters":
+        """Return these letters if the server knows the experiment; raise UnknownName otherwise."""
+        if not self._run(lambda store: store.known()):
+            raise UnknownName(
+                f"the server has no experiment {self.exp_id!r}: check the name, and the db of the server's URL",
+                kind="experiment",
+                value=self.exp_id,
+            )
+        return self
+
+    def stats(self) -> dict[str, int]:
+        """Count letters and their bytes, and those that were dropped as there were too many, with their bytes."""
+        facts = self._run(lambda store: store.facts())
+        return {
+            "letters": facts.letters,
+            "bytes": facts.nbytes,
+            "dropped": facts.dropped,
+            "dropped_bytes": facts.dropped_bytes,
+        }
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return a pandas.DataFrame of id, mailbox, reason, at (unix s), rows, bytes, readable."""
+        rows = [(one.id, one.mailbox, one.reason, one.at, one.rows, len(one.frame), one.readable) for one in self]
+        names = ("id", "mailbox", "reason", "at", "rows", "bytes", "readable")
+        return data_frame({name: [row[place] for row in rows] for place, name in enumerate(names)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("these dead letters hold the server's password: pass the Messaging, and ask it for them there")
+
+    # -- acting ---------------------------------------------------------------------------------------------------
+
+    def requeue(
+        self,
+        ids: "str | Iterable[str] | None" = None,
+        *,
+        mailbox: str | None = None,
+        everything: bool = False,
+    ) -> Requeues:
+        """Bring messages back into the mailboxes that listen for them now, under their old ids, each at most once.
+
+        Args: one of the three says which letters. What cannot go stays dead, and is told.
+        Raises: ConfigError, ConnectionFailed, MailboxFull where the server's memory is full.
+        """
+        chosen = _Chosen.of(ids, mailbox, everything=everything)
+
+        async def run(store: RedisDead) -> Requeues:
+            requeueing = Requeueing(store, self.exp_id)
+            letters = messages = 0
+            left: dict[str, str] = {}
+            waiting: set[str] = set()  # mailboxes of which a letter found no room: what is behind it keeps its place
+            async for name, letter in chosen.letters(store):
+                if letter is None:
+                    left[name] = "there is no such dead letter"
+                elif letter.mailbox in waiting:
+                    left[name] = "an earlier letter of its mailbox found no room"
+                else:
+                    outcome = await requeueing.requeue(letter)
+                    messages += outcome.messages
+                    letters += not outcome.why
+                    if outcome.why:
+                        left[name] = outcome.why
+                    if outcome.full:
+                        waiting.add(letter.mailbox)
+            return Requeues(letters, messages, left)
+
+        return self._run(run)
+
+    def drop(
+        self,
+        ids: "str | Iterable[str] | None" = None,
+        *,
+        mailbox: str | None = None,
+        everything: bool = False,
+    ) -> int:
+        """Delete letters (`everything`: and count anew what the limit took); return how many. Raises ConfigError."""
+        chosen = _Chosen.of(ids, mailbox, everything=everything)
+
+        async def run(store: RedisDead) -> int:
+            if chosen.ids is not None:
+                return await store.drop(chosen.ids)
+            dropped, gathered = 0, list[str]()
+            async for name, _ in chosen.letters(store):
+                gathered.append(name)
+                if len(gathered) == _DROPPED_AT_ONCE:
+                    dropped += await store.drop(gathered)
+                    gathered = []
+            dropped += await store.drop(gathered)
+            if everything:
+                await store.count_anew()
+            return dropped
+
+        return self._run(run)
+
+    # -- the store ------------------------------------------------------------------------------------------------
+
+    def _page(self, after: str, count: int) -> Letters:
+        return [self._letter(found) for found in self._run(lambda store: store.page(after, count))]
+
+    def _letter(self, found: DeadFrame) -> DeadLetter:
+        return DeadLetter(
+            found.id, found.mailbox, found.reason, found.at, found.frame, found.row, self.exp_id, found.acked
+        )
+
+    def _run(self, work: Callable[[RedisDead], Awaitable[T]]) -> T:
+        """Work on the store from wherever we are called, an event loop that runs included, which waits meanwhile."""
+
+        async def run() -> T:
+            async with self._store() as store:
+                return await work(store)
+
+        return run_aside(run)
+
+    @asynccontextmanager
+    async def _store(self) -> AsyncIterator[RedisDead]:
+        patience_s = self._settings.send_timeout_s
+        transport = RedisTransport(self._redis, self.exp_id, patience_s=patience_s, dead_bytes=_NO_LIMIT)
+        await transport.connect()
+        try:
+            yield RedisDead(transport)
+        finally:
+            await transport.close()
+
+
+class _Chosen(NamedTuple):
+    """The letters that a call is about."""
+
+    ids: "list[str] | None"
+    mailbox: str | None
+
+    @classmethod
+    def of(cls, ids: "str | Iterable[str] | None", mailbox: str | None, *, everything: bool) -> "_Chosen":
+        """Check what a caller says; raise ConfigError unless it says one thing."""
+        if (ids is not None) + (mailbox is not None) + everything != 1:
+            raise ConfigError("say which dead letters: ids, mailbox='name', or everything=True, and only one of these")
+        if ids is None:
+            return cls(None, mailbox)
+        return cls([_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)], None)
+
+    async def letters(self, store: DeadStore) -> AsyncIterator[tuple[str, DeadFrame | None]]:
+        """Yield id and letter of those that are there now; None for an id that is not."""
+        if self.ids is not None:
+            for name in self.ids:
+                yield name, await store.get(name)
+            return
+        left, after = (await store.facts()).letters, ""  # what is left of one comes again behind them
+        while left > 0 and (page := await store.page(after, min(PAGE, left))):
+            after = page[-1].id
+            left -= len(page)
+            for letter in page:
+                if self.mailbox in {None, letter.mailbox}:
+                    yield letter.id, letter
+
+
+def _checked(letter: str) -> str:
+    if not isinstance(letter, str) or not _ID.fullmatch(letter) or max(map(int, letter.split("-"))) >= 2**64:
+        raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0")
+    return letter
+
+
+def _unknown(letter: str) -> UnknownName:
+    return UnknownName(
+        f"there is no dead letter {letter!r}: it was requeued or dropped, or never there",
+        kind="dead letter",
+        value=letter,
+    )
+
+
+class DeadLetterAccess(Connected):
+    """Be asked for its dead letters."""
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """Return what nobody will read as it is: undecodable frames, and what mailboxes left unread as they went."""
+        experiment = self._whole
+        return DeadLetters(experiment.redis, experiment.exp_id, experiment.settings)

@@ -1,0 +1,242 @@
+"""The handle of a group: picklable, blocking, for drivers and tasks."""
+
+import secrets
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from ray.exceptions import ActorUnavailableError, RayError
+
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
+from ray_messaging.cluster.handles.calls import gone, insist, known_dead, result, wait_restart
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.compat.msg import Payload
+from ray_messaging.errors import CommitFailed, InvalidAddress, MessagingError, OutcomeUnknown
+from ray_messaging.message import Outgoing
+from ray_messaging.messages import Messages
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.ack_ranges import Acked, by_loan, spans_of
+from ray_messaging.receiving.delivery_leases import Token
+from ray_messaging.receiving.fetch_options import Commit, FetchOptions, check_commit, check_limit
+from ray_messaging.sending.accumulation.bulk_input import columns_of, entries_of, frames_of_columns, frames_of_entries
+
+
+class Group:
+    """Send for the agents of a group and fetch what comes to them.
+
+    `actor` is the raw Ray handle. Sends of one handle keep their order, and one that Ray repeats happens once. A handle
+    that was passed to a task is a handle of its own. Who fetches and then ends should `ack()`, or fetch by `with`:
+
+        with group.fetch(timeout=5) as messages: ...      # committed when the block ends without an error
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        actor: Any,  # noqa: ANN401 - a Ray actor handle
+        step: int | None = None,
+        keep: object = None,
+    ) -> None:
+        self.name = name
+        self.actor = actor
+        self.step = step
+        self._experiment = experiment
+        self._caller = secrets.token_hex(8)
+        self._numbers = 0
+        self._waiting: set[int] = set()
+        self._sending = threading.Lock()
+        self._fetching = threading.Lock()
+        self._token: Token | None = None
+        self._fetches = self._received = 0  # of those whose messages `ack` alone commits
+        self._unacked: dict[tuple[str, int], Token] = {}  # what they returned
+        self._away = False  # it went down during a send
+        self._keep = keep  # the experiment ends with the last one who holds what started it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Group, (self._experiment.without_password(), self.name, self.actor, self.step)
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r}, exp_id={self._experiment.exp_id!r})"
+
+    @property
+    def _what(self) -> str:
+        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
+
+    def send(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str = AGENT_CHAT) -> Receipt:
+        """Send one message to an agent and return its receipt; raises as `Messager.send_message`."""
+        return self.send_many([Outgoing.to_agent(to_id, payload, from_id, subtopic)])[0]
+
+    def send_many(self, messages: Sequence[Outgoing]) -> Receipts:
+        """Send many messages; one receipt for each message and recipient, in order."""
+        exp_id = self._experiment.exp_id
+        strict = self.name if self._experiment.group_settings.strict_senders else None
+        entries = entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
+        return self._relay(frames_of_entries(entries, self.step))
+
+    def send_columns(
+        self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
+    ) -> Receipts:
+        """Send n messages given as columns, as `Messager.send_columns` does; they cross Ray as bytes."""
+        columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        return self._relay(frames_of_columns(columns, check_subtopic(subtopic), self.step))
+
+    @property
+    def _payload_bytes(self) -> int:
+        return self._experiment.settings.payload_bytes
+
+    def _relay(self, frames: list[bytes]) -> Receipts:
+        if not frames:
+            return Receipts([])
+        if known_dead(self.actor):
+            raise gone(self._what)
+        if self._away:  # a call made while it starts again would fail, and nobody would know that it was never made
+            wait_restart(self.actor, self._experiment.settings.send_timeout_s)
+            self._away = False
+        number = -1
+        try:
+            with self._sending:
+                number = self._numbers
+                self._numbers += 1
+                self._waiting.add(number)
+                ref = self.actor.relay.remote(self._caller, number, min(self._waiting), frames)
+            receipts: Receipts = result(ref, what=self._what, sends=True)
+        except OutcomeUnknown as error:
+            self._away = isinstance(error.__cause__, ActorUnavailableError)
+            raise
+        else:
+            return receipts
+        finally:  # whatever happened: nobody may wait for this number any more
+            with self._sending:
+                self._waiting.discard(number)
+
+    def fetch(
+        self,
+        *,
+        limit: int | None = None,
+        timeout: float | None = 0.0,
+        commit: Commit = "next",
+        complete: bool = False,
+    ) -> "Fetched":
+        """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
+
+        What this handle's last fetch returned is committed now. What a handle holds for longer than
+        `MessagingConfig.loan_s`, because its task died or ended without `ack`, goes to the next one that fetches.
+
+        Args: with commit="acked" what this fetch returns is committed by `ack`, or by its own `with` block, alone. With
+        complete=True it returns all that the server had when it was called, but for what other handles hold.
+        Raises: CommitFailed where what the last fetch returned has gone to another handle, FetchTooLarge.
+        """
+        check_limit(limit, complete=complete)
+        check_commit(commit)
+        with self._fetching:
+            self._fetches += commit == "acked"
+            number = self._fetches if commit == "acked" else 0
+            arguments = (
+                self._caller,
+                self._token,
+                limit,
+                timeout,
+                FetchOptions(commit, complete, number, self._received),
+            )
+            try:
+                token, messages = insist(self.actor, lambda: self.actor.fetch.remote(*arguments), what=self._what)
+            except CommitFailed:
+                self._token = None  # others have it
+                raise
+            self._token = None
+            if commit == "next":
+                self._token = token
+            elif token is not None:
+                self._received, self._unacked[token[:2]] = number, token
+        return Fetched(messages, self, token)
+
+    def ack(self, messages: Acked | None = None) -> None:
+        """Commit what this handle has fetched: a message, some of them, or all that it holds.
+
+        It returns when that is durable, whatever other handles hold before it. Doing so twice does no harm.
+
+        Raises: CommitFailed where this handle held it for longer than `MessagingConfig.loan_s`, and it went to another
+        one; ConfigError for messages that no handle of this group has fetched.
+        """
+        if messages is None:
+            with self._fetching:
+                token, self._token = self._token, None
+                self._ack([(held, None) for held in (token, *self._unacked.values()) if held is not None])
+        else:
+            self._ack(by_loan(spans_of(messages, self.name)))
+
+    def _ack(self, loans: list[Any]) -> None:
+        over: list[Token]
+        over, late = insist(self.actor, lambda: self.actor.ack_some.remote(loans), what=self._what)
+        for token in over:
+            self._unacked.pop(token[:2], None)
+        if late is not None:
+            raise late
+
+    def give_up(self) -> None:
+        """Hand back what this handle's last fetch returned, unhandled: the next one that fetches gets it."""
+        with self._fetching:
+            self._give_up(self._token)
+
+    def _give_up(self, token: Token | None) -> None:
+        insist(self.actor, lambda: self.actor.give_up.remote(self._caller, token), what=self._what)
+        self._let_go(token)
+
+    def _let_go(self, token: Token | None) -> None:
+        if token is not None:
+            self._unacked.pop(token[:2], None)
+            self._token = None if self._token == token else self._token
+
+    @property
+    def agents(self) -> list[AgentId]:
+        """Return the agents of this group."""
+        agents: IdColumn = insist(self.actor, self.actor.agents.remote, what=self._what)
+        # None of a group's agents is None: that is the user.
+        return [agent_id for agent_id in agents.tolist() if agent_id is not None]
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters of this group."""
+        stats: dict[str, Any] = insist(self.actor, self.actor.stats.remote, what=self._what)
+        return stats
+
+
+class Fetched(Messages):
+    """Be a fetched batch: a `with` block over it commits it, or hands it back where it ends by an error.
+
+    The block's end raises CommitFailed where it lasted for longer than `MessagingConfig.loan_s`, and another handle has
+    the messages by now.
+    """
+
+    __slots__ = ("_group", "_token")
+
+    def __init__(self, messages: Messages, group: Group, token: Token | None) -> None:
+        super().__init__(messages.exp_id, messages.slices, messages.more)
+        self._group, self._token = group, token
+        for part in self.slices:
+            if part.batch.origin is not None:
+                part.batch.origin = part.batch.origin._replace(loan=token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is None:
+            return
+        if error is None:
+            self._group._let_go(self._token)
+            self._group._ack([(self._token, None)])
+        else:
+            with suppress(MessagingError, RayError):  # the error at hand is the one to tell of
+                self._group._give_up(self._token)
+
+
+def check_agents(agents: object) -> None:
+    """Raise InvalidAddress where a group's agents are no collection of ids."""
+    if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
+        raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)

@@ -1,0 +1,1 @@
+"""What every room uses: limits, retries, the health of background tasks."""

@@ -1,0 +1,1 @@
+"""Types of other systems: AgentScope's Msg."""

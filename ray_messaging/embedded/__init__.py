@@ -1,0 +1,1 @@
+"""The Valkey server that an experiment starts for itself."""

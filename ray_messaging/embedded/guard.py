@@ -1,0 +1,237 @@
+"""Guard one Valkey server: start it, stop it when its owner goes, leave nothing behind.
+
+A script for `python -S -E -I`, never imported: the standard library only, and of that only what starts fast.
+
+    owner -> stdin   one line of JSON, the order; after it `r`: start the server that died again; `s`: stop
+    owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF means that nothing is left
+
+An owner that vanishes without an `s` may have a successor: for `grace_s` the server runs on and waits for it, unless
+the process `host_pid`, without which none can come, has ended. A killed guard takes Valkey along (PDEATHSIG); its
+owner starts another one on the same data, and without an owner the next guard sweeps a temporary directory.
+"""
+
+import ctypes
+import errno
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
+    sys.path.append(str(Path(__file__).parent))
+    import data
+    from guard_events import HandedOver, Stopped, Watch
+    from port import Port, listens
+else:
+    from ray_messaging.embedded import data
+    from ray_messaging.embedded.guard_events import HandedOver, Stopped, Watch
+    from ray_messaging.embedded.port import Port, listens
+
+ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
+PROBE_TIMEOUT_S: Final = 0.25  # a stranger on the port may never answer
+STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
+TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
+
+
+def tell(event: str, **facts: object) -> None:
+    """Tell the owner; say nothing when it is gone."""
+    with suppress(OSError):
+        os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
+
+
+def busy() -> None:
+    """Give a sign of life."""
+    tell("waiting")
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process; raise OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value)) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
+class Valkey:
+    """Run one Valkey process in a data directory."""
+
+    def __init__(self, order: dict[str, Any], path: Path, lock: int) -> None:
+        self._order = order
+        self._path = path
+        config = path / data.CONFIG_NAME
+        if not config.exists() or config.read_text() != order["config"]:  # a full disk would not take it again
+            config.unlink(missing_ok=True)
+            config.write_text(order["config"])  # mode 0600, by our umask
+        log = path / data.LOG_NAME
+        self._log_start = log.stat().st_size if log.exists() else 0
+        # Valkey holds the lock, too: it is not free in the moment between the guard's death and Valkey's own.
+        os.set_inheritable(lock, True)
+        guard = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._exec(guard)
+
+    def _exec(self, guard: int) -> None:
+        """Become Valkey (in the forked child); never return."""
+        try:
+            os.chdir(self._path)  # the config names its files relative to it: no path needs quoting
+            log = os.open(data.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
+                os.dup2(source, target)
+            os.setpgid(0, 0)  # a child that rewrites the AOF can then be killed with it
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == guard:  # else it died before prctl
+                environment = self._order["environment"] | os.environ
+                command = ["valkey-server", data.CONFIG_NAME]
+                os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
+        except OSError as error:
+            os.write(2, f"cannot run {self._order['binary']}: {error}\n".encode())
+        finally:
+            os._exit(127)
+
+    def exited(self) -> str | None:
+        """Say how the process ended, None while it runs; it stays a zombie, so that its pid stays its own."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end is None:
+            return None
+        how = f"exit code {end.si_status}" if end.si_code == os.CLD_EXITED else signal.Signals(end.si_status).name
+        return f"Valkey, process {self.pid}, ended by {how}"
+
+    def log(self) -> str:
+        """Return the last lines that this process logged."""
+        return data.last_lines(self._path, self._log_start)
+
+    def wait_ready(self, watch: Watch) -> None:
+        """Wait until it serves; raise CannotStart, or Stopped."""
+        pause_s, worked = 0.001, -1
+        while not self._ask().startswith(b"+OK\r\n+PONG"):
+            if self.exited():
+                kind = "port" if "Address already in use" in self.log() else "server"
+                raise data.CannotStart(kind, "it ended while starting", self.log())
+            now, work = time.monotonic(), self._cpu_ticks()
+            if work > worked:  # while it loads a long AOF it answers late, or not at all
+                worked, deadline = work, now + ANSWER_TIMEOUT_S
+                tell("waiting")
+            elif now > deadline:
+                raise data.CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
+            watch.wait(pause_s)
+            pause_s = min(2 * pause_s, 0.1)
+
+    def _cpu_ticks(self) -> int:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])  # user and system time
+
+    def _ask(self) -> bytes:
+        """Return the answers to AUTH and PING of our own server; nobody else is shown the password."""
+        answer, address = b"", (self._order["host"], self._order["port"])
+        if not listens(self.pid, address[1]):
+            return b""
+        with suppress(OSError), socket.create_connection(address, PROBE_TIMEOUT_S) as connection:
+            connection.sendall(f"AUTH {self._order['password']}\r\nPING\r\n".encode())
+            while answer.count(b"\n") < 2 and (chunk := connection.recv(256)):
+                answer += chunk
+        return answer
+
+    def stop(self) -> None:
+        """Stop the process gracefully, then by force, and its children; return when all are gone."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        # Unblocked, it could come between exited() and sigtimedwait().
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        os.kill(self.pid, signal.SIGTERM)
+        while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
+            signal.sigtimedwait({signal.SIGCHLD}, left_s)
+        os.kill(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it died before it had a group
+            os.killpg(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        with suppress(ChildProcessError):  # the child that rewrote the AOF is ours now: we are a subreaper
+            while True:
+                os.waitpid(-self.pid, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
+
+
+def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
+    """Run the server until it dies, or could not start; raise Stopped, or HandedOver."""
+    try:
+        port.lend()
+        valkey = Valkey(order, path, lock)
+    except OSError as error:  # no room, or no process, is left: that may pass, and the data stay
+        kind = "port" if error.errno == errno.EADDRINUSE else "server"
+        return tell_failure(data.CannotStart(kind, f"cannot start Valkey: {error}", ""))
+    try:
+        valkey.wait_ready(watch)
+        truncated = TRUNCATED in valkey.log()
+        tell("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
+        while not (end := valkey.exited()):
+            watch.wait(None)
+        port.keep()
+        tell("died", reason=end, log=valkey.log())
+    except data.CannotStart as error:
+        port.keep()
+        tell_failure(error)
+    except (Stopped, HandedOver):
+        data.mark(lock, data.STOPPING)
+        raise
+    finally:
+        valkey.stop()
+
+
+def tell_failure(error: data.CannotStart) -> None:
+    """Tell why the server does not start."""
+    tell("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
+
+
+def guard(owner: int) -> None:
+    """Do what the owner orders, and clean up; raise CannotStart, Stopped or HandedOver."""
+    watch = Watch(owner)
+    line = io.FileIO(0, closefd=False).readline()  # unbuffered: a word that follows stays in the pipe
+    if not line.endswith(b"\n"):
+        raise Stopped
+    order = json.loads(line)
+    path, temporary = Path(order["path"]), order["temporary"]
+    if order["take_over"]:
+        lock = data.take_over(path, order["handover_s"], busy)
+    else:
+        lock = (data.make_temporary if temporary else data.open_kept)(path, busy)
+    port = Port(order["host"], order["port"])
+    try:
+        if order["grace_s"]:
+            data.expect_heir(path)
+        watch.expect_successor(path, order["grace_s"], order["host_pid"])
+        while True:
+            serve(order, path, lock, port, watch)
+            while watch.wait(None) != b"r":  # the data are safe here until the owner says what becomes of them
+                pass
+    except Stopped:  # whatever else ends us, the data stay for who takes them over
+        if temporary:
+            data.remove(path)
+        else:
+            (path / data.CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
+        raise
+
+
+def main() -> None:
+    """Leave the owner's process tree, then guard."""
+    owner = os.getppid()
+    if os.fork() != 0:
+        os._exit(0)  # Ray kills the direct children of a worker that dies: do not be one
+    os.setsid()
+    os.umask(0o077)
+    os.chdir("/")
+    try:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        with suppress(Stopped, HandedOver):
+            guard(owner)
+    except data.CannotStart as error:
+        tell_failure(error)
+    except Exception as error:  # noqa: BLE001 - stderr is nowhere: the owner is the one who can be told
+        tell("failed", kind="server", reason=repr(error), log="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The owner's end of the pipes to a guard process."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Final
+
+START_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 15.0  # the guard gives Valkey 5 s, then removes the data
+GUARD: Final = Path(__file__).with_name("guard.py")
+
+
+class GuardLink:
+    """Start a guard process, and speak with it; `event` from any thread. `gone`: it has ended."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - our own file
+            [sys.executable, "-S", "-E", "-I", str(GUARD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        assert self._process.stdin and self._process.stdout  # noqa: PT018 - pipes, as asked for
+        self._orders: IO[bytes] = self._process.stdin
+        self._events: IO[bytes] = self._process.stdout
+        os.set_blocking(self._events.fileno(), False)
+        self._buffer = b""
+        self._lock = threading.Lock()
+        self.gone = False
+
+    def start(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Give the order; return what became of it, ready or failed."""
+        answer = self._ask(json.dumps(order).encode() + b"\n")
+        if answer["event"] == "ready":
+            self._process.wait()  # the process that we started ended when it forked the guard
+        return answer
+
+    def restart(self) -> dict[str, Any]:
+        """Have the server that died started again; return what became of it, ready or failed."""
+        return self._ask(b"r")
+
+    def _ask(self, words: bytes) -> dict[str, Any]:
+        with suppress(OSError, ValueError):  # the guard is dead, or stop() closed the pipe: no answer will come
+            self._orders.write(words)
+        reason = f"no sign of life within {START_TIMEOUT_S:g} s"
+        while event := self.event(START_TIMEOUT_S):
+            if event["event"] in {"ready", "failed"}:
+                return event
+            if event["event"] == "gone":
+                reason = "its guard process died"
+                break
+        return {"event": "failed", "kind": "server", "reason": reason, "log": ""}
+
+    def event(self, timeout_s: float | None) -> dict[str, Any] | None:
+        """Return the next event, None after the timeout (s); {"event": "gone"} for ever after the last."""
+        while True:
+            with self._lock:
+                if event := self._read():
+                    return event
+                events = os.dup(self._events.fileno())  # stop() may close ours while we wait
+            try:
+                poll = select.poll()
+                poll.register(events, select.POLLIN)
+                if not poll.poll(None if timeout_s is None else timeout_s * 1000):
+                    return None
+            finally:
+                os.close(events)
+
+    def _read(self) -> dict[str, Any] | None:
+        while b"\n" not in self._buffer:
+            chunk = b"" if self._events.closed else self._events.read(65536)
+            if chunk is None:
+                return None
+            if not chunk:
+                self.gone = True
+                return {"event": "gone"}
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def stop(self, guard_pid: int | None) -> None:
+        """Tell the guard to clean up, and wait for its end; kill one that does not come to it."""
+        with suppress(OSError, ValueError):
+            self._orders.write(b"s")  # a forked child of ours may hold the pipe open
+        self._orders.close()
+        self._process.kill()  # if it has not even forked; else it is gone already
+        self._process.wait()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while event := self.event(max(0.0, deadline - time.monotonic())):
+            if event["event"] == "gone":
+                break
+        else:
+            if guard_pid is not None:  # still the guard's own pid: it has not closed its pipe
+                os.kill(guard_pid, signal.SIGKILL)
+        with self._lock:
+            self._events.close()

@@ -1,0 +1,1 @@
+"""The rows that a question is about."""

@@ -1,0 +1,102 @@
+"""The segment that is still open: its rows in memory, until it is full."""
+
+import time
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ray_messaging.eventlog.folder import Segment
+from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.writing.streams import Streams
+from ray_messaging.transports.log_store import LogMark
+
+# A batch costs about 10 KB beside its rows: of messages that come one by one, so many become one batch, and so many of
+# these again, until a batch has as many rows as a frame of the bulk path.
+_MERGED = 64
+_LEVELS = (64, 4_096)
+
+
+class Sealed(NamedTuple):
+    """What a segment holds at one moment, and up to where it has the streams then."""
+
+    number: int
+    first_row: int
+    batches: list[pa.RecordBatch]
+    rows: int
+    cursors: dict[str, str]
+    begun: dict[str, tuple[str, int]]
+    taken: dict[str, tuple[int, int]]
+    marks: dict[str, LogMark]
+    finished: tuple[str, ...]  # streams that have ended, and were read to their end
+    nbytes: int
+    stored: Segment | None  # its file, where that has all these rows
+
+    def table(self) -> pa.Table:
+        """Return the rows."""
+        return pa.Table.from_batches(self.batches, SCHEMA)
+
+
+class OpenSegment:
+    """Collect rows for one segment."""
+
+    def __init__(self, number: int, first_row: int) -> None:
+        self.number = number
+        self.first_row = first_row
+        self.rows = 0
+        self.nbytes = 0
+        self.stored: Segment | None = None  # its file, where it has one
+        self._batches: list[pa.RecordBatch] = []
+        self._since: float | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Append rows."""
+        self._batches.append(batch)
+        self.rows += batch.num_rows
+        self.nbytes += batch.nbytes
+        for limit in _LEVELS:
+            self._merge(limit)
+
+    def touch(self) -> None:
+        """Note that something came in that is not stored yet."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def age(self) -> float:
+        """Return for how long, in seconds, something has waited to be stored."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether something is not stored yet."""
+        return self._since is not None
+
+    def tables(self) -> list[pa.Table]:
+        """Return the rows in order."""
+        return [pa.Table.from_batches([batch]) for batch in self._batches]
+
+    def seal(self, streams: Streams) -> Sealed:
+        """Say what is here now, and up to where that has the streams; rows may be added later."""
+        self._since = None
+        return Sealed(
+            number=self.number,
+            first_row=self.first_row,
+            batches=[*self._batches],
+            rows=self.rows,
+            cursors=dict(streams.cursors),
+            begun=dict(streams.begun),
+            taken=streams.taken(),
+            marks=streams.take_marks(),
+            finished=streams.finished(),
+            nbytes=self.nbytes,
+            stored=self.stored if self.stored is not None and self.stored.rows == self.rows else None,
+        )
+
+    def _merge(self, limit: int) -> None:
+        small = 0
+        for batch in reversed(self._batches):
+            if batch.num_rows >= limit:
+                break
+            small += 1
+        if small >= _MERGED:
+            merged = pa.Table.from_batches(self._batches[-small:]).combine_chunks().to_batches()
+            self._batches[-small:] = merged

@@ -1,0 +1,1 @@
+"""Rows of the event log, made from frames column by column."""

@@ -1,0 +1,118 @@
+"""The columns of who wrote to whom, and through which channel."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ray_messaging.eventlog.writing.rows.names import NAME, Codes, coded, nulls, same
+from ray_messaging.model.id_column import INT, NONE, STR, IdColumn
+
+# Values that lie within so many times their number are told apart by a table of that length: a hash takes ten times
+# as long.
+_NEAR = 4
+_FEW = 4_096  # channels, whose texts are kept for the next rows
+
+
+class Ends(NamedTuple):
+    """Say for each row who is at one end: `values` int64 and `kinds` as `IdColumn` has them, names by one table."""
+
+    values: NDArray[np.int64]
+    kinds: NDArray[np.uint8] | None
+    names: list[str]
+
+    def numbers(self) -> pa.Array:
+        """Return the column of ids that are ints."""
+        return pa.array(self.values, mask=None if self.kinds is None else self.kinds != INT)
+
+    def texts(self) -> pa.Array:
+        """Return the column of ids that are names."""
+        if self.kinds is None or not self.names:
+            return nulls(len(self.values), NAME)
+        named = self.kinds == STR
+        return coded(pa.array(np.where(named, self.values, 0).astype(np.int32), mask=~named), self.names)
+
+
+def ends(columns: Sequence[IdColumn]) -> Ends:
+    """Join the ids of frames, each of which has a table of names of its own; nothing of the frames is kept."""
+    values = np.concatenate([ids.values for ids in columns])
+    if all(ids.kinds is None for ids in columns):
+        return Ends(values, None, [])
+    kinds = np.concatenate([np.full(len(ids), INT, np.uint8) if ids.kinds is None else ids.kinds for ids in columns])
+    table: dict[str, int] = {}
+    start = 0
+    for ids in columns:
+        if ids.strings:
+            places = np.array([table.setdefault(name, len(table)) for name in ids.strings], np.int64)
+            own, named = values[start : start + len(ids)], kinds[start : start + len(ids)] == STR
+            own[named] = places[own[named]]
+        start += len(ids)
+    return Ends(values, kinds, [*table])
+
+
+def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> tuple[pa.Array, pa.Array]:
+    """Return channel and subtopic; a channel's text is built once for each that is there.
+
+    Args: of has each row's topic (None: all have the first). A topic ":name" is the plain channel "name".
+    """
+    if of is None and to.kinds is None and topics[0][0] != ":":
+        found, codes = _distinct(to.values)
+        names = (_few_channels if len(found) <= _FEW else _channels)(exp_id, found.tobytes(), topics[0])
+        return pa.DictionaryArray.from_arrays(pa.array(codes), names, safe=False), coded(same(len(codes)), topics[:1])
+    texts, codes = _spelled(to)
+    of = np.zeros(len(codes), np.int32) if of is None else of
+    plain = np.array([topic[0] == ":" for topic in topics])
+    subtopic = coded(pa.array(of, mask=plain[of] if plain.any() else None), topics)
+    keys = codes.astype(np.int64) * len(topics) + of
+    if plain.any():  # no id stands in a plain channel
+        keys = np.where(plain[of], len(texts) * len(topics) + of, keys)
+    found, codes = _distinct(keys)
+    texts = pa.concat_arrays([texts, pa.array([""])])
+    heads = pa.array([topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:" for topic in topics])
+    tails = pa.array(["" if topic[0] == ":" else f":{topic}" for topic in topics])
+    ids, topic_of = texts.take(pa.array(found // len(topics))), pa.array(found % len(topics))
+    names = pc.binary_join_element_wise(heads.take(topic_of), ids, tails.take(topic_of), "")
+    return pa.DictionaryArray.from_arrays(pa.array(codes), names, safe=False), subtopic
+
+
+def _channels(exp_id: str, ids: bytes, topic: str) -> pa.StringArray:
+    """Return the channels of some agents (ids int64) for one topic."""
+    texts = pc.cast(pa.array(np.frombuffer(ids, np.int64)), pa.string())
+    return pc.binary_join_element_wise(f"exps:{exp_id}:agents:", texts, f":{topic}", "")
+
+
+# In bulk one chunk of rows after the other goes to the same agents.
+_few_channels = lru_cache(maxsize=8)(_channels)
+
+
+def _spelled(to: Ends) -> tuple[pa.Array, Codes]:
+    """Return the ids that are there as texts, and each row's place among them; None is spelled "None"."""
+    if to.kinds is None:
+        found, codes = _distinct(to.values)
+        return pc.cast(pa.array(found), pa.string()), codes
+    ints = to.kinds == INT
+    found, places = _distinct(to.values[ints])
+    codes = np.empty(len(to.values), np.int32)
+    codes[ints] = places
+    codes[to.kinds == STR] = len(found) + to.values[to.kinds == STR]
+    codes[to.kinds == NONE] = len(found) + len(to.names)
+    return pa.concat_arrays([pc.cast(pa.array(found), pa.string()), pa.array([*to.names, "None"], pa.string())]), codes
+
+
+def _distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], Codes]:
+    """Return the values that are there, and each row's place among them."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if high - low > _NEAR * len(values):
+        encoded = pc.dictionary_encode(pa.array(values))
+        return encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+    places = values - low
+    there = np.zeros(high - low + 1, np.bool_)
+    there[places] = True
+    found = np.flatnonzero(there)
+    code_of = np.empty(len(there), np.int32)
+    code_of[found] = np.arange(len(found), dtype=np.int32)
+    return found + low, code_of[places]

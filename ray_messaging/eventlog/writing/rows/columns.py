@@ -1,0 +1,220 @@
+"""The columns of the event log out of those of frames; what is Python here is done per frame, not per row."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import isnan
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.writing.rows.addresses import channels, ends
+from ray_messaging.eventlog.writing.rows.message_ids import message_ids
+from ray_messaging.eventlog.writing.rows.names import NAME, Codes, coded, nulls, places, repeated, truth
+from ray_messaging.eventlog.writing.rows.payloads import payload_column, sparse_column
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
+from ray_messaging.wire.log_notes import LogNote
+
+# The times that Python's datetime can hold, in microseconds: a sender's clock, or a foreign frame, may say anything.
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+_TIME = pa.timestamp("us", tz="UTC")
+_LABELS = pa.list_(pa.string())
+
+
+class Part(NamedTuple):
+    """The rows of one entry that belong in the log; there is at least one."""
+
+    batch: Batch
+    rows: Codes | None  # where they stood in the frame; None: it is whole
+    entry: str
+    mailbox: str | None
+    fates: int | NDArray[np.uint8]
+    note: LogNote | None = None
+
+
+class _Run(NamedTuple):
+    """Some parts as one run of rows: each part's first row, and how many it has; `fates` (one: all rows have it)."""
+
+    parts: Sequence[Part]
+    starts: list[int]
+    counts: list[int]
+    fates: int | NDArray[np.uint8]
+
+    @property
+    def rows(self) -> int:
+        return self.starts[-1] + self.counts[-1]
+
+
+def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
+    """Build the rows of some parts, in their order."""
+    counts = [len(part.batch) for part in parts]
+    run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
+    from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
+    channel, subtopic = channels(exp_id, to_ids, *_topics(run))
+    rule, reason, before = _notes(run)
+    columns = {
+        "message_id": message_ids([part.batch for part in parts]),
+        "step": _steps(run),
+        "channel": channel,
+        "subtopic": subtopic,
+        "from_id": from_ids.numbers(),
+        "to_id": to_ids.numbers(),
+        "from_name": from_ids.texts(),
+        "to_name": to_ids.texts(),
+        "payload": payload_column([_lines(part) for part in parts]),
+        "payload_before": before,
+        "labels": _labels(run),
+        "sent_at": _times(run),
+        "delivered_at": _delivered_at(run),
+        "fate": _fate(run),
+        "rule": rule,
+        "reason": reason,
+        "sender": repeated([part.batch.sender for part in parts], counts),
+        "mailbox": repeated([part.mailbox for part in parts], counts),
+        "noted": _noted(run),
+        "entry": repeated([part.entry for part in parts], counts),
+        "row": pa.array(np.concatenate([_places(part) for part in parts])),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _lines(part: Part) -> PayloadColumn:
+    assert part.batch.lines is not None
+    return part.batch.lines
+
+
+def _places(part: Part) -> Codes:
+    return places(len(part.batch)) if part.rows is None else part.rows
+
+
+def _each(run: _Run, value: Callable[[Part], Any], dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's dtype
+    """Return a column that each part has as an array, or as one value for all its rows; a view would keep the frame."""
+    column = np.empty(run.rows, dtype)
+    for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
+        column[start : start + count] = value(part)
+    return column
+
+
+def _steps(run: _Run) -> pa.Array:
+    steps = [part.batch.step for part in run.parts]
+    if all(step is None for step in steps):
+        return nulls(run.rows, pa.int64())
+    values = _each(run, lambda part: 0 if part.batch.step is None else part.batch.step, np.int64)
+    return pa.array(values, mask=np.repeat([step is None for step in steps], run.counts))
+
+
+def _times(run: _Run) -> pa.Array:
+    times = [part.batch.sent_at for part in run.parts]
+    one_each = [_micro(time) for time in times if not isinstance(time, np.ndarray)]
+    if len(one_each) < len(times):
+        return pa.array(_micros(_each(run, lambda part: part.batch.sent_at, np.float64))).view(_TIME)
+    return pa.array(np.repeat(np.array(one_each, np.int64), run.counts)).view(_TIME)
+
+
+def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return times in microseconds, the nearest ones that can be shown."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        micros = np.nan_to_num(np.rint(seconds * 1e6), nan=0.0, posinf=_LAST_US, neginf=_FIRST_US)
+    # A float cannot hold the last microsecond: what is above is cut only once it is an int.
+    whole: NDArray[np.int64] = np.clip(micros, -9e18, 9e18).astype(np.int64)
+    return np.clip(whole, _FIRST_US, _LAST_US)
+
+
+def _micro(seconds: float) -> int:
+    """Return a time as `_micros` does: for one value numpy takes a hundred times as long."""
+    micros = seconds * 1e6
+    return 0 if isnan(micros) else round(min(max(micros, _FIRST_US), _LAST_US))
+
+
+def _delivered_at(run: _Run) -> pa.Array:
+    taken = np.array([int(part.entry.partition("-")[0]) * 1000 for part in run.parts], np.int64)
+    times = np.repeat(taken, run.counts)
+    nowhere = run.fates > PUBLISHED
+    if isinstance(nowhere, bool):
+        return nulls(run.rows, _TIME) if nowhere else pa.array(times).view(_TIME)
+    return pa.array(times, mask=nowhere).view(_TIME)
+
+
+def _fates(parts: Sequence[Part], counts: Sequence[int]) -> int | NDArray[np.uint8]:
+    found = [part.fates for part in parts]
+    if all(isinstance(fate, int) for fate in found):
+        return found[0] if len(set(found)) == 1 else np.repeat(np.array(found, np.uint8), counts)
+    each = (
+        np.full(count, fate, np.uint8) if isinstance(fate, int) else fate
+        for fate, count in zip(found, counts, strict=True)
+    )
+    return np.concatenate([*each])
+
+
+def _fate(run: _Run) -> pa.Array:
+    if isinstance(run.fates, int):
+        return repeated([FATES[run.fates]], [run.rows])
+    return coded(pa.array(run.fates.astype(np.int32)), FATES)
+
+
+def _noted(run: _Run) -> pa.Array:
+    noted = [part.note is not None for part in run.parts]
+    if len(set(noted)) == 1:
+        return truth(run.rows, value=noted[0])
+    return pa.array(np.repeat(noted, run.counts))
+
+
+def _topics(run: _Run) -> tuple[list[str], Codes | None]:
+    """Return the topics that there are, and which one each row has; None: all have the first."""
+    table: dict[str, int] = {}
+    maps = [[table.setdefault(topic, len(table)) for topic in part.batch.topics] for part in run.parts]
+    if len(table) == 1:
+        return [*table], None
+    of = np.empty(run.rows, np.int32)
+    for part, start, count, own in zip(run.parts, run.starts, run.counts, maps, strict=True):
+        topic = part.batch.topic
+        of[start : start + count] = own[0] if topic is None else np.array(own, np.int32)[topic]
+    return [*table], of
+
+
+def _labels(run: _Run) -> pa.Array:
+    borne = [
+        (name, rows.astype(np.int64) + start)
+        for part, start in zip(run.parts, run.starts, strict=True)
+        for name, rows in part.batch.labels.items()
+        if len(rows)
+    ]
+    if not borne:
+        return nulls(run.rows, _LABELS)
+    rows = np.concatenate([rows for _, rows in borne])
+    names = np.repeat(np.arange(len(borne)), [len(rows) for _, rows in borne])
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=run.rows)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    values = pa.array([name for name, _ in borne], pa.string()).take(pa.array(names[order]))
+    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(counts == 0))
+
+
+def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return rule, reason and the payload before a rewrite; of several rules at one row the last counts."""
+    unheard = np.broadcast_to(run.fates == UNDELIVERABLE, run.rows)
+    if not unheard.any() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
+        none = nulls(run.rows, NAME)
+        return none, none, sparse_column(run.rows, {})
+    rules: dict[str, int] = {}
+    reasons = {NO_LISTENER: 0}
+    rule, reason = np.full(run.rows, -1, np.int32), np.where(unheard, 0, -1).astype(np.int32)
+    before: dict[int, bytes] = {}
+    for part, start in zip(run.parts, run.starts, strict=True):
+        if part.note is None:
+            continue
+        for why in part.note.why:
+            rows = np.frombuffer(why.rows, "<u4").astype(np.int64) + start
+            rule[rows] = rules.setdefault(why.rule, len(rules))
+            reason[rows] = reasons.setdefault(why.reason, len(reasons))
+        for said in part.note.before:
+            before.update(dict.fromkeys((start + np.frombuffer(said.rows, "<u4").astype(np.int64)).tolist(), said.line))
+    return (
+        coded(pa.array(rule, mask=rule < 0), [*rules]),
+        coded(pa.array(reason, mask=reason < 0), [*reasons]),
+        sparse_column(run.rows, before),
+    )

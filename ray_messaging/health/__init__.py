@@ -1,5 +1,0 @@
-"""What is judged of a server and of actors, from what they said: no questions are asked here."""
-
-from ray_messaging.health.findings import Finding, Health, Level
-
-__all__ = ["Finding", "Health", "Level"]

@@ -1,0 +1,1 @@
+"""The interceptor as a messager asks it."""

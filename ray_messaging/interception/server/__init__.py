@@ -1,0 +1,1 @@
+"""The interceptor: rules in order, in an actor of its own."""

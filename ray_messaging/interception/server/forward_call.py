@@ -1,0 +1,36 @@
+"""One message that somebody asks about by AgentSociety's call, as a batch."""
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
+from ray_messaging.compat.msg import Msg
+from ray_messaging.interception.server.rule_pipeline import PAYLOAD_LIMIT
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn, encode_payload
+
+
+def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *, epoch: int, number: int) -> Batch:
+    """Build the batch of one message; raise InvalidAddress, InvalidPayload, PayloadTooLarge."""
+    return Batch(
+        sender=":forward",  # no messager's name holds a colon
+        epoch=epoch,
+        first=number,
+        from_ids=IdColumn.of([None if from_id is None else check_id(from_id)]),
+        to_ids=IdColumn.of([None if to_id is None else check_id(to_id)]),
+        topics=(AGENT_CHAT,),
+        lines=PayloadColumn.of([encode_payload(_payload(message), PAYLOAD_LIMIT)]),
+    )
+
+
+def _payload(message: object) -> object:
+    """Return what AgentSociety's messager asks about, a payload as JSON text; other texts are a content."""
+    if isinstance(message, dict | Msg):
+        return message
+    if isinstance(message, str):
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(message, type=dict[str, Any])
+    return {"content": message}

@@ -1,0 +1,1 @@
+"""What rules must not forget, kept on the server."""

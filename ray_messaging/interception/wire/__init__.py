@@ -1,0 +1,1 @@
+"""What travels between a messager and the interceptor."""

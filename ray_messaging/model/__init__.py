@@ -1,0 +1,1 @@
+"""Columns of messages: a batch, its ids and payloads, and sets of agents."""

@@ -1,0 +1,144 @@
+"""Sets of agents and of channels for societies of a million: columns of int64, not a Python object for each."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId, build_channel, parse_channel
+from ray_messaging.errors import InvalidAddress
+from ray_messaging.model.id_column import INT, STR, IdColumn
+
+_PIECE = 65_536  # ids that become objects at a time
+
+
+def column_of(agents: Iterable[AgentId] | IdColumn) -> IdColumn:
+    """Return ids as a column without repetitions, in their order; raise InvalidAddress naming the first bad one."""
+    ids = agents if isinstance(agents, IdColumn) else _column(agents)
+    if ids.kinds is not None:
+        return IdColumn.of([*dict.fromkeys(ids.tolist())])
+    if bool((ids.values[1:] > ids.values[:-1]).all()):
+        return ids
+    found, first = np.unique(ids.values, return_index=True)
+    return ids if len(found) == len(ids) else ids.take(np.sort(first))
+
+
+def _column(agents: Iterable[AgentId]) -> IdColumn:
+    if isinstance(agents, np.ndarray):
+        return IdColumn.checked(agents)
+    listed = agents if isinstance(agents, range | list | tuple) else [*agents]
+    if isinstance(listed, range) or set(map(type, listed)) == {int}:
+        try:
+            return IdColumn(np.fromiter(listed, np.int64, len(listed)))
+        except OverflowError:
+            pass  # found again below, with the id
+    return IdColumn.checked(listed)
+
+
+def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return values sorted, each once; those that are so already are taken as they are."""
+    if not bool((values[1:] > values[:-1]).all()):
+        values = np.sort(values, kind="stable")  # which merges what is sorted in parts; np.unique would hash
+        values = values[np.append(True, values[1:] != values[:-1])]
+    return values
+
+
+class AgentSet(Collection[AgentId]):
+    """Be a set of agents; `ints` int64 (n,), ascending, and `strings`; it iterates over the one, then the other."""
+
+    __slots__ = ("ints", "strings")
+
+    def __init__(self, ints: NDArray[np.int64], strings: Iterable[str] = ()) -> None:
+        self.ints = ascending(ints)
+        self.strings = frozenset(strings)
+
+    @classmethod
+    def of(cls, agents: Iterable[AgentId] | IdColumn) -> "AgentSet":
+        """Build from ids; raise InvalidAddress naming the first bad one."""
+        if isinstance(agents, AgentSet):
+            return agents
+        ids = column_of(agents)
+        if ids.kinds is None:
+            return cls(ids.values)
+        used = np.unique(ids.values[ids.kinds == STR])
+        return cls(ids.values[ids.kinds == INT], [ids.strings[place] for place in used.tolist()])
+
+    @property
+    def column(self) -> IdColumn:
+        """Return the agents as a column, in order."""
+        return IdColumn(self.ints) if not self.strings else IdColumn.of([*self])
+
+    def __len__(self) -> int:
+        return len(self.ints) + len(self.strings)
+
+    def __iter__(self) -> Iterator[AgentId]:
+        for low in range(0, len(self.ints), _PIECE):
+            yield from self.ints[low : low + _PIECE].tolist()
+        yield from sorted(self.strings)
+
+    def __contains__(self, agent_id: object) -> bool:
+        if isinstance(agent_id, str):
+            return agent_id in self.strings
+        place = int(np.searchsorted(self.ints, agent_id)) if isinstance(agent_id, int) else len(self.ints)
+        return place < len(self.ints) and bool(self.ints[place] == agent_id)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        same = isinstance(other, AgentSet) and self.strings == other.strings
+        return same and np.array_equal(self.ints, other.ints)  # type: ignore[attr-defined]  # an AgentSet's
+
+    def __hash__(self) -> int:
+        return hash((self.ints.tobytes(), self.strings))
+
+    def __or__(self, other: "AgentSet") -> "AgentSet":
+        if not len(self) or not len(other):
+            return self if len(self) else other
+        return AgentSet(np.concatenate((self.ints, other.ints)), self.strings | other.strings)
+
+    def __and__(self, other: "AgentSet") -> "AgentSet":
+        return AgentSet(self.ints[self._held_by(other)], self.strings & other.strings)
+
+    def __sub__(self, other: "AgentSet") -> "AgentSet":
+        return AgentSet(self.ints[~self._held_by(other)], self.strings - other.strings)
+
+    def _held_by(self, other: "AgentSet") -> NDArray[np.bool_]:
+        if not len(other.ints):
+            return np.zeros(len(self.ints), np.bool_)
+        places = np.minimum(np.searchsorted(other.ints, self.ints), len(other.ints) - 1)
+        held: NDArray[np.bool_] = other.ints[places] == self.ints
+        return held
+
+
+NO_AGENTS = AgentSet(np.zeros(0, np.int64))
+
+
+class ChannelSet(Collection[str]):
+    """Be a set of channels: those of agents, by subtopic, and plain ones. No channel is kept as text but those."""
+
+    __slots__ = ("_agents", "_exp_id", "plain")
+
+    def __init__(self, exp_id: str, agents: Mapping[str, AgentSet], plain: Iterable[str] = ()) -> None:
+        self._exp_id = exp_id
+        self._agents = dict(agents)
+        self.plain = dict.fromkeys(plain)
+
+    def __len__(self) -> int:
+        return len(self.plain) + sum(map(len, self._agents.values()))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.plain
+        for subtopic, agents in self._agents.items():
+            for agent_id in agents:
+                yield build_channel(self._exp_id, agent_id, subtopic)
+
+    def __contains__(self, channel: object) -> bool:
+        if channel in self.plain:
+            return True
+        try:
+            agent_id, subtopic = parse_channel(self._exp_id, channel)
+        except InvalidAddress:  # whatever foreign clients write
+            return False
+        # An id has one form: that of another name is another channel.
+        known = agent_id is not None and agent_id in self._agents.get(subtopic, NO_AGENTS)
+        return known and build_channel(self._exp_id, agent_id, subtopic) == channel

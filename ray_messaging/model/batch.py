@@ -1,0 +1,101 @@
+"""A batch: messages of one sender as columns."""
+
+from copy import copy
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+
+
+class Origin(NamedTuple):
+    """Say where a batch was read: the mailbox, the entry, and the loan that it is part of, if any."""
+
+    mailbox: str
+    entry: str
+    loan: object = None
+
+
+class Batch(msgspec.Struct, eq=False, kw_only=True):
+    """Hold n messages of one sender as columns.
+
+    Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
+    the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
+    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it
+    (uint32, ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`); `rows` is
+    n, for those to whom a call for `len` is too slow.
+    """
+
+    sender: str
+    epoch: int
+    first: int
+    from_ids: IdColumn
+    to_ids: IdColumn
+    topics: tuple[str, ...]
+    topic: NDArray[np.uint16] | None = None
+    numbers: NDArray[np.uint32] | None = None
+    step: NDArray[np.int64] | int | None = None
+    sent_at: NDArray[np.float64] | float = 0.0
+    lines: PayloadColumn | None = None
+    labels: dict[str, NDArray[np.uint32]] = {}
+    noted: NDArray[np.uint32] | None = None
+    frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
+    rows: int = -1  # whoever knows it says so
+    origin: Origin | None = None  # of one that was read from a mailbox
+
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            self.rows = len(self.from_ids)
+
+    def __repr__(self) -> str:
+        return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may come into a log, which gets no payloads
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def message_id(self, row: int) -> str:
+        """Return the id of one message: sender, the sender's epoch, the message's number."""
+        number = row if self.numbers is None else int(self.numbers[row])
+        return f"{self.sender}-{self.epoch}-{self.first + number}"
+
+    def topic_of(self, row: int) -> str:
+        """Return the topic of one message."""
+        return self.topics[0 if self.topic is None else self.topic[row]]
+
+    def labels_of(self, row: int) -> tuple[str, ...]:
+        """Return the labels that one message bears."""
+        return tuple(name for name, rows in self.labels.items() if row in rows) if self.labels else ()
+
+    def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
+        """Return the same batch, the payloads of some rows replaced."""
+        made = copy(self)
+        made.frame = None
+        if changed and self.lines is not None:
+            made.lines = self.lines.replaced(changed, len(self))
+        return made
+
+    def take(self, rows: NDArray[np.intp]) -> "Batch":
+        """Return the batch of some rows, in the order given; the messages keep their numbers."""
+        return Batch(
+            sender=self.sender,
+            epoch=self.epoch,
+            first=self.first,
+            from_ids=self.from_ids.take(rows),
+            to_ids=self.to_ids.take(rows),
+            topics=self.topics,
+            topic=None if self.topic is None else self.topic[rows],
+            numbers=rows.astype(np.uint32) if self.numbers is None else self.numbers[rows],
+            step=self.step[rows] if isinstance(self.step, np.ndarray) else self.step,
+            sent_at=self.sent_at[rows] if isinstance(self.sent_at, np.ndarray) else self.sent_at,
+            lines=None if self.lines is None else self.lines.take(rows),
+            labels={name: kept for name, found in self.labels.items() if len(kept := _places(rows, found))},
+            noted=None if self.noted is None else _places(rows, self.noted),
+        )
+
+
+def _places(rows: NDArray[np.intp], wanted: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return where among `rows` those wanted stand."""
+    return np.flatnonzero(np.isin(rows, wanted)).astype(np.uint32)

@@ -1,0 +1,264 @@
+"""Payloads as JSON texts, one per line: compact JSON holds no newline, so that no lengths need be kept."""
+
+import json
+from collections.abc import Sequence
+from datetime import date, time
+from os import PathLike, fspath
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.compat.msg import Msg
+from ray_messaging.errors import InvalidPayload, PayloadTooLarge
+
+
+def _as_json(value: object) -> object:
+    """Return what JSON can hold in place of what simulations are full of."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, date | time):  # those of pandas derive from datetime's, and msgspec takes none but these
+        return value.isoformat()
+    return _same(value)
+
+
+def _same(value: object) -> object:
+    """Return what comes back as much the same: numpy's numbers and arrays, a Msg, what derives from str and numbers."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Msg):
+        return value.to_dict()
+    if isinstance(value, bool):  # a key of a dict: else msgspec knows it
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"objects of type {type(value).__name__} are not supported")
+
+
+# One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
+_encoder = msgspec.json.Encoder(enc_hook=_as_json)
+encode_dict = _encoder.encode  # as it is, for whoever looks after the rest of `encode_payload`
+# msgspec writes more than JSON knows (bytes, sets, nan as null), which would come back as something else.
+_strictly = json.JSONEncoder(allow_nan=False, default=_same).encode
+LINE_END = ord("\n")
+_FEW, _MANY = 2**14, 2**26  # bytes of a blob for which numpy's way to count pays, and may take as much again
+_NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
+
+
+def encode_payload(payload: object, limit_bytes: int) -> bytes:
+    """Encode one payload, a dict or a Msg; raise InvalidPayload or PayloadTooLarge."""
+    if not isinstance(payload, dict):
+        payload = _dict_of(payload)
+    try:
+        line = encode_dict(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
+        raise InvalidPayload(
+            f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
+        ) from error
+    if LINE_END in line:  # a byte as a number: looking for bytes raises and drops an error inside
+        raise InvalidPayload(_NEWLINE)
+    if len(line) > limit_bytes:
+        raise too_large(len(line), limit_bytes)
+    return line
+
+
+def _dict_of(payload: object) -> dict[str, Any]:
+    """Return a Msg as the dict that travels; raise InvalidPayload where it would not come back as it is."""
+    if not isinstance(payload, Msg):
+        raise InvalidPayload(
+            f"a payload must be a dict or a Msg, this is a {type(payload).__name__}: wrap it, as in {{'content': ...}}"
+        )
+    kind = type(payload)
+    if kind is not Msg:
+        raise InvalidPayload(
+            f"a {kind.__name__}, which derives from Msg, would not come back as one: send its to_dict(), "
+            f"and read it by {kind.__name__}.from_dict(message.payload)"
+        )
+    fields = payload.to_dict()
+    for name, value in fields.items():
+        if type(value) is not str and value is not None:
+            try:
+                _strictly(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidPayload(
+                    f"the {name} of this Msg cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
+                ) from error
+    return fields
+
+
+def too_large(size: int, limit: int) -> PayloadTooLarge:
+    """Build the error for a payload above the limit."""
+    return PayloadTooLarge(
+        f"this payload takes {size:,} bytes, the limit is {limit:,}: send a reference to the data instead, "
+        "or raise MessagingConfig.payload_bytes",
+        size=size,
+        limit=limit,
+    )
+
+
+class PayloadColumn(msgspec.Struct, eq=False):
+    """Hold the payloads of a batch: `count` lines, and for each row its line (`index` uint32; None: its own).
+
+    The lines are kept as one blob, each ended by a newline, or as a list of bytes without; each is made from the other
+    when it is asked for.
+    """
+
+    _blob: bytes | None
+    count: int
+    index: NDArray[np.uint32] | None = None
+    _at: int = 0  # where in the blob they begin: a frame that is kept anyway holds them at its end
+    _list: list[bytes] | None = None
+    _nbytes: int = -1  # not known yet
+    _ends: NDArray[np.intp] | None = None
+    raw: bool = False
+
+    def __repr__(self) -> str:
+        return f"Lines({self.count:,} payloads)"  # it may come into a log, which gets no payloads
+
+    @classmethod
+    def of(
+        cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False, nbytes: int = -1
+    ) -> "PayloadColumn":
+        """Build from one encoded payload per line; `raw` lines are foreign clients' and may hold newlines.
+
+        Args: nbytes is the size of all lines, each with a byte more, where it is known.
+        """
+        return cls(None, len(lines), index, 0, lines, nbytes, None, raw)
+
+    @classmethod
+    def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "PayloadColumn":
+        """Take raw lines out of a blob that holds them without separators."""
+        ends = np.cumsum(np.asarray(lengths, np.int64)).tolist()
+        return cls.of([blob[end - length : end] for end, length in zip(ends, lengths, strict=True)], index, raw=True)
+
+    @classmethod
+    def encode(cls, payloads: Sequence[object], limit_bytes: int) -> "PayloadColumn":
+        """Encode a payload per row in one pass; raise InvalidPayload or PayloadTooLarge naming the row."""
+        if set(map(type, payloads)) <= {dict}:
+            try:
+                blob = _encoder.encode_lines(payloads)
+            except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
+                pass  # found again below, with its row
+            else:
+                made = cls(blob, len(payloads))
+                if _count(blob, 0) != len(payloads):
+                    raise InvalidPayload(_NEWLINE)
+                # Only a blob of that size can hold a payload above the limit.
+                if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
+                    return made
+        return cls.of([_encode_row(row, payload, limit_bytes) for row, payload in enumerate(payloads)])
+
+    @property
+    def blob(self) -> bytes:
+        """Return all lines, each with its newline (raw ones without)."""
+        if self._blob is None:
+            assert self._list is not None
+            self._blob = b"".join(self._list) if self.raw else b"\n".join([*self._list, b""])
+        elif self._at:
+            self._blob, self._at, self._ends = self._blob[self._at :], 0, None
+        return self._blob
+
+    @property
+    def list(self) -> "list[bytes]":
+        """Return the lines, without newlines."""
+        if self._list is None:
+            assert self._blob is not None
+            text = self._blob[self._at :] if self._at else self._blob  # nobody keeps this one
+            self._list = text.split(b"\n")[:-1]
+        return self._list
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the lines in bytes, without making the blob."""
+        if self._nbytes < 0:
+            if self._list is not None:
+                self._nbytes = sum(map(len, self._list)) + self.count
+            else:
+                self._nbytes = len(self._blob or b"") - self._at
+        return self._nbytes
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the size of each line in bytes without its newline, int64 (count,)."""
+        if self._list is not None:
+            return np.fromiter(map(len, self._list), np.int64, self.count)
+        return np.diff(self._line_ends(), prepend=self._at) - 1
+
+    @property
+    def volumes(self) -> NDArray[np.int64]:
+        """Return the bytes up to the end of each line, each with its newline, int64 (count,)."""
+        return self._line_ends() - self._at if self._list is None else np.cumsum(self.sizes + 1)
+
+    def _line_ends(self) -> NDArray[np.intp]:
+        """Return where each line ends in what `_blob` is, behind its newline; not of raw lines, which are a list."""
+        if self._ends is None:
+            assert self._blob is not None
+            text = np.frombuffer(self._blob, np.uint8, offset=self._at)
+            self._ends = np.flatnonzero(text == LINE_END) + (self._at + 1)
+        return self._ends
+
+    def pack(self) -> None:
+        """Keep the blob alone: an object per line, kept for long, costs more to free than all else that it is for."""
+        if not self.raw and self.blob:
+            self._list = self._ends = None
+
+    def row(self, row: int) -> bytes:
+        """Return the payload of a row."""
+        return self.list[row if self.index is None else self.index[row]]
+
+    def take(self, rows: NDArray[np.intp]) -> "PayloadColumn":
+        """Return the payloads of some rows; a line that several rows share stays one line."""
+        if self.index is None and self._list is None and self._blob is not None and _adjoin(rows):
+            ends, low = self._line_ends(), int(rows[0])
+            return PayloadColumn(self._blob[ends[low - 1] if low else self._at : ends[rows[-1]]], len(rows))
+        lines = self.list
+        if self.index is None:
+            return PayloadColumn.of([lines[row] for row in rows.tolist()], raw=self.raw)
+        used, index = np.unique(self.index[rows], return_inverse=True)
+        return PayloadColumn.of([lines[line] for line in used.tolist()], index.astype(np.uint32), raw=self.raw)
+
+    def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":
+        """Return the payloads of all `rows` rows, those of some rows replaced."""
+        if self.index is None:
+            lines = list(self.list)
+            for row, line in changed.items():
+                lines[row] = line
+            return PayloadColumn.of(lines, raw=self.raw)
+        index, places = self.index.copy(), dict[bytes, int]()  # what many shared becomes what they share, too
+        index[list(changed)] = [self.count + places.setdefault(line, len(places)) for line in changed.values()]
+        return PayloadColumn.of([*self.list, *places], index, raw=self.raw).take(np.arange(rows))
+
+    def whole(self, rows: int) -> bool:
+        """Tell whether a blob read from outside holds what it says: a line for each of `rows` rows."""
+        if not self.raw:
+            blob = self.blob if self._blob is None else self._blob
+            if _count(blob, self._at) != self.count or (len(blob) > self._at and blob[-1] != LINE_END):
+                return False
+        if self.index is None:
+            return self.count == rows
+        return not rows or int(self.index.max()) < self.count
+
+
+def _count(blob: bytes, at: int) -> int:
+    """Count the line ends behind a place: numpy is four times as fast, if it need not set out for little."""
+    if not _FEW <= len(blob) - at <= _MANY:
+        return blob.count(b"\n", at)
+    return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == LINE_END))
+
+
+def _adjoin(rows: NDArray[np.intp]) -> bool:
+    """Tell whether rows follow each other without a gap."""
+    return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+
+
+def _encode_row(row: int, payload: object, limit_bytes: int) -> bytes:
+    try:
+        return encode_payload(payload, limit_bytes)
+    except (InvalidPayload, PayloadTooLarge) as error:
+        error.args = (f"row {row}: {error}",)
+        raise

@@ -1,0 +1,1 @@
+"""The directory of mailboxes, as retained messages at a broker."""

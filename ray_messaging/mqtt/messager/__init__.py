@@ -1,0 +1,1 @@
+"""AgentSociety's Messager on MQTT."""

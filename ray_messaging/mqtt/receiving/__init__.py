@@ -1,0 +1,1 @@
+"""The receiving side: a mailbox, its arrivals, and its cursors."""

@@ -1,0 +1,1 @@
+"""The sending side: a window of unconfirmed frames for each mailbox."""

@@ -1,0 +1,1 @@
+"""Topics and messages of the protocol between two messagers."""

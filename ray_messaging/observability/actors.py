@@ -1,0 +1,200 @@
+"""Judge actors by what they, and Ray, say of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ray_messaging.common.task_health import TaskHealth
+from ray_messaging.interception.server.interceptor import ANSWERS, VIOLATIONS
+from ray_messaging.interception.server.lane_server import CONNECTIONS
+from ray_messaging.observability.findings import Finding, critical, ok, warning, worst_first
+from ray_messaging.observability.mailboxes import SHOWN
+from ray_messaging.observability.reports import SERVER_ACTOR, ActorFacts, Disk, Report
+from ray_messaging.observability.server import judge_clock
+from ray_messaging.observability.shares import by_share, in_bytes
+
+MANY_RESTARTS = 5
+LOG_BEHIND_S = 60.0  # it writes a file every half minute
+MANY_ENTRIES = 1_000_000  # 300 MB
+LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # bytes
+_WITHOUT = {
+    "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
+    SERVER_ACTOR: "if the server dies nobody starts it again",
+    "log": "what was sent waits in the streams; once these are full senders wait, too",
+}
+
+
+def judge_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
+    """Return what is to be said of actors; well ones of many groups share a line."""
+    found = [finding for actor in actors for finding in judge_actor(actor)]
+    problems = worst_first(finding for finding in found if finding.level != "ok")
+    if len(problems) > SHOWN:
+        left = len(problems) - SHOWN
+        problems[SHOWN:] = [warning("actors", f"{left} more such findings", "mend those above, then look again")]
+    answered = sum(actor.report is not None for actor in actors)
+    loops = sum(len(actor.report.loops) for actor in actors if actor.report is not None)
+    restarts = sum(actor.restarts for actor in actors)
+    text = f"{answered} of {len(actors)} answer, with {loops} loops; restarts so far: {restarts}"
+    details = [finding for finding in found if finding.level == "ok"]
+    return [ok("actors", text), *problems, *details[:SHOWN]]
+
+
+def judge_actor(actor: ActorFacts) -> Iterator[Finding]:
+    """Yield what is to be said of one actor."""
+    report = actor.report
+    if report is None:
+        yield _silent(actor)
+        return
+    if report.error:
+        yield critical(
+            actor.name,
+            report.error,
+            report.remedy or _without(actor, "mend what it says: it tries again by itself once a second"),
+        )
+    problems = [finding for loop in report.loops if (finding := _loop(actor.name, loop)) is not None]
+    yield from problems
+    yield from _counters(actor.name, report)
+    if report.disk is not None:
+        yield judge_disk("server disk" if actor.name == SERVER_ACTOR else f"{actor.name} disk", report.disk)
+    restarts = max(actor.restarts, report.stats.get("restarts", 0))
+    if restarts >= MANY_RESTARTS:
+        yield warning(
+            f"{actor.name}: restarts",
+            f"{restarts:,} so far",
+            "find out why in its log in Ray's session folder: memory, a rule, a disk?",
+        )
+    clock = judge_clock(f"clock of {actor.name}", actor.skew_s, actor.margin_s)
+    if clock.level != "ok":
+        yield clock
+    if not problems and not report.error:
+        restarted = f", restarts: {restarts}" if restarts else ""
+        busy = f", its loops run ({', '.join(loop.name for loop in report.loops)})" if report.loops else ""
+        yield ok(actor.name, f"answers{busy}{restarted}")
+
+
+def _silent(actor: ActorFacts) -> Finding:
+    if actor.state == "DEAD":
+        remedy = "start the experiment again by on_existing='resume': unread messages wait on the server"
+        if actor.name.startswith("group"):
+            remedy = "create the group again under its name: unread messages wait on the server"
+        return critical(actor.name, f"its actor is dead ({actor.why or 'no reason known'})", _without(actor, remedy))
+    if actor.state in {"RESTARTING", "PENDING_CREATION", "DEPENDENCIES_UNREADY"}:
+        remedy = (
+            "wait some seconds and look again; then see its log in Ray's session folder, and whether its node is up"
+        )
+        return critical(
+            actor.name, f"its actor starts again ({actor.state}), and does not answer yet", _without(actor, remedy)
+        )
+    remedy = (
+        "a rule or a call holds its event loop, or its process stands still: py-spy dump --pid shows where; kill it, "
+        "and Ray starts it again"
+    )
+    return critical(actor.name, f"does not answer ({actor.why or 'no reason known'})", _without(actor, remedy))
+
+
+def _without(actor: ActorFacts, remedy: str) -> str:
+    harm = _WITHOUT.get(actor.name)
+    return remedy if harm is None else f"{harm}. Remedy: {remedy}"
+
+
+def _loop(actor: str, loop: TaskHealth) -> Finding | None:
+    what = f"{actor}: {loop.name}"
+    if not loop.alive:
+        return critical(
+            what,
+            f"has ended ({loop.error})" if loop.error else "has ended",
+            "do what the error says; else kill the actor's process: Ray starts it again, and nothing is lost",
+        )
+    if loop.stuck:
+        return warning(
+            what,
+            f"has work, and has not got on for {loop.age_s:,.0f} s{f' ({loop.error})' if loop.error else ''}",
+            "see to the server, the interceptor and full mailboxes first: it waits for one of them",
+        )
+    return None
+
+
+def _counters(actor: str, report: Report) -> Iterator[Finding]:
+    stats = report.stats
+    for name, means, remedy in (
+        ("unreadable", "entries were no valid frames", "see the dead letters: who writes to this experiment's keys?"),
+        (
+            "ingress_dropped",
+            "messages of foreign clients were dropped, as the inbox was full",
+            "fetch more often, or raise inbox_messages",
+        ),
+    ):
+        if stats.get(name):
+            yield warning(f"{actor}: {name}", f"{stats[name]:,} {means}", remedy)
+    if stats.get("server_behind"):
+        yield warning(
+            f"{actor}: server_behind",
+            f"{stats['server_behind']:,} times the server had lost changes of rules that it had confirmed; they were "
+            "written to it anew",
+            "find out why it went back (a torn append-only file, a failover to a replica that lagged): messages of "
+            "that time may be lost; set appendfsync always",
+        )
+    if stats.get("lag_s", 0.0) > LOG_BEHIND_S:
+        yield warning(
+            f"{actor}: lag",
+            f"what it read last had waited for {stats['lag_s']:,.0f} s",
+            "give its disk and its process time; if it stays behind, senders wait for it",
+        )
+    for rule, found in stats.get("rule_failures", {}).items():
+        yield _failing(actor, rule, found)
+    if "kept" in stats:
+        yield _kept(actor, dict(stats["kept"]))
+    if "lane_connections" in stats:
+        yield by_share(
+            f"{actor}: lane connections",
+            stats["lane_connections"],
+            CONNECTIONS,
+            "{:,}".format,
+            "use fewer messagers: those that find no room ask by Ray call, which is slower",
+        )
+    if stats.get("lane_refused"):
+        yield warning(
+            f"{actor}: lane_refused",
+            f"{stats['lane_refused']:,} connections were refused",
+            "somebody connects to its port without the token, or sends what is no frame: keep that port inside the "
+            "cluster",
+        )
+
+
+def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
+    then = "passes unjudged" if found["on_error"] == "allow" else "is blocked"
+    times = f"{found['failures']:,} time{'s' * (found['failures'] != 1)}"
+    return critical(
+        f"{actor}: rule {rule!r}",
+        f"has failed {times}; what it fails on {then}; the last error: {found['last_error']}",
+        f"mend it and replace_rule({rule!r}, ...), or pop_rule({rule!r}); the log of the {actor} has the traceback; "
+        f"reset_rule_failures({rule!r}) where no more is to be done",
+    )
+
+
+def _kept(actor: str, kept: dict[str, int]) -> Finding:
+    """Judge what rules remember, by design: contacts and counts of a round, bans, how many messages were blocked."""
+    answers, violations = kept.pop(ANSWERS, 0), kept.pop(VIOLATIONS, 0)
+    entries = sum(kept.values()) + violations
+    tables = [*sorted(kept.items(), key=lambda item: -item[1])[:3], ("agents with blocked messages", violations)]
+    shown = ", ".join(f"{name} {count:,}" for name, count in tables if count)
+    text = f"{entries:,} entries{shown and f' ({shown})'}, and {in_bytes(answers)} of answers"
+    if entries < MANY_ENTRIES:
+        return ok(f"{actor}: kept by rules", text)
+    return warning(
+        f"{actor}: kept by rules",
+        text,
+        "each takes up to 0.3 KB here and on the server: interceptor.new_round.remote() has quotas and rates of rounds "
+        "forget; interceptor.replace_rule.remote(name, rule) begins a ban anew; "
+        "interceptor.reset_violation_counts.remote() forgets what was blocked",
+    )
+
+
+def judge_disk(what: str, disk: Disk) -> Finding:
+    """Judge the room that is left for a folder."""
+    text = f"{in_bytes(disk.free)} of {in_bytes(disk.total)} are free at {disk.path}"
+    remedy = "free disk space, or use a folder on another disk: without it nothing is kept, and senders wait"
+    if disk.free < min(LITTLE_DISK, disk.total // 20):
+        return critical(what, text, remedy)
+    if disk.free < min(LOW_DISK, disk.total // 10):
+        return warning(what, text, remedy)
+    return ok(what, text)

@@ -1,0 +1,126 @@
+"""Judge mailboxes, the event log's backlog and dead letters by what the server keeps of them."""
+
+from collections.abc import Collection, Iterator
+
+from ray_messaging.observability.findings import Finding, critical, ok, warning, worst_first
+from ray_messaging.observability.shares import by_share, in_bytes
+from ray_messaging.transports.redis.server_probe import Kept, Mailbox
+
+OLD_S = 300.0  # what is unread for longer than this is worth a word: steps of a simulation are shorter
+SHOWN = 20  # findings of one kind
+MANY_NAMES = 500
+
+
+def judge_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
+    """Return what is to be said of what a server keeps of an experiment; some owners are known to be dead."""
+    return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
+
+
+def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
+    waiting = sum(mailbox.messages - mailbox.acked for mailbox in kept.mailboxes)
+    ages = [mailbox.oldest_s for mailbox in kept.mailboxes if mailbox.oldest_s is not None]
+    text = f"{kept.mailboxes_in_all:,}, in which {waiting:,} messages wait"
+    if kept.mailboxes_in_all > len(kept.mailboxes):
+        text = f"{text} (of the first {len(kept.mailboxes):,}, which alone were looked at)"
+    if ages:
+        text += f", the oldest for {max(ages):,.1f} s"
+    problems = worst_first(
+        finding for mailbox in kept.mailboxes for finding in _mailbox(mailbox, dead=mailbox.owner in dead_owners)
+    )
+    if len(problems) > SHOWN:
+        left = len(problems) - SHOWN
+        problems[SHOWN:] = [warning("mailboxes", f"{left} more such findings", "mend those above, then look again")]
+    return [ok("mailboxes", text), *problems]
+
+
+def _names(kept: Kept) -> Finding:
+    """Judge names that last: each is known to every sender, and has a mailbox and what it sent last on the server."""
+    closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
+    text = f"{closed:,} of messagers that are closed are kept, until they are removed"
+    if kept.mailboxes_in_all > len(kept.mailboxes):
+        text += f" (of the first {len(kept.mailboxes):,} mailboxes of {kept.mailboxes_in_all:,})"
+    if closed < MANY_NAMES:
+        return ok("kept names", text)
+    return warning(
+        "kept names",
+        text,
+        "for name in messaging.closed_messagers(): messaging.remove_messager(name); and give no name to messagers that "
+        "have no successor: of those nothing is kept",
+    )
+
+
+def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
+    name = f"mailbox {mailbox.name!r}"
+    remedy = "fetch more often, or in larger batches, or spread its agents over more groups: senders wait for room"
+    if mailbox.max_messages:
+        full = by_share(name, mailbox.messages, mailbox.max_messages, "{:,} messages".format, remedy)
+        if full.level == "ok":
+            full = by_share(name, mailbox.nbytes, mailbox.max_bytes, in_bytes, remedy)
+        if full.level != "ok":
+            yield full
+    if dead and mailbox.lease_s is not None:
+        yield warning(
+            name,
+            f"its owner is dead, its lease lasts {mailbox.lease_s:,.0f} s more, and {mailbox.messages:,} messages wait",
+            "open its group or messager again under this name: in this Ray cluster it need not wait for the lease",
+        )
+    elif mailbox.messages and mailbox.lease_s is None:
+        yield warning(
+            name,
+            f"{mailbox.messages:,} messages wait, and nobody reads it",
+            "open its group or messager again under this name, or remove it: what is unread becomes dead letters",
+        )
+    elif mailbox.hosts and mailbox.lease_s is None:
+        yield warning(
+            name,
+            "nobody reads it, and it is the mailbox of agents: what is sent to them will wait",
+            "create its group again under this name, or remove it: what is sent to them is undeliverable then",
+        )
+    elif mailbox.messages and mailbox.oldest_s is not None and mailbox.oldest_s > OLD_S:
+        yield warning(
+            name,
+            f"{mailbox.messages:,} messages wait, the oldest for {mailbox.oldest_s:,.0f} s",
+            "fetch from it; what was fetched counts as read once it is committed: by the next fetch, or ack()",
+        )
+
+
+def _log(kept: Kept) -> Iterator[Finding]:
+    if not kept.logged:
+        return
+    remedy = "look at the log's actor: disk space in log_dir, its error; senders wait while the log is that far behind"
+    behind = [
+        finding
+        for mailbox in kept.mailboxes
+        for used, limit, shown in (
+            (mailbox.unlogged, mailbox.max_messages, "{:,} messages".format),
+            (mailbox.unlogged_bytes, mailbox.max_bytes, in_bytes),
+        )
+        if limit
+        and (finding := by_share(f"log's backlog of {mailbox.name!r}", used, limit, shown, remedy)).level != "ok"
+    ]
+    yield from worst_first(behind)[:SHOWN]
+    rows = sum(mailbox.unlogged for mailbox in kept.mailboxes)
+    if kept.max_noted:
+        noted = by_share("log's backlog", kept.noted, kept.max_noted, "{:,} notes".format, remedy)
+        if noted.level == "ok":
+            noted = by_share("log's backlog", kept.noted_bytes, kept.max_noted_bytes, in_bytes, remedy)
+        if noted.level != "ok":
+            yield noted
+            return
+    yield ok("log's backlog", f"{rows:,} messages and {kept.noted:,} notes are not in a file yet")
+
+
+def _dead_letters(kept: Kept) -> Finding:
+    if kept.dead_letters_dropped:
+        return critical(
+            "dead letters",
+            f"{kept.dead_letters:,}, and {kept.dead_letters_dropped:,} older ones were dropped at their limit",
+            "ray-messaging deadletters list says why: mend that, or raise dead_bytes; drop --all counts anew",
+        )
+    if kept.dead_letters:
+        return warning(
+            "dead letters",
+            f"{kept.dead_letters:,}",
+            "ray-messaging deadletters list says what could not be delivered, and why; requeue sends it again",
+        )
+    return ok("dead letters", "none")

@@ -1,0 +1,174 @@
+"""Judge a server by what it says of itself."""
+
+from collections.abc import Iterator
+
+from ray_messaging.observability.findings import Finding, critical, ok, warning
+from ray_messaging.observability.shares import CRITICAL_SHARE, WARNING_SHARE, by_share, in_bytes
+from ray_messaging.transports.redis.connection.facts import (
+    Info,
+    evicts,
+    is_old,
+    is_replica,
+    keeps_data,
+    kind_and_version,
+    number,
+)
+from ray_messaging.transports.redis.server_probe import ServerFacts
+
+SLOW_MS = 20.0
+SKEW_S = 1.0
+_RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server takes no messages"
+
+
+def judge_server(facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False) -> list[Finding]:
+    """Return what is to be said of a server; of one that did not answer, that."""
+    if facts.refused:
+        return [critical("server", facts.error, "give another user, or this one the rights: see docs/operations.md")]
+    if facts.error:
+        remedy = (
+            "look at the log of its actor; an embedded server that died is started again on the same data"
+            if embedded
+            else "start it, or see to the network between; nothing is lost meanwhile: senders wait up to send_timeout_s"
+        )
+        return [critical("server", facts.error, remedy)]
+    info = facts.info
+    return [
+        *_kind(facts),
+        _round_trip(facts),
+        _clock(facts),
+        *_persistence(info, facts.settings, embedded=embedded),
+        *_eviction(info, allow_eviction=allow_eviction),
+        _memory(info),
+        *_clients(info, facts.settings),
+    ]
+
+
+def _kind(facts: ServerFacts) -> Iterator[Finding]:
+    kind = f"{kind_and_version(facts.info)} at {facts.where}"
+    if is_old(facts.info):
+        yield critical("server", kind, "install Redis 7.0, Valkey 7.2 or newer")
+    else:
+        yield ok("server", kind)
+    if is_replica(facts.info):
+        primary = f"{facts.info.get('master_host')}:{facts.info.get('master_port')}"
+        yield critical("server role", "a replica that takes no writes", f"give its primary, {primary}")
+    if facts.info.get("cluster_enabled") == "1":
+        yield warning(
+            "server role",
+            "a node of a cluster",
+            "redirections are not followed: give the node that has the experiment's slot, or a server on its own",
+        )
+
+
+def _round_trip(facts: ServerFacts) -> Finding:
+    took = f"{facts.round_trip_ms:.2f} ms"
+    if facts.round_trip_ms > SLOW_MS:
+        return warning(
+            "server round trip", took, "each awaited send takes as long: run the server nearer, or send in bulk"
+        )
+    return ok("server round trip", took)
+
+
+def _clock(facts: ServerFacts) -> Finding:
+    return judge_clock("server clock", facts.skew_s, 0.0)
+
+
+def judge_clock(what: str, skew_s: float, margin_s: float) -> Finding:
+    """Judge a clock that is ahead of ours by so much (s), give or take a margin."""
+    if abs(skew_s) - margin_s > SKEW_S:
+        return warning(
+            what,
+            f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} this process's",
+            "run NTP (chrony) on all machines: times of messages and of the log are compared across them",
+        )
+    return ok(what, f"within {SKEW_S:g} s of this process's")
+
+
+def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Iterator[Finding]:
+    if not keeps_data(info):
+        yield warning(
+            "server persistence",
+            "snapshots only" if settings.get("save") else "none",
+            "what is acknowledged is lost when the server's process dies: CONFIG SET appendonly yes, and set it in its "
+            "configuration file, too",
+        )
+        return
+    fsync = settings.get("appendfsync", "unknown, as CONFIG is forbidden")
+    if fsync == "no" and not embedded:  # its data end with the machine anyway
+        yield warning(
+            "server persistence",
+            "appendonly, appendfsync no",
+            "a power cut may take half a minute of messages: CONFIG SET appendfsync everysec (a second) or always",
+        )
+    else:
+        yield ok("server persistence", f"appendonly, appendfsync {fsync}")
+    where = "data directory of the embedded server" if embedded else "server's dir"
+    for name, what in (
+        ("aof_last_write_status", "the last write"),
+        ("aof_last_bgrewrite_status", "the last rewrite of the AOF"),
+        ("rdb_last_bgsave_status", "the last snapshot"),
+    ):
+        if info.get(name, "ok") != "ok":
+            yield critical(
+                "server disk", f"{what} failed", f"free disk space in the {where}, and read the server's log"
+            )
+
+
+def _eviction(info: Info, *, allow_eviction: bool) -> Iterator[Finding]:
+    policy = info.get("maxmemory_policy", "unknown")
+    how = "CONFIG SET maxmemory-policy noeviction, and set it in its configuration file, too"
+    if number(info, "evicted_keys"):
+        yield critical(
+            "server eviction",
+            f"{number(info, 'evicted_keys'):,} keys were evicted since it started",
+            f"messages may be among them: {how}",
+        )
+    elif evicts(info) and allow_eviction:
+        yield warning("server eviction", f"{policy}, allowed by allow_eviction", f"messages may vanish: {how}")
+    elif evicts(info):
+        yield critical("server eviction", policy, f"unread messages are deleted when memory is full: {how}")
+    elif policy not in {"noeviction", "unknown"}:
+        yield warning("server eviction", f"{policy}, without effect while maxmemory is 0", how)
+    else:
+        yield ok("server eviction", policy)
+
+
+def _memory(info: Info) -> Finding:
+    used, most = number(info, "used_memory"), number(info, "maxmemory")
+    if most:
+        return by_share("server memory", used, most, in_bytes, _RAISE_MAXMEMORY)
+    machine = number(info, "total_system_memory")
+    text = f"{in_bytes(used)}, maxmemory is not set"
+    if machine and used > WARNING_SHARE * machine:
+        level = critical if used > CRITICAL_SHARE * machine else warning
+        return level(
+            "server memory", f"{text}, the machine has {in_bytes(machine)}", "set maxmemory, and fetch what waits"
+        )
+    return ok("server memory", text)
+
+
+def _clients(info: Info, settings: dict[str, str]) -> Iterator[Finding]:
+    clients, most = number(info, "connected_clients"), number(info, "maxclients")
+    if most:
+        yield by_share(
+            "server connections",
+            clients,
+            most,
+            "{:,}".format,
+            "raise maxclients and ulimit -n of the server: each messager takes up to 4 connections",
+        )
+    else:
+        yield ok("server connections", f"{clients:,}")
+    if number(info, "rejected_connections"):
+        yield warning(
+            "server connections refused",
+            f"{number(info, 'rejected_connections'):,} since it started",
+            "raise maxclients and ulimit -n of the server",
+        )
+    timeout = settings.get("timeout", "0")
+    if timeout.isdecimal() and 0 < int(timeout) < 60:
+        yield warning(
+            "server timeout",
+            f"it closes connections that are idle for {timeout} s",
+            "CONFIG SET timeout 0: each comes back, at the price of a delay",
+        )

@@ -1,0 +1,26 @@
+"""Judge what fills up."""
+
+from collections.abc import Callable
+
+from ray_messaging.observability.findings import Finding, critical, ok, warning
+
+WARNING_SHARE, CRITICAL_SHARE = 0.80, 0.95
+
+
+def by_share(what: str, used: int, limit: int, shown: Callable[[int], str], remedy: str) -> Finding:
+    """Find how much of a limit is used: from 80% on a warning, from 95% on critical."""
+    share = used / max(1, limit)
+    text = f"{shown(used)} of {shown(limit)} ({share:.0%})"
+    if share >= CRITICAL_SHARE:
+        return critical(what, text, remedy)
+    return warning(what, text, remedy) if share >= WARNING_SHARE else ok(what, text)
+
+
+def in_bytes(count: int) -> str:
+    """Write bytes in a unit that suits them."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,66 @@
+"""What foreign clients publish: a batch of one message each, bounded where nobody fetches."""
+
+import logging
+import time
+
+from ray_messaging.addressing.channels import parse_channel
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.errors import InvalidAddress
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.receiving.inbox import Inbox, Piece
+from ray_messaging.transports.base import Ingress
+from ray_messaging.wire.frames import FOREIGN_SENDER
+
+logger = logging.getLogger(__name__)
+
+
+def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
+    """Build the batch of a publication, the `number`th that a mailbox has got."""
+    try:
+        agent_id, topic = parse_channel(directory.exp_id, ingress.channel, directory.patterns)
+    except InvalidAddress:  # a pattern may match channels that are none of ours
+        agent_id, topic = None, ":" + ingress.channel
+    return Batch(
+        sender=FOREIGN_SENDER + mailbox,
+        epoch=epoch,
+        first=number,
+        from_ids=IdColumn.of([None]),
+        to_ids=IdColumn.of([agent_id]),
+        topics=(topic,),
+        sent_at=time.time(),
+        lines=PayloadColumn.of([ingress.data], raw=True),
+    )
+
+
+class ForeignMessages:
+    """Put what foreign clients publish into an inbox; drop, and count, what is above its limit or `limit_bytes`.
+
+    No mailbox holds any of it, so that only this bounds it.
+    """
+
+    def __init__(self, inbox: Inbox, directory: Directory, mailbox: str, limit_bytes: int) -> None:
+        self.epoch = 0  # the reader's
+        self.count = 0
+        self.dropped = 0
+        self._inbox = inbox
+        self._directory = directory
+        self._mailbox = mailbox
+        self._limit_bytes = limit_bytes
+
+    def arrived(self, ingress: Ingress) -> None:
+        """Take one publication."""
+        inbox, nbytes = self._inbox, len(ingress.data)
+        # One that is larger than the limit waits for nobody: it comes in where nothing else of its kind is.
+        too_much = inbox.foreign_bytes > 0 and inbox.foreign_bytes + nbytes > self._limit_bytes
+        if inbox.size >= inbox.limit or too_much:
+            self.dropped += 1
+            if self.dropped in {1, 1000} or self.dropped % 1_000_000 == 0:
+                logger.warning(
+                    "the inbox of %s is full: %d messages of foreign clients were dropped", self._mailbox, self.dropped
+                )
+            return
+        self.count += 1
+        batch = batch_of(ingress, self._directory, self._mailbox, self.epoch, self.count)
+        inbox.put(Piece(None, batch, 0, 1, nbytes, None if ingress.pattern is None else ingress.pattern.encode()))

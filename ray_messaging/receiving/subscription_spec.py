@@ -1,0 +1,105 @@
+"""What a messager wants to hear: channels, patterns, and the agents it hosts."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ray_messaging.addressing.channels import AgentId, build_channel, check_subtopic, parse_channel
+from ray_messaging.addressing.directory import Claim, Directory, Record
+from ray_messaging.addressing.patterns import Patterns
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import AlreadyExists, InvalidAddress
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ChannelSet
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSpec:
+    """Be all that one messager listens on; a change makes new wishes, so that one that fails leaves no trace.
+
+    `fresh` and `fresh_globs` are the exact channels and the patterns that the last change added.
+    """
+
+    exp_id: str
+    patterns: Patterns
+    agents: dict[str, AgentSet] = field(default_factory=dict)  # by subtopic
+    plain: tuple[str, ...] = ()
+    globs: tuple[str, ...] = ()
+    exclusive: bool = False
+    owner: str = ""
+    fresh: Collection[str] = ()
+    fresh_globs: tuple[str, ...] = ()
+
+    def with_channels(self, channels: object) -> "SubscriptionSpec":
+        """Add channels and patterns; raise InvalidAddress."""
+        if isinstance(channels, str | bytes) or not isinstance(channels, Iterable):
+            raise InvalidAddress(f"channels must be a list, not {channels!r}: write [channel, ...]", value=channels)
+        plain, globs = [], []
+        added: dict[str, set[AgentId]] = {}
+        for channel in channels:
+            if isinstance(channel, str) and self.patterns.is_pattern(channel):
+                self.patterns.compile(channel)  # which refuses one that is malformed
+                globs.append(channel)
+                continue
+            agent_id, topic = parse_channel(self.exp_id, channel, self.patterns)
+            if agent_id is None:
+                plain.append(build_channel(self.exp_id, agent_id, topic))
+            else:
+                added.setdefault(topic, set()).add(agent_id)
+        wider = {topic: AgentSet.of(agents) for topic, agents in added.items()}
+        return replace(
+            self,
+            agents=self._widened(wider),
+            plain=tuple(dict.fromkeys([*self.plain, *plain])),
+            globs=tuple(dict.fromkeys([*self.globs, *globs])),
+            fresh=self._fresh(wider, plain),
+            fresh_globs=tuple(globs),
+        )
+
+    def with_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], owner: str) -> "SubscriptionSpec":
+        """Add agents that are claimed exclusively; raise InvalidAddress."""
+        hosted = AgentSet.of(agents)
+        added = {check_subtopic(subtopic): hosted for subtopic in subtopics}
+        wider, fresh = self._widened(added), self._fresh(added, ())
+        return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
+
+    def _widened(self, added: dict[str, AgentSet]) -> dict[str, AgentSet]:
+        return self.agents | {topic: self.agents.get(topic, NO_AGENTS) | agents for topic, agents in added.items()}
+
+    def _fresh(self, added: dict[str, AgentSet], plain: Iterable[str]) -> ChannelSet:
+        new = {topic: agents - self.agents.get(topic, NO_AGENTS) for topic, agents in added.items()}
+        return ChannelSet(self.exp_id, new, dict.fromkeys(plain).keys() - set(self.plain))
+
+    def record(self, name: str, settings: MessagingConfig) -> Record:
+        """Build the mailbox's record for the directory."""
+        claims: dict[AgentSet, list[str]] = {}
+        for subtopic, agents in self.agents.items():
+            claims.setdefault(agents, []).append(subtopic)
+        return Record(
+            name,
+            [_claim(agents, subtopics) for agents, subtopics in claims.items()],
+            [*self.plain],
+            [*self.globs],
+            self.exclusive,
+            # A quarter of a limit: a frame that is larger than what is left must not wait for an empty mailbox.
+            max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
+            max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
+        )
+
+
+def check_claims(record: Record, directory: Directory) -> None:
+    """Raise AlreadyExists where another mailbox hosts an agent that a record claims for itself alone."""
+    if not record.exclusive:
+        return
+    taken = directory.owner_of(record.agents(), besides=record.mailbox)
+    if taken is not None:
+        agent_id, owner = taken
+        raise AlreadyExists(
+            f"agent {agent_id!r} lives in group {owner!r} already: leave it out of {record.mailbox!r}, or remove that "
+            "group first",
+            kind="agent",
+            value=agent_id,
+            owner=owner,
+        )
+
+
+def _claim(agents: AgentSet, subtopics: list[str]) -> Claim:
+    return Claim(tuple(subtopics), agents.ints.astype("<i8").tobytes(), tuple(sorted(agents.strings)))

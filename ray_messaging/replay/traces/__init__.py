@@ -1,0 +1,1 @@
+"""Trace files: three formats, read into columns."""

@@ -1,0 +1,164 @@
+"""The three formats of a trace: edge list, CSV with a header, JSON lines."""
+
+import csv
+from collections.abc import Callable, Iterator
+from io import StringIO
+from typing import Any
+
+import msgspec
+
+from ray_messaging.replay.traces.fields import RowError
+from ray_messaging.replay.traces.rows import TEXT_FIELDS, Asked, Columns
+from ray_messaging.replay.traces.source import Source
+
+Reader = Callable[[Source, Asked], Columns]
+EDGE_FIELDS = ("src", "dst", "time")
+TIMELESS_WIDTH = 2
+TEXT_FIELDS_SET = frozenset(TEXT_FIELDS)
+SHOWN_CHARS = 60
+NO_MESSAGES = "the file holds no message: a trace needs one message a line"
+
+# msgspec must not check what a value is: only the few fields that are read matter.
+_json_rows = msgspec.json.Decoder(dict[str, Any])
+
+
+def reader_for(source: Source) -> Reader:
+    """Choose the reader by extension, or by the first line that holds data."""
+    known = READERS.get(source.extension)
+    if known is not None:
+        return known
+    lines = (line.strip() for line in source.text.split("\n"))
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    if first.startswith("{"):
+        return read_json_lines
+    return read_csv if "," in first else read_edges
+
+
+def read_edges(source: Source, asked: Asked) -> Columns:
+    """Read `src dst [time]` lines, split at white space; the first one says whether a time is there.
+
+    Lines that begin with # are comments. Raises TraceError with the line.
+    """
+    try:
+        columns = Columns({name: place for place, name in enumerate(EDGE_FIELDS)}, asked)
+    except RowError as broken:
+        raise source.broken(1, str(broken)) from None
+    width = 0
+    for line, content in enumerate(source.text.split("\n"), 1):
+        cells: list[Any] = content.split()
+        if not cells or cells[0].startswith("#"):
+            continue
+        if not width:
+            width = TIMELESS_WIDTH if len(cells) == TIMELESS_WIDTH else len(EDGE_FIELDS)
+        try:
+            _add_edge(columns, cells, width)
+        except RowError as broken:
+            expected, found = " ".join(EDGE_FIELDS[:width]), _cut(content.strip())
+            raise source.broken(
+                line,
+                f"expected {expected!r}, found {found!r} ({broken}): correct the line, or begin it with # "
+                "to skip it; a file in another format needs its extension, .csv or .jsonl",
+            ) from None
+    return _filled(source, columns)
+
+
+def read_csv(source: Source, asked: Asked) -> Columns:
+    """Read comma separated rows under a header; quoted cells may hold line breaks.
+
+    Raises TraceError with the line on which the row begins.
+    """
+    columns: Columns | None = None
+    width = 0
+    for line, cells in _csv_rows(source):
+        try:
+            if columns is None:
+                columns, width = Columns(_header_keys(cells), asked), len(cells)
+            else:
+                _add_cells(columns, cells, width)
+        except RowError as broken:
+            raise source.broken(line, str(broken)) from None
+    return _filled(source, columns)
+
+
+def read_json_lines(source: Source, asked: Asked) -> Columns:
+    """Read one JSON object a line; the first one says which default names serve.
+
+    Raises TraceError with the line.
+    """
+    columns: Columns | None = None
+    for line, content in enumerate(source.data.split(b"\n"), 1):
+        if not content or content.isspace():
+            continue
+        try:
+            row = _json_rows.decode(content)
+            if columns is None:
+                columns = Columns({name: name for name in row}, asked)
+            _add_object(columns, row)
+        except RowError as broken:
+            raise source.broken(line, str(broken)) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise source.broken(line, f"expected a JSON object ({error}): correct the line, or drop it") from error
+    return _filled(source, columns)
+
+
+# By extension; .tsv has no header here, as SNAP writes it.
+READERS: dict[str, Reader] = {
+    **dict.fromkeys((".txt", ".edges", ".edgelist", ".tsv"), read_edges),
+    ".csv": read_csv,
+    **dict.fromkeys((".jsonl", ".ndjson"), read_json_lines),
+}
+
+
+def _add_edge(columns: Columns, cells: list[Any], width: int) -> None:
+    if len(cells) != width:
+        raise RowError(f"{len(cells)} columns instead of {width}")
+    if width == TIMELESS_WIDTH:
+        cells.append(len(columns))
+    columns.add(cells)
+
+
+def _add_cells(columns: Columns, cells: list[str], width: int) -> None:
+    if len(cells) != width:
+        raise RowError(f"expected {width} cells as in the header, found {len(cells)}: correct or quote them")
+    columns.add(cells)
+
+
+def _add_object(columns: Columns, row: dict[str, Any]) -> None:
+    # A text that is dropped without a word would be worse than an error.
+    if columns.texts is None and not TEXT_FIELDS_SET.isdisjoint(row):
+        raise RowError("this row has a text, and those before it have none: give every row one")
+    columns.add(row)
+
+
+def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+    # Lines end at \n only, so that line numbers are those that an editor shows.
+    rows = csv.reader(StringIO(source.text, newline="\n"), strict=True)
+    begin = 1
+    try:
+        for cells in rows:
+            if len(cells) > 1 or "".join(cells).strip():
+                yield begin, cells
+            begin = rows.line_num + 1
+    except csv.Error as error:
+        raise source.broken(
+            begin,
+            f"no valid CSV row ({error}): close and double its quotes, and end lines by \\n or \\r\\n; "
+            f"a cell of over {csv.field_size_limit()} characters needs JSON lines",
+        ) from error
+
+
+def _header_keys(cells: list[str]) -> dict[str, int]:
+    names = [cell.strip() for cell in cells]
+    if doubled := next((name for name in names if name and names.count(name) > 1), None):
+        raise RowError(f"the header names {doubled!r} twice: rename one of the two")
+    return {name: place for place, name in enumerate(names)}
+
+
+def _filled(source: Source, columns: Columns | None) -> Columns:
+    if not columns:
+        raise source.broken(1, NO_MESSAGES)
+    return columns
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

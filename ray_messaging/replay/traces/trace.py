@@ -1,0 +1,75 @@
+"""A trace: who messaged whom, when and in which words, in the order of its file."""
+
+import os
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import ConfigError
+from ray_messaging.replay.traces.formats import reader_for
+from ray_messaging.replay.traces.rows import Asked
+from ray_messaging.replay.traces.source import Source
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Trace:
+    """Hold one row per message, in file order.
+
+    `senders`, `receivers`: ids; `times`: float64, unix s or a sequence number, in any order;
+    `texts`: one str per message, or None where the trace has no text. Raises ConfigError if lengths differ.
+    """
+
+    senders: list[AgentId]
+    receivers: list[AgentId]
+    times: npt.NDArray[np.float64]
+    texts: list[str] | None
+    name: str
+
+    def __post_init__(self) -> None:
+        lengths = [len(self.senders), len(self.receivers), len(self.times)]
+        lengths += [] if self.texts is None else [len(self.texts)]
+        if len(set(lengths)) > 1:
+            raise ConfigError(
+                f"the columns of trace {self.name!r} differ in length: {lengths}; give one row per message"
+            )
+
+    def __len__(self) -> int:
+        return len(self.senders)
+
+    def __repr__(self) -> str:
+        # Not the columns: they may be millions long, and hold real people's names.
+        return f"Trace(name={self.name!r}, messages={len(self)}, texts={self.texts is not None})"
+
+    @property
+    def agents(self) -> list[AgentId]:
+        """List every sender and receiver once, in order of first appearance."""
+        return list(dict.fromkeys(chain.from_iterable(zip(self.senders, self.receivers, strict=True))))
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    *,
+    from_field: str | None = None,
+    to_field: str | None = None,
+    time_field: str | None = None,
+    text_field: str | None = None,
+) -> Trace:
+    """Read a SNAP edge list, a CSV file with a header or JSON lines, gzipped or plain.
+
+    The extension (less .gz) says which: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; of any
+    other the content is looked at. The columns of an edge list are `src`, `dst` and `time`; without a
+    third column the time is the row number from 0. `from_field` and `to_field` may be templates of plain
+    fields: `{game}-{sender}`. Times are numbers, or ISO-8601 (without an offset: UTC), which become unix s.
+    An id that spells an int64 is that integer.
+
+    Raises TraceError with `file` and `line` (from 1; 0 where the file cannot be opened), and ConfigError
+    for a template that is not plain.
+    """
+    asked = Asked(from_field, to_field, time_field, text_field)
+    source = Source(Path(path))
+    columns = reader_for(source)(source, asked)
+    return Trace(columns.senders, columns.receivers, columns.times_array(), columns.texts, source.stem)

@@ -1,0 +1,1 @@
+"""Gather messages into pending batches until the send loop takes them."""

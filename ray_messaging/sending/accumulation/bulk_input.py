@@ -1,0 +1,145 @@
+"""What users pass to bulk sends, checked and encoded before anything is sent."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
+from ray_messaging.compat.msg import Msg
+from ray_messaging.errors import InvalidColumns, InvalidPayload
+from ray_messaging.message import Outgoing
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn, encode_payload
+from ray_messaging.sending.accumulation.allowed_senders import unnamed
+from ray_messaging.sending.accumulation.pending_batch import BATCH_BYTES, BATCH_ROWS, Entry, RowBatch
+from ray_messaging.wire.frames import encode
+
+
+class ColumnChunk(NamedTuple):
+    """Some rows of a columnar send."""
+
+    from_ids: IdColumn
+    to_ids: IdColumn
+    lines: PayloadColumn
+
+
+def entries_of(
+    messages: Sequence[Outgoing],
+    address: Callable[[str], tuple[AgentId | None, str]],
+    limit_bytes: int,
+    group: str | None = None,
+) -> list[Entry]:
+    """Check and encode messages; raise what the first bad one is guilty of.
+
+    Args: group names who sends for its own agents alone: a message that does not say whose it is cannot be sent there.
+    """
+    entries: list[Entry] = []
+    for message in messages:
+        if not isinstance(message, Outgoing):
+            raise InvalidPayload(
+                f"send_messages takes Outgoing, not {type(message).__name__}: Outgoing(channel, payload)"
+            )
+        line = encode_payload(message.payload, limit_bytes)
+        if message.channel is not None:
+            to_id, topic = address(message.channel)
+            if message.to_id is not None:
+                to_id = check_recipient(message.channel, to_id, message.to_id)
+            entries.append(Entry(message.from_id, [to_id], topic, line))
+        elif message.to_ids is None:
+            entries.append(Entry(message.from_id, [message.to_id], message.subtopic, line))
+        else:
+            for start in range(0, len(message.to_ids), BATCH_ROWS):
+                part: list[AgentId | None] = [*message.to_ids[start : start + BATCH_ROWS]]
+                entries.append(Entry(message.from_id, part, message.subtopic, line))
+    if group is not None and any(message.unnamed for message in messages):
+        raise unnamed(group)
+    return entries
+
+
+def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:
+    """Check and encode columns, in chunks of a batch; raise InvalidColumns, InvalidAddress, InvalidPayload."""
+    receivers = IdColumn.checked(to_ids)
+    rows = len(receivers)
+    if from_ids is None or isinstance(from_ids, int | str | np.integer):
+        senders = IdColumn.constant(None if from_ids is None else check_id(from_ids), rows)
+    else:
+        senders = IdColumn.checked(from_ids, none=True)
+    shared = encode_payload(payloads, limit_bytes) if isinstance(payloads, dict | Msg) else None
+    if shared is None and (not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes)):
+        raise InvalidColumns(f"payloads must be a list of dicts or Msgs, or one for all, not {type(payloads).__name__}")
+    count = rows if shared is not None else len(payloads)  # type: ignore[arg-type]  # a Sequence, as of the line above
+    if not len(senders) == rows == count:
+        raise InvalidColumns(f"the columns differ in length: {len(senders)} from_ids, {rows} to_ids, {count} payloads")
+    chunks: list[ColumnChunk] = []
+    for low in range(0, rows, BATCH_ROWS):
+        part = slice(low, min(rows, low + BATCH_ROWS))
+        if shared is not None:
+            lines = PayloadColumn.of([shared], np.zeros(part.stop - low, np.uint32))
+        else:
+            lines = PayloadColumn.encode(payloads[part], limit_bytes)  # type: ignore[index]  # a Sequence, see above
+        chunks += _within_bytes(ColumnChunk(senders.take(part), receivers.take(part), lines))
+    return chunks
+
+
+def _within_bytes(chunk: ColumnChunk) -> list[ColumnChunk]:
+    """Halve a chunk until its payloads keep to a batch's bytes."""
+    rows = len(chunk.from_ids)
+    if chunk.lines.nbytes <= BATCH_BYTES or rows == 1:
+        return [chunk]
+    found = []
+    for half in (np.arange(rows // 2), np.arange(rows // 2, rows)):
+        part = ColumnChunk(chunk.from_ids.take(half), chunk.to_ids.take(half), chunk.lines.take(half))
+        found += _within_bytes(part)
+    return found
+
+
+def frames_of_entries(entries: Sequence[Entry], step: int | None) -> list[bytes]:
+    """Encode entries for a messager in another process, in frames of a batch."""
+    frames: list[bytes] = []
+    now = time.time()
+    for chunk in entry_chunks(entries):
+        draft = RowBatch(step)
+        for entry in chunk:
+            draft.extend(entry, now)
+        frames.append(encode(draft.seal("", 0, 0)))
+    return frames
+
+
+def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Cut entries into batches, by rows and by bytes."""
+    chunk: list[Entry] = []
+    rows = nbytes = 0
+    for entry in entries:
+        if chunk and (rows + len(entry.to_ids) > BATCH_ROWS or nbytes + len(entry.line) > BATCH_BYTES):
+            yield chunk
+            chunk, rows, nbytes = [], 0, 0
+        if entry.to_ids:
+            chunk.append(entry)
+        rows += len(entry.to_ids)
+        nbytes += len(entry.line)
+    if chunk:
+        yield chunk
+
+
+def frames_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[bytes]:
+    """Encode columns for a messager in another process, a frame per chunk."""
+    now = time.time()
+    return [
+        encode(
+            Batch(
+                sender="",
+                epoch=0,
+                first=0,
+                from_ids=chunk.from_ids,
+                to_ids=chunk.to_ids,
+                topics=(topic,),
+                step=step,
+                sent_at=now,
+                lines=chunk.lines,
+            )
+        )
+        for chunk in chunks
+    ]

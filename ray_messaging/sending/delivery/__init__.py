@@ -1,0 +1,1 @@
+"""Bring batches to the mailboxes: verdicts, routes, frames, receipts."""

@@ -1,0 +1,84 @@
+"""The messager's own log: batches as they were settled, rows when somebody asks."""
+
+from collections import deque
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from ray_messaging.addressing.channels import build_channel
+from ray_messaging.model.batch import Batch
+from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
+
+_BATCH_BYTES = 900  # what a batch and its outcome take beside the payloads: of lone messages it is the most by far
+
+
+class LocalLog:
+    """Keep the latest sends, up to `limit` messages and `limit_bytes`; the oldest go first, and are counted."""
+
+    def __init__(self, exp_id: str, limit: int, limit_bytes: int) -> None:
+        self._exp_id = exp_id
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._size = 0
+        self._nbytes = 0
+        self._gone = 0
+        self._batches: deque[tuple[Batch, Outcome]] = deque()
+
+    @property
+    def dropped(self) -> int:
+        """Return how many sends were forgotten because of the limit."""
+        return self._gone + self._excess
+
+    @property
+    def _excess(self) -> int:
+        """Return how many rows of the oldest batch are above the limit."""
+        return max(0, self._size - self._limit)
+
+    def add(self, batch: Batch, outcome: Outcome) -> None:
+        """Keep a settled batch."""
+        if batch.lines is not None:
+            batch.lines.pack()
+        self._batches.append((batch, outcome))
+        self._size += batch.rows
+        self._nbytes += _nbytes(batch)
+        while self._batches and (
+            self._size - len(self._batches[0][0]) >= self._limit or self._nbytes > self._limit_bytes
+        ):
+            oldest, _ = self._batches.popleft()
+            self._size -= len(oldest)
+            self._nbytes -= _nbytes(oldest)
+            self._gone += len(oldest)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._gone = self.dropped
+        self._batches.clear()
+        self._size = self._nbytes = 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Build a dict per send, the oldest first."""
+        rows = ((batch, outcome, row) for batch, outcome in self._batches for row in range(batch.rows))
+        return [self._row(*found) for found in islice(rows, self._excess, None)]
+
+    def _row(self, batch: Batch, outcome: Outcome, row: int) -> dict[str, Any]:
+        lines, times = batch.lines, batch.sent_at
+        to_id, fate = batch.to_ids[row], outcome.codes[row]
+        receipt = outcome.receipt(row)
+        return {
+            "channel": build_channel(self._exp_id, to_id, batch.topic_of(row)),
+            "payload": None if lines is None else msgspec.json.decode(lines.row(row)),
+            "from_id": batch.from_ids[row],
+            "to_id": to_id,
+            "start_time": times if isinstance(times, float) else float(times[row]),
+            "consumption": outcome.consumption(row),
+            "sent": fate <= PUBLISHED,
+            "fate": None if fate == UNKNOWN else receipt.fate,
+            "rule": receipt.rule,
+            "reason": receipt.reason,
+            "message_id": receipt.message_id,
+        }
+
+
+def _nbytes(batch: Batch) -> int:
+    return _BATCH_BYTES + (0 if batch.lines is None else batch.lines.nbytes)

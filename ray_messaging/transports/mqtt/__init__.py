@@ -1,1 +1,0 @@
-"""The transport over an MQTT 5 broker (extra `mqtt`)."""

@@ -1,0 +1,174 @@
+"""Ask a server how it is, from outside the loops that use it: blocking, and bounded."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.config import RedisConfig
+from ray_messaging.errors import ServerRefused
+from ray_messaging.transports.redis.connection.facts import read_info
+from ray_messaging.transports.redis.connection.link import RedisLink, connection_options, script_text
+
+ANSWER_S = 2.0  # of one command
+_PINGS = 3
+_MAILBOXES = 1_000  # that are looked at
+_LOOK_BYTES = 64 * 2**20
+_NAMES, _CLOSED_S = 100_000, 10.0
+_HEAD, _COLUMNS = 9, 13
+COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
+_SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
+
+
+@dataclass(frozen=True, slots=True)
+class Mailbox:
+    """How one mailbox is doing; ages in seconds, None where unknown. `lease_s` None: nobody renews it."""
+
+    name: str
+    messages: int
+    nbytes: int
+    max_messages: int
+    max_bytes: int
+    oldest_s: float | None
+    lease_s: float | None
+    leased: bool
+    unlogged: int
+    unlogged_bytes: int
+    hosts: bool  # it alone listens for agents
+    owner: str = ""
+    acked: int = 0  # messages that are acknowledged behind something that is not
+
+    @property
+    def waits_for_its_name(self) -> bool:
+        """Tell whether it is a named messager's that is closed, and may come again; a group's is not."""
+        return self.lease_s is None and not self.leased and not self.hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a server keeps of an experiment; of more than 1,000 mailboxes the first ones."""
+
+    interceptor_epoch: int
+    logged: bool
+    dead_letters: int
+    dead_letters_dropped: int
+    noted: int
+    noted_bytes: int
+    max_noted: int
+    max_noted_bytes: int
+    mailboxes_in_all: int
+    mailboxes: list[Mailbox]
+
+
+@dataclass(slots=True)
+class ServerFacts:
+    """What a server says; `error` says why it did not answer. `skew_s`: its clock minus ours, give or take."""
+
+    where: str
+    error: str = ""
+    refused: bool = False
+    info: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)  # empty where we may not ask for them
+    round_trip_ms: float = 0.0
+    skew_s: float = 0.0
+    kept: Kept | None = None
+
+
+def client_of(config: RedisConfig, timeout_s: float = ANSWER_S) -> "redis.Redis":
+    """Make a blocking client that gives up soon."""
+    options = connection_options(config) | {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    return redis.Redis(**options, retry=Retry(NoBackoff(), 0), max_connections=1)
+
+
+def ask_server(config: RedisConfig, exp_id: str | None = None) -> ServerFacts:
+    """Ask a server how it is, and what it keeps of an experiment; what is wrong with it is in `error`."""
+    link = RedisLink(config, 0.0)  # it knows how to say what is wrong
+    facts = ServerFacts(link.where)
+    try:
+        with client_of(config) as client:
+            _ask(client, facts, exp_id)
+    except (RedisError, OSError, EOFError) as error:
+        why = link.translated(error)
+        facts.error, facts.refused = str(why), isinstance(why, ServerRefused)
+    return facts
+
+
+def _ask(client: "redis.Redis", facts: ServerFacts, exp_id: str | None) -> None:
+    client.ping()  # the first one connects
+    facts.round_trip_ms = min(_took_ms(client.ping) for _ in range(_PINGS))
+    began = time.time()
+    seconds, micros = client.execute_command("TIME")
+    now = int(seconds) + int(micros) / 1e6
+    facts.skew_s = now - (began + time.time()) / 2
+    # redis-py would take it apart in a way of its own.
+    client.response_callbacks.clear()
+    facts.info = read_info(client.execute_command("INFO"))
+    facts.settings = _settings(client)
+    if exp_id is not None:
+        facts.kept = _kept(client, Keys(exp_id), now)
+
+
+def _took_ms(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1000
+
+
+def _settings(client: "redis.Redis") -> dict[str, str]:
+    """Return settings that INFO does not tell; managed servers forbid to ask."""
+    try:
+        reply = client.execute_command("CONFIG GET", *_SETTINGS)
+    except ResponseError:
+        return {}
+    texts = [part.decode(errors="replace") for part in reply]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
+    """Return the mailboxes of names that wait for a successor; raise ConnectionFailed, ServerRefused.
+
+    Of more than 100,000 mailboxes the first are looked at. Those of agents are not among them.
+    """
+    try:
+        with client_of(config, _CLOSED_S) as client:
+            client.ping()
+            client.response_callbacks.clear()
+            kept = _kept(client, Keys(exp_id), time.time(), _NAMES, 0)
+    except (RedisError, OSError, EOFError) as error:
+        raise RedisLink(config, 0.0).translated(error) from error
+    return [mailbox.name for mailbox in kept.mailboxes if mailbox.waits_for_its_name]
+
+
+def _kept(client: "redis.Redis", keys: Keys, now: float, most: int = _MAILBOXES, look_bytes: int = _LOOK_BYTES) -> Kept:
+    arguments = [keys.meta, keys.changes, keys.dead, keys.prefix, most, look_bytes]
+    reply: list[Any] = client.execute_command("EVAL", script_text("health"), 3, *arguments)
+    epoch, logged, dead, dropped, noted, noted_bytes, max_noted, max_bytes, count = map(int, reply[:_HEAD])
+    mailboxes = [_mailbox(reply[low : low + _COLUMNS], now) for low in range(_HEAD, len(reply), _COLUMNS)]
+    return Kept(epoch, bool(logged), dead, dropped, noted, noted_bytes, max_noted, max_bytes, count, mailboxes)
+
+
+def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
+    name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, *rest = row
+    unlogged, unlogged_bytes, hosts, owner, acked = rest
+    return Mailbox(
+        name.decode(),
+        # An entry that waits is something, whatever was counted.
+        max(int(messages), 1 if oldest else 0),
+        int(nbytes),
+        int(max_messages),
+        int(max_bytes),
+        max(0.0, now - int(oldest.partition(b"-")[0]) / 1000) if oldest else None,
+        None if int(lease_ms) < 0 else int(lease_ms) / 1000,
+        leased == b"1",
+        int(unlogged),
+        int(unlogged_bytes),
+        hosts == b"1",
+        owner.decode(),
+        int(acked),
+    )

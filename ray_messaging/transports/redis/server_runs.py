@@ -1,0 +1,43 @@
+"""Lives of a server: each time it is started anew, ids of entries must go on above those that it gave out before."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.transports.redis.connection.protocol import Wire
+
+logger = logging.getLogger(__name__)
+
+
+class Lives:
+    """Know a server's life by its process, and what its clock shows by now at most; `revive.lua` says what for."""
+
+    def __init__(self, keys: Keys, script: str, timeout_s: float) -> None:
+        self._keys = keys
+        self._script = script
+        self._timeout_s = timeout_s
+        self._life = ""
+        self._ahead_ms = -math.inf  # of our monotonic clock
+
+    async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
+        """See to the ids, before anything else is done over a connection; `read` are the streams that it is for."""
+        began = asyncio.get_running_loop().time()
+        above = math.ceil(began * 1000 + self._ahead_ms) if self._life else 0
+        args = [self._keys.prefix, self._life, above, *(part for pair in read.items() for part in pair)]
+        command = ("EVAL", self._script, 2, self._keys.meta, self._keys.changes, *args)
+        life, now_ms, *lost = await wire.call(command, self._timeout_s)
+        if life.decode() != self._life:
+            self._life, self._ahead_ms = life.decode(), -math.inf
+        self.heard(now_ms, began)
+        for stream in lost:
+            logger.error(
+                "the server lost entries of %s that were read, and its clock is behind: was it restored from old data? "
+                "What was sent since it came back, and before now, may not be handed out",
+                stream.decode(),
+            )
+
+    def heard(self, now_ms: int, asked_at: float) -> None:
+        """Note what the server's clock showed after we had asked at a (loop) time; one that is set back stays ahead."""
+        self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)

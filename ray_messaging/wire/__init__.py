@@ -1,0 +1,1 @@
+"""Batches as bytes: frames, their checksum, and notes for the event log."""

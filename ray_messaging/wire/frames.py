@@ -1,0 +1,265 @@
+"""Turn a batch of messages into bytes and back.
+
+A frame is: b"RM", version u8, spare u8, crc32 u32 of all that follows, header length u32, the header (msgpack array),
+the columns that the header's flags name, one JSON text per line. Little endian throughout. The header only ever grows
+at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before it allocates anything of their size.
+"""
+
+import copyreg
+from collections.abc import Callable
+from operator import attrgetter, is_
+from struct import Struct as Packer
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import FrameError
+from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.model.id_column import NONE, STR, IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire.checksum import crc32
+
+FOREIGN_SENDER = "foreign-"  # before a mailbox's name: the sender of what foreign clients published
+MAGIC, VERSION, FRAME_LIMIT = b"RM", 1, 256 * 2**20
+_PREFIX = Packer("<2sBxII")
+
+_NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
+_I8, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<f8", "<u4", "<u2", "u1"))
+
+# In the order in which they come behind those that are always there; the lengths, which are last, count other rows.
+_OPTIONAL = (
+    (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
+)  # fmt: skip
+_FLAGS = (*(flag for flag, _ in _OPTIONAL), _LENGTHS)
+_ABSENT = (None,) * len(_FLAGS)
+_view = attrgetter("data")
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Topic = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """Say what a frame holds; append-only."""
+
+    sender: str
+    epoch: _Number
+    first: _Number
+    rows: _Number
+    flags: _Number
+    lines: int  # -1: no payloads (a request for verdicts by ids alone)
+    topics: Annotated[tuple[_Topic, ...], msgspec.Meta(min_length=1)]
+    from_strings: tuple[str, ...]
+    to_strings: tuple[str, ...]
+    step: int | None
+    sent_at: float
+    labels: tuple[tuple[str, bytes], ...] = ()  # a label and its rows, uint32
+    noted: bytes = b""  # rows, uint32
+
+
+def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
+    """Encode a batch; the same batch always gives the same bytes."""
+    from_ids, to_ids, lines = batch.from_ids, batch.to_ids, batch.lines if with_payload else None
+    step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
+    sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
+    flags = 0
+    columns: list[NDArray[Any]] = []
+    optional = (
+        batch.numbers,
+        from_ids.kinds,
+        to_ids.kinds,
+        batch.topic,
+        steps,
+        times,
+        None if lines is None else lines.index,
+        np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
+    )
+    if not all(map(is_, optional, _ABSENT)):  # a message alone, which is in a hurry, has none of them
+        for flag, column in zip(_FLAGS, optional, strict=True):
+            if column is not None:
+                flags |= flag
+                columns.append(column)
+    header = _encode_header(_header(batch, flags, lines, step, sent_at))
+    parts = [header, from_ids.packed, to_ids.packed, *map(_view, map(np.ascontiguousarray, columns))]
+    if lines is not None:
+        parts.append(lines.blob)
+    checksum = 0
+    for part in parts:
+        checksum = crc32(part, checksum)
+    return b"".join((_PREFIX.pack(MAGIC, VERSION, checksum, len(header)), *parts))
+
+
+# A batch travels through Ray, and into whatever pickles it, as its frame.
+def _reduced(batch: Batch) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
+    frame = encode(batch) if batch.frame is None else batch.frame
+    return (decode, (frame,)) if batch.origin is None else (_decode_read, (frame, batch.origin))
+
+
+def _decode_read(frame: bytes, origin: Origin) -> Batch:
+    batch = decode(frame)
+    batch.origin = origin
+    return batch
+
+
+copyreg.pickle(Batch, _reduced)
+
+_encode_header = msgspec.msgpack.Encoder().encode
+_read_header = msgspec.msgpack.Decoder(Header).decode
+
+
+def _header(batch: Batch, flags: int, lines: PayloadColumn | None, step: int | None, sent_at: float) -> Header:
+    return Header(
+        batch.sender,
+        batch.epoch,
+        batch.first,
+        batch.rows,
+        flags,
+        -1 if lines is None else lines.count,
+        batch.topics,
+        batch.from_ids.strings,
+        batch.to_ids.strings,
+        step,
+        sent_at,
+        tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()) if batch.labels else (),
+        b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
+    )
+
+
+def _check(ok: object, what: str) -> None:
+    if not ok:
+        raise _no_frame(what)
+
+
+def _no_frame(what: str) -> FrameError:
+    return FrameError(f"this is no valid frame: {what}; drop it, and look at who writes into this mailbox")
+
+
+class _Reader(msgspec.Struct):
+    """Cut columns off a frame from a place on, never past its end."""
+
+    frame: bytes
+    view: memoryview
+    at: int
+    rows: int
+    flags: int
+
+    def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
+        return np.frombuffer(self.cut((self.rows if rows is None else rows) * dtype.itemsize), dtype)
+
+    def cut(self, nbytes: int) -> memoryview:
+        """Return so many bytes."""
+        at = self.at
+        self.at = at + nbytes
+        if self.at > len(self.view):
+            raise _no_frame("it ends within a column")
+        return self.view[at : self.at]
+
+    def optional(self) -> list[Any]:
+        """Return a column for each that may be there, None where it is not."""
+        if not self.flags:  # as of a message alone, which is in a hurry
+            return [None] * len(_OPTIONAL)
+        return [self.column(dtype) if self.flags & flag else None for flag, dtype in _OPTIONAL]
+
+
+def decode(frame: bytes) -> Batch:
+    """Decode a frame; columns and payloads are views of its bytes. Raises FrameError."""
+    size = len(frame)
+    if not _PREFIX.size <= size <= FRAME_LIMIT:
+        raise _no_frame(f"{size} bytes is no size of a frame")
+    magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
+    at = _PREFIX.size + header_length
+    view = memoryview(frame)
+    why = _prefix_trouble(magic, version, at, size)
+    if why is None and crc32(view[_PREFIX.size :]) != checksum:
+        why = "its checksum does not match"
+    if why is not None:
+        raise _no_frame(why)
+    try:
+        header = _read_header(view[_PREFIX.size : at])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _no_frame(f"its header cannot be read ({error})") from error
+    why = _header_trouble(header, size)
+    if why is not None:
+        raise _no_frame(why)
+    batch = _decode_columns(header, _Reader(frame, view, at, header.rows, header.flags))
+    batch.frame = frame
+    return batch
+
+
+def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | None:
+    if magic != MAGIC:
+        return "it does not begin with RM"
+    if version != VERSION:
+        return f"it has version {version}, this library reads {VERSION}"
+    return "its header is longer than itself" if at > size else None
+
+
+def _header_trouble(header: Header, size: int) -> str | None:
+    if header.rows > size:
+        return "its count of rows is impossible"
+    if header.flags >= 2 * _LENGTHS:
+        return "it has columns that this library does not know"
+    if header.step is not None and not -(2**63) <= header.step < 2**63:
+        return f"its step {header.step} does not fit 64 bits"
+    return None
+
+
+def _decode_columns(header: Header, reader: _Reader) -> Batch:
+    from_values, to_values = reader.cut(header.rows * _I8.itemsize), reader.cut(header.rows * _I8.itemsize)
+    numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
+    from_ids = IdColumn(None, from_kinds, header.from_strings, from_values)
+    to_ids = IdColumn(None, to_kinds, header.to_strings, to_values)
+    if from_kinds is not None or to_kinds is not None:
+        _check_ids(from_ids)
+        _check_ids(to_ids)
+    if topic is not None and len(topic):
+        _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
+    lines = _lines(header, reader, index)
+    return Batch(
+        sender=header.sender,
+        epoch=header.epoch,
+        first=header.first,
+        from_ids=from_ids,
+        to_ids=to_ids,
+        topics=header.topics,
+        topic=topic,
+        numbers=numbers,
+        step=header.step if steps is None else steps,
+        sent_at=header.sent_at if times is None else times,
+        lines=lines,
+        labels={name: _rows(rows, header.rows) for name, rows in header.labels} if header.labels else {},
+        noted=_rows(header.noted, header.rows) if header.noted else None,
+        rows=header.rows,
+    )
+
+
+def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
+    _check(len(data) % 4 == 0, "it ends within a row's number")
+    rows = np.frombuffer(data, "<u4")
+    _check(not len(rows) or int(rows.max()) < count, "it speaks of rows it does not have")
+    return rows
+
+
+def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) -> PayloadColumn | None:
+    if header.lines < 0:
+        _check(index is None and reader.at == len(reader.frame), "it holds payloads it does not announce")
+        return None
+    if header.flags & _LENGTHS:
+        lengths = reader.column(_U4, header.lines)
+        _check(int(lengths.sum(dtype=np.int64)) == len(reader.frame) - reader.at, "its payloads have another length")
+        lines = PayloadColumn.cut(bytes(reader.frame[reader.at :]), lengths.tolist(), index)
+    else:
+        lines = PayloadColumn(reader.frame, header.lines, index, reader.at)
+    if not lines.whole(header.rows):
+        raise _no_frame("its payloads do not match its rows")
+    return lines
+
+
+def _check_ids(ids: IdColumn) -> None:
+    if ids.kinds is None or not len(ids.kinds):
+        return
+    _check(int(ids.kinds.max()) <= NONE, "it uses an unknown kind of id")
+    indices = ids.values[ids.kinds == STR]
+    if len(indices):
+        _check(int(indices.min()) >= 0 and int(indices.max()) < len(ids.strings), "it uses an id it does not name")
