@@ -75,6 +75,6 @@ def test_scripts_get_texts_as_arguments_alone():
         text = path.read_text()
         assert not {"loadstring", "load(", "dofile", "cmsgpack.unpack", "struct.unpack"} & set(text.split()), path
         assert "loadstring" not in text
-    link = (PACKAGE / "transports/redis/link.py").read_text()
+    link = (PACKAGE / "transports/redis/connection/link.py").read_text()
     assert "script_text(name)" in link
     assert ".format(" not in link
