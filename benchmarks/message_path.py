@@ -1,0 +1,172 @@
+"""Count the files and functions of this package that one message passes through.
+
+Run: python -m benchmarks.message_path [--json] [--trace]
+
+Two paths are counted, on a MemoryServer, with one recipient and an interceptor in this process that has one rule:
+
+- send: one awaited `Messager.send_message`, from the call to the receipt, without the receiver's background tasks.
+  The row "send, until the transport" ends where the transport takes the frame.
+- fetch: `Messager.fetch_messages`, a look at the payload, and `Messager.ack`.
+
+Only Python functions in the files of `ray_messaging` count; comprehensions and generator expressions do not. Each path
+runs a few times before it is counted, so that what happens once per connection is left out.
+
+files      distinct files in which a function was entered
+functions  distinct functions that were entered
+calls      all entries of functions; a coroutine that resumes is not entered again
+changes    calls whose function lies in another file than that of the call before
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ray_messaging
+from ray_messaging import Messager
+from ray_messaging.interception.rules.black_list import BlackList
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.transports.memory import MemoryServer
+
+PACKAGE = str(Path(ray_messaging.__file__).parent) + "/"
+NO_FUNCTIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
+SENDER, RECEIVER = 1, 2
+WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function that was entered: its file, its name, and how many functions of the package it was called through."""
+
+    file: str
+    function: str
+    depth: int
+
+
+@dataclass
+class MessagePath:
+    """The calls of one path, in order."""
+
+    name: str
+    calls: list[Call] = field(default_factory=list)
+
+    def until(self, name: str, folder: str) -> "MessagePath":
+        """Return the part of the path that ends with the first function in a folder."""
+        end = next(at for at, call in enumerate(self.calls) if call.file.startswith(folder))
+        return MessagePath(name, self.calls[: end + 1])
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of the table."""
+        files = [call.file for call in self.calls]
+        return {
+            "path": self.name,
+            "files": len(set(files)),
+            "functions": len({(call.file, call.function) for call in self.calls}),
+            "calls": len(self.calls),
+            "changes": sum(one != other for one, other in pairwise(files)),
+        }
+
+
+class Recorder:
+    """Record the functions of the package that are entered while it is active, outside of some tasks."""
+
+    def __init__(self, ignored: set["asyncio.Task[Any]"]) -> None:
+        self._ignored = ignored
+        self._frames: dict[FrameType, None] = {}  # holds each, so that no other frame gets its identity
+        self._calls: list[Call] = []
+
+    def __enter__(self) -> list[Call]:
+        sys.setprofile(self._entered)
+        return self._calls
+
+    def __exit__(self, *_error: object) -> None:
+        sys.setprofile(None)
+        self._frames.clear()
+
+    def _entered(self, frame: FrameType, event: str, _arg: object) -> None:
+        code = frame.f_code
+        if event != "call" or frame in self._frames or not code.co_filename.startswith(PACKAGE):
+            return
+        if code.co_name in NO_FUNCTIONS or asyncio.current_task() in self._ignored:
+            return
+        self._frames[frame] = None
+        self._calls.append(Call(code.co_filename.removeprefix(PACKAGE), code.co_qualname, self._depth(frame)))
+
+    def _depth(self, frame: FrameType) -> int:
+        depth, caller = 0, frame.f_back
+        while caller is not None:
+            depth += caller in self._frames
+            caller = caller.f_back
+        return depth
+
+
+async def _read(receiver: Messager) -> None:
+    for message in await receiver.fetch_messages(timeout=5.0):
+        message.payload  # noqa: B018 - it is decoded when it is looked at
+    await receiver.ack()
+
+
+async def measure() -> list[MessagePath]:
+    """Send and fetch a message, and return the paths."""
+    server = MemoryServer()
+    interceptor = Interceptor("path", [BlackList((8, 9))])
+    async with Messager(server, "path", interceptor, name="sender") as sender:
+        before = asyncio.all_tasks()
+        async with Messager(server, "path", interceptor, name="receiver") as receiver:
+            channel = receiver.get_agent_chat_channel(RECEIVER)
+            await receiver.subscribe_and_start_listening([channel])
+            for _ in range(WARM_UP):
+                await sender.send_message(channel, {"text": "hello"}, SENDER, RECEIVER)
+                await _read(receiver)
+            await asyncio.sleep(0.05)  # until all loops wait
+            with Recorder(asyncio.all_tasks() - before) as calls:
+                await sender.send_message(channel, {"text": "hello"}, SENDER, RECEIVER)
+            sent = MessagePath("send", calls)
+            await asyncio.sleep(0.05)
+            with Recorder(set()) as calls:
+                await _read(receiver)
+            return [
+                sent.until("send, until the transport", "transports/"),
+                sent,
+                MessagePath("fetch, payload, ack", calls),
+            ]
+
+
+def table(paths: list[MessagePath]) -> str:
+    """Return the counts as a plain table."""
+    rows = [path.counts() for path in paths]
+    columns = list(rows[0])[1:]
+    lines = [" " * 26 + "".join(f"{column:>11}" for column in columns)]
+    lines += [f"{row['path']:<26}" + "".join(f"{row[column]:>11}" for column in columns) for row in rows]
+    return "\n".join(lines)
+
+
+def trace(path: MessagePath) -> str:
+    """Return the calls of a path in order, indented by depth, with their files."""
+    return "\n".join(f"{'  ' * call.depth + call.function:<70} {call.file}" for call in path.calls)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = argparse.ArgumentParser(prog="python -m benchmarks.message_path", description=__doc__.partition("\n")[0])
+    options.add_argument("--json", action="store_true", help="print the counts as JSON, with --trace also the calls")
+    options.add_argument("--trace", action="store_true", help="print the functions in order, indented, with their file")
+    chosen = options.parse_args()
+    paths = asyncio.run(measure())
+    if chosen.json:
+        calls = {path.name: [[call.file, call.function, call.depth] for call in path.calls] for path in paths}
+        print(json.dumps({"counts": [path.counts() for path in paths]} | ({"calls": calls} if chosen.trace else {})))
+        return
+    if chosen.trace:
+        for path in paths[1:]:
+            print(f"{path.name}:\n{trace(path)}\n")
+    print(table(paths))
+
+
+if __name__ == "__main__":
+    main()
