@@ -16,14 +16,22 @@ from pydantic import (
     model_validator,
 )
 
+from ray_messaging.common.limits import (
+    DEAD_BYTES,
+    FRAME_BYTES,
+    FRAME_ROWS,
+    MAILBOX_BYTES,
+    MAILBOX_MESSAGES,
+    PAYLOAD_LIMIT,
+    RULE_TIMEOUT_S,
+    TRANSACTION_BYTES,
+)
 from ray_messaging.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 else:
     ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
-
-CONNECT_TIMEOUT_S = 5.0
 
 
 class Setting(NamedTuple):
@@ -213,23 +221,27 @@ class MessagingConfig(_Settings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mailbox_messages: PositiveInt = _of(1_000_000, "messages that may wait unread in a mailbox; then senders wait")
-    mailbox_bytes: PositiveInt = _of(256 * 2**20, "bytes that may wait unread in a mailbox; then senders wait")
+    mailbox_messages: PositiveInt = _of(
+        MAILBOX_MESSAGES, "messages that may wait unread in a mailbox; then senders wait"
+    )
+    mailbox_bytes: PositiveInt = _of(MAILBOX_BYTES, "bytes that may wait unread in a mailbox; then senders wait")
     inbox_messages: PositiveInt = _of(100_000, "messages that a receiver reads ahead of what is fetched")
     outbox_messages: PositiveInt = _of(200_000, "messages that may wait in a messager to be sent; then `send` waits")
     outbox_bytes: PositiveInt = _of(256 * 2**20, "bytes that may wait in a messager to be sent; then `send` waits")
-    payload_bytes: int = _of(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=64 * 2**20)
-    state_bytes: int = _of(64 * 2**20, "bytes of what a transaction keeps, 256 MiB at most", gt=0, le=256 * 2**20)
+    payload_bytes: int = _of(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=PAYLOAD_LIMIT)
+    state_bytes: int = _of(64 * 2**20, "bytes of what a transaction keeps, 256 MiB at most", gt=0, le=TRANSACTION_BYTES)
     complete_messages: PositiveInt = _of(1_000_000, "messages that one fetch with `complete=True` hands out at most")
     complete_bytes: PositiveInt = _of(256 * 2**20, "bytes that one fetch with `complete=True` hands out at most")
-    frame_rows: PositiveInt = _of(16_384, "messages in one entry of a mailbox; a batch of ours has no more")
-    frame_bytes: PositiveInt = _of(16 * 2**20, "bytes in one entry of a mailbox")
+    frame_rows: PositiveInt = _of(FRAME_ROWS, "messages in one entry of a mailbox; a batch of ours has no more")
+    frame_bytes: PositiveInt = _of(FRAME_BYTES, "bytes in one entry of a mailbox")
     send_timeout_s: PositiveFloat = _of(30.0, "seconds that a send goes on trying: no server, no room, no log")
     interceptor_timeout_s: PositiveFloat = _of(30.0, "seconds that a send waits for an interceptor without an answer")
-    rule_timeout_s: PositiveFloat = _of(10.0, "seconds at one batch after which a rule has failed, and is interrupted")
+    rule_timeout_s: PositiveFloat = _of(
+        RULE_TIMEOUT_S, "seconds at one batch after which a rule has failed, and is interrupted"
+    )
     lease_s: PositiveFloat = _of(30.0, "seconds after which a messager that is not heard of counts as gone")
     loan_s: PositiveFloat = _of(60.0, "seconds that a caller over Ray may hold what it fetched; then others get it")
-    dead_bytes: PositiveInt = _of(256 * 2**20, "bytes of dead letters; beyond it the oldest are dropped, and counted")
+    dead_bytes: PositiveInt = _of(DEAD_BYTES, "bytes of dead letters; beyond it the oldest are dropped, and counted")
     log_list_messages: int = _of(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
     log_list_bytes: int = _of(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
     mirror: bool = _of(False, "PUBLISH also what mailboxes take, for foreign clients that listen along")

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_name
 from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.common.limits import FRAME_BYTES, FRAME_ROWS
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.model.batch import Batch
@@ -34,8 +35,8 @@ class Record(msgspec.Struct, array_like=True):
     channels: list[str]
     globs: list[str]
     exclusive: bool = False
-    frame_rows: int = 4096  # the largest frame this mailbox takes: a quarter of its limits
-    frame_bytes: int = 16 * 2**20
+    frame_rows: int = FRAME_ROWS // 4  # the largest frame this mailbox takes: a quarter of its limits
+    frame_bytes: int = FRAME_BYTES
 
     def agents(self) -> AgentSet:
         """Return the agents it listens for."""

@@ -4,6 +4,7 @@ import asyncio
 
 from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import InterceptorSpec
+from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.redis.log import other_run
@@ -12,7 +13,6 @@ BEAT_S = 0.5
 # An interceptor that has not beaten for so long is dead, or hangs: it may be succeeded, as its epoch fences it.
 _SILENT_S = 6 * BEAT_S
 _ENDING_S = 20.0  # so long may Ray's processes outlive a driver that was killed
-_ERASE_CHUNK = 1000
 _KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch"}  # no number comes again
 
 
@@ -107,7 +107,7 @@ class Ownership:
         # The prefix holds no glob characters: an exp_id has none, and braces are none of Redis's.
         pattern = self._transport.keys.prefix + "*"
         while True:
-            cursor, keys = await self._link.command("SCAN", cursor, "MATCH", pattern, "COUNT", _ERASE_CHUNK)
+            cursor, keys = await self._link.command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
             if found := [key for key in keys if key != but]:
                 await self._link.command("UNLINK", *found)
             if int(cursor) == 0:

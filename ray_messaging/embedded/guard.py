@@ -34,6 +34,7 @@ else:
     from ray_messaging.embedded.port import Port, listens
 
 ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
+READY_POLL_S: Final = 0.01
 PROBE_TIMEOUT_S: Final = 0.25  # a stranger on the port may never answer
 STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
@@ -108,7 +109,7 @@ class Valkey:
 
     def wait_ready(self, watch: Watch) -> None:
         """Wait until it serves; raise CannotStart, or Stopped."""
-        pause_s, worked = 0.001, -1
+        worked = -1
         while not self._ask().startswith(b"+OK\r\n+PONG"):
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
@@ -119,8 +120,7 @@ class Valkey:
                 tell("waiting")
             elif now > deadline:
                 raise data.CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
-            watch.wait(pause_s)
-            pause_s = min(2 * pause_s, 0.1)
+            watch.wait(READY_POLL_S)
 
     def _cpu_ticks(self) -> int:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()

@@ -5,14 +5,13 @@ import threading
 import time
 from typing import Any, Final
 
+from ray_messaging.common.backoff import SERVER_RESTART, SERVER_RESTART_ATTEMPTS, Backoff
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
-# Before each attempt in a row, in seconds: senders and receivers are patient for 30 s.
-PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 SETTLED_S: Final = 5.0  # one that has served for so long does not die of what it loads
 JOIN_S: Final = 5.0
 
@@ -25,6 +24,7 @@ class ServerKeeper:
         self._config: RedisConfig | None = None
         self._failure: ConfigError | ServerFailed | None = None
         self._attempts = 0  # in a row
+        self._backoff = Backoff(SERVER_RESTART)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="ray_messaging server keeper", daemon=True)
         self._began_at: float | None = None
@@ -80,6 +80,7 @@ class ServerKeeper:
         while self._server.wait() and not self._stopping.is_set():
             if self._began_at is not None and time.monotonic() - self._began_at > SETTLED_S:
                 self._attempts = 0
+                self._backoff.reset()
             self._began_at, self._last_end = None, self._server.last_end
             text = "the embedded server died: %s; it starts again with its data. Its last words:\n%s"
             logger.error(text, self._last_end, self._server.last_log)
@@ -89,8 +90,8 @@ class ServerKeeper:
     def _come_back(self, why: str) -> bool:
         """Start the server again; give up, loudly, after too many attempts."""
         noticed_at = time.monotonic()
-        while self._attempts < len(PAUSES_S):
-            if self._stopping.wait(PAUSES_S[self._attempts]):
+        while self._attempts < SERVER_RESTART_ATTEMPTS:
+            if self._stopping.wait(self._backoff.next_pause() if self._attempts else 0.0):
                 return False
             self._attempts += 1
             try:

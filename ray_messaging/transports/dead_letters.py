@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.directory import Record
 from ray_messaging.transports.ranges import decode_rows
 
-DEAD_BYTES = 256 * 2**20  # are kept, unless a limit is given
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
 # Twice a frame of ours: one that is sent back to the server holds its mailbox's reader up.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024

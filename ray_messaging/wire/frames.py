@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.id_column import NONE, STR, IdColumn
@@ -22,7 +23,7 @@ from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.wire.checksum import crc32
 
 FOREIGN_SENDER = "foreign-"  # before a mailbox's name: the sender of what foreign clients published
-MAGIC, VERSION, FRAME_LIMIT = b"RM", 1, 256 * 2**20
+MAGIC, VERSION = b"RM", 1
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))

@@ -20,7 +20,7 @@ from ray_messaging import (
     RedisConfig,
 )
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.config import CONNECT_TIMEOUT_S
+from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ServerRefused, TransitError
 from ray_messaging.messager import Messager
 from ray_messaging.transports.base import FrameFate

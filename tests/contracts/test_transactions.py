@@ -832,7 +832,7 @@ async def test_it_takes_so_many_messages_and_bytes(messagers, shop, monkeypatch)
         with pytest.raises(PayloadTooLarge, match="bytes of payload"):
             tx.send_message(to(bank, 3), {"n": "x" * 500})
     assert len(await fetch_all(shop, 16_388)) == 16_388
-    monkeypatch.setattr(transacting, "CALL_BYTES", 1000)
+    monkeypatch.setattr(transacting, "TRANSACTION_BYTES", 1000)
     with pytest.raises(PayloadTooLarge, match="copy"):
         async with bank.transaction() as tx:
             tx.send_message(to(bank, 2), {"n": "x" * 1000})

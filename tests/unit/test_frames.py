@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.wire import frames
-from ray_messaging.wire.frames import FRAME_LIMIT, Header, decode, encode
+from ray_messaging.wire.frames import Header, decode, encode
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)

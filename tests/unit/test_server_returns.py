@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from server_support import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
 
+from ray_messaging.common.backoff import Backoff, RetryPolicy
 from ray_messaging.embedded import keeper as server_keeper
 from ray_messaging.embedded import server as server_module
 from ray_messaging.embedded.keeper import ServerKeeper
@@ -140,7 +141,8 @@ def test_the_keeper_restarts_and_counts(keeper, victim, caplog):
 
 @pytest.mark.long
 def test_the_keeper_gives_up_loudly(keeper, caplog, monkeypatch, temporary_root):
-    monkeypatch.setattr(server_keeper, "PAUSES_S", (0.0, 0.0, 0.01, 0.02, 0.03))
+    monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 5)
+    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
     for number in range(1, 6):
         kill(keeper.stats()["pid"])
         wait_back(keeper, number)
@@ -158,7 +160,8 @@ def test_the_keeper_gives_up_loudly(keeper, caplog, monkeypatch, temporary_root)
 
 @pytest.mark.long
 def test_a_server_that_served_for_a_while_has_all_attempts_again(keeper, monkeypatch):
-    monkeypatch.setattr(server_keeper, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 2)
+    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
     monkeypatch.setattr(server_keeper, "SETTLED_S", 0.0)
     for number in range(1, 5):
         kill(keeper.stats()["pid"])
@@ -166,7 +169,7 @@ def test_a_server_that_served_for_a_while_has_all_attempts_again(keeper, monkeyp
 
 
 def test_the_keeper_waits_for_its_port(keeper, caplog, monkeypatch):
-    monkeypatch.setattr(server_keeper, "PAUSES_S", (0.0, 0.01, 0.1, 5.0, 5.0))
+    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.1, 5.0)))
     config = keeper.config()
     os.kill(guard_in(keeper.stats()["data_dir"]), signal.SIGSTOP)
     kill(keeper.stats()["pid"])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from redis.exceptions import RedisError
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
@@ -22,7 +23,6 @@ TRY_S = 10.0
 FEW_CLIENTS = 1_000  # a group takes up to 4 connections
 NEVER_SHARED = 2**30  # bytes: no string of ours is that long
 LITTLE_BUFFER = 8 * 2**20  # bytes: below it a subscriber that pauses for a moment is cut
-_ERASE_CHUNK = 1_000
 _RIGHTS = "give this user the rights that docs/operations.md lists, or another user"
 
 
@@ -128,7 +128,7 @@ def _try_commands(config: RedisConfig, exp_id: str) -> None:
 
 def _keys(config: RedisConfig, exp_id: str) -> list[bytes]:
     with client_of(config) as client:
-        return list(client.scan_iter(Keys(exp_id).prefix + "*", count=_ERASE_CHUNK))
+        return list(client.scan_iter(Keys(exp_id).prefix + "*", count=SCAN_COUNT))
 
 
 def _erase(config: RedisConfig, exp_id: str) -> list[Finding]:

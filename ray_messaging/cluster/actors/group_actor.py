@@ -8,9 +8,10 @@ from typing import Any
 import ray
 
 from ray_messaging.cluster.actors.group_host import GroupHost
-from ray_messaging.cluster.actors.restarts import PAUSE_S, restarted, worth_a_retry
+from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.handles.calls import NAMESPACE
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
 from ray_messaging.messages import Messages
@@ -38,7 +39,7 @@ class GroupActor:
         if restarted():
             while not await self._begin(self._host.resume()):
                 # The server is away, or its memory is full: that may pass.
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(ACTOR_RECONNECT.first_s)
                 self._host = GroupHost(experiment, interceptor, name, owner)
         tune_process()
 

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from ray_messaging.cluster.actors.health_reports import log_report
 from ray_messaging.cluster.actors.log_host import LogHost
-from ray_messaging.cluster.actors.restarts import LONG_PAUSE_S, PAUSE_S, restarted, worth_a_retry
+from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import MessagingError
 from ray_messaging.observability.reports import Report
@@ -30,7 +31,7 @@ class LogActor:
         self._trying: asyncio.Task[None] | None = None
         began = await self._begin()
         while not began and restarted():
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(ACTOR_RECONNECT.first_s)
             began = await self._begin()
         if restarted() and self._failure is not None:
             # Messages wait until somebody has set this right, and whoever asks is told meanwhile.
@@ -40,7 +41,7 @@ class LogActor:
 
     async def _try_on(self) -> None:
         while self._failure is not None:
-            await asyncio.sleep(LONG_PAUSE_S)
+            await asyncio.sleep(ACTOR_START_RETRY.first_s)
             await self._begin()
 
     async def _begin(self) -> bool:

@@ -6,11 +6,6 @@ import ray
 
 from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, ServerRefused
 
-# Between attempts of a restarted actor to reach the server.
-PAUSE_S = 0.5
-# And to do what it could not, though the server answered.
-LONG_PAUSE_S = 1.0
-
 
 def restarted() -> bool:
     """Tell whether an earlier process of this actor died."""

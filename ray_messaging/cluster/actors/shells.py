@@ -12,10 +12,11 @@ from ray.util import get_node_ip_address
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-from ray_messaging.cluster.actors.restarts import LONG_PAUSE_S, PAUSE_S, away, restarted
+from ray_messaging.cluster.actors.restarts import away, restarted
 from ray_messaging.cluster.handles.calls import NAMESPACE
 from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
+from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, MessagingError
@@ -42,7 +43,7 @@ class InterceptorActor:
         began = await begin()
         while not began and restarted():
             # The server is away, and may come back: until then nobody could be told more than that.
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(ACTOR_RECONNECT.first_s)
             began = await begin()
         if self._failure is not None and restarted():
             # Messages wait until somebody has set this right (a full memory, too); whoever asks is told meanwhile.
@@ -51,7 +52,7 @@ class InterceptorActor:
 
     async def _try_on(self, begin: Callable[[], Awaitable[bool]]) -> None:
         while self._failure is not None:
-            await asyncio.sleep(LONG_PAUSE_S)
+            await asyncio.sleep(ACTOR_START_RETRY.first_s)
             await begin()
 
     async def _begin(self, spec: InterceptorSpec, redis: RedisConfig) -> bool:

@@ -12,13 +12,13 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.handles.calls import result, translated
 from ray_messaging.cluster.handles.remote_log import Seen
+from ray_messaging.common.backoff import BLOCKED_LISTENER_RETRY
+from ray_messaging.common.limits import LOG_NEWS_TIMEOUT_S
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 
 logger = logging.getLogger(__name__)
 
-_WAIT_S = 10.0  # for news, in one call
-_PAUSE_S = 1.0  # before a log that is in trouble is asked again
 _WHAT = "the event log"
 _GLANCE_S = 0.5  # after so long a listener looks whether it was closed
 
@@ -45,7 +45,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
     async def __anext__(self) -> BlockedMessage:
         try:
             while (event := next(self._found, None)) is None:
-                page, self._seen = _taken(await self._log.blocked.remote(self._cursor, self._seen, _WAIT_S))
+                page, self._seen = _taken(await self._log.blocked.remote(self._cursor, self._seen, LOG_NEWS_TIMEOUT_S))
                 self._found = _events(page, self._cursor)
         except (RayTaskError, RayActorError) as error:
             raise translated(error, what=_WHAT) from error
@@ -91,7 +91,7 @@ class BlockedListener:
                 return
             except MessagingError as error:
                 logger.warning("the listener for blocked messages waits: %s", error)
-                self._closing.wait(_PAUSE_S)
+                self._closing.wait(BLOCKED_LISTENER_RETRY.first_s)
             except Exception:
                 if not self._closing.is_set():
                     logger.exception("the listener for blocked messages stopped at cursor %d", self.cursor)
@@ -100,7 +100,7 @@ class BlockedListener:
     def _listen(self) -> None:
         seen: Seen | None = None
         while not self._closing.is_set():
-            ref = self._log.blocked.remote(self.cursor, seen, _WAIT_S)
+            ref = self._log.blocked.remote(self.cursor, seen, LOG_NEWS_TIMEOUT_S)
             while not ray.wait([ref], timeout=_GLANCE_S)[0]:
                 if self._closing.is_set():
                     return

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any, Protocol
 
+from ray_messaging.common.limits import LOG_NEWS_TIMEOUT_S
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 
 PAGE = 4096  # rows that are asked for at a time
-WAIT_S = 10.0  # for news, in one call
 
 
 class Source(Protocol):
@@ -65,7 +65,7 @@ class Tail(Iterator[LogRow]):
                 return next(self._rows)
             if self.position > looked:
                 continue  # rows came, but none that match: there may be more already
-            left = WAIT_S if deadline is None else deadline - monotonic()
+            left = LOG_NEWS_TIMEOUT_S if deadline is None else deadline - monotonic()
             if not self._source.live or left <= 0:
                 raise StopIteration
-            self._source.wait(self.position, min(left, WAIT_S))
+            self._source.wait(self.position, min(left, LOG_NEWS_TIMEOUT_S))

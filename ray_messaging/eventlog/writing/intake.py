@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from ray_messaging.addressing.channels import NAME_LENGTH
+from ray_messaging.common.backoff import LOG_READ_RETRY
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.eventlog.writing.rows.pieces import payload_bytes, pieces
@@ -27,7 +28,6 @@ T = TypeVar("T")
 CHUNK_ROWS = 32_768
 PIECE_BYTES = 16 * 2**20  # of payload in a batch: the segment must hold all of it before it can be closed
 _SMALL_BYTES = 2**16  # are turned into rows sooner than a thread is asked to
-_AWAY_S = 0.1  # between attempts, beside the transport's own patience
 
 
 class Done(NamedTuple):
@@ -146,7 +146,7 @@ class Intake:
                 if self.away is None:
                     logger.warning("the event log of %s cannot be read, trying on: %s", self._exp_id, error)
                 self.away = str(error)
-                await asyncio.sleep(_AWAY_S)
+                await asyncio.sleep(LOG_READ_RETRY.first_s)
             else:
                 self.away = None
                 return result

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ray_messaging.common.backoff import LOG_WRITE_RETRY, Backoff
 from ray_messaging.errors import ConnectionFailed, Fenced, LogError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.account import claim, note_missing, read_account
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
@@ -24,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A full disk is looked at again after a moment, and more seldom the longer it stays full.
-_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 5.0
 # A writer that was stopped between looking at its epoch and naming its file has the folder for as long as that lasts.
 _TAKE_OVER_S = 20.0
 
@@ -165,7 +163,7 @@ class SegmentStore:
 
     async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try until it works; everything is kept meanwhile, and senders feel it once the streams are full."""
-        pause = _PAUSE_S
+        backoff = Backoff(LOG_WRITE_RETRY)
         while True:
             last = self._hurried.is_set()
             try:
@@ -176,8 +174,7 @@ class SegmentStore:
                 self._say(error)
                 if last:
                     raise self._given_up(error) from error
-                await self._rest(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                await self._rest(backoff.next_pause())
             else:
                 self._recovered()
                 return result
@@ -227,7 +224,7 @@ async def when_free(folder: Folder, work: Callable[[], T], rest: Callable[[float
                 f"of a write for {_TAKE_OVER_S:.0f} s: end that process",
                 path=folder.where,
             )
-        await rest(_PAUSE_S)
+        await rest(LOG_WRITE_RETRY.first_s)
 
 
 def _light(segment: Segment) -> Segment:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ray_messaging.common.limits import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.writing.intake import Chunk, Intake
@@ -31,7 +32,7 @@ SEGMENT_BYTES = 24 * 2**20
 # As old may be what only the streams hold: every so often a file is written that is not full yet.
 SEGMENT_AGE_S = 30.0
 # What was blocked waits in the log stream; as much of it as of messages in a mailbox by default.
-LOG_LIMITS = Limits(messages=1_000_000, nbytes=256 * 2**20, lease_s=0.0, leased=False)
+LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # lone messages gather for so long: as a batch of their own each would cost 0.3 ms

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
+from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.interception.server.lane_server import JUDGE, NUMBER, OPENING_S, REQUEST, STAND, WAIT, LaneAddress
 from ray_messaging.interception.wire.framing import Framing
-from ray_messaging.wire.frames import FRAME_LIMIT
 
 
 class LaneClient(Framing):

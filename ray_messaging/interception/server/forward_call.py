@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
+from ray_messaging.common.limits import PAYLOAD_LIMIT
 from ray_messaging.compat.msg import Msg
-from ray_messaging.interception.server.rule_pipeline import PAYLOAD_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn, encode_payload

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
@@ -34,7 +35,7 @@ from ray_messaging.interception.wire.verdicts import (
     encode_verdicts,
 )
 from ray_messaging.model.batch import Batch
-from ray_messaging.wire.frames import FRAME_LIMIT, decode
+from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable
 from struct import Struct
 from typing import NamedTuple, Protocol, cast
 
+from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception.wire.framing import Framing
 from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
-from ray_messaging.wire.frames import FRAME_LIMIT, decode
+from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)
 

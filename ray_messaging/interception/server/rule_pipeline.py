@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.limits import PAYLOAD_LIMIT
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import Stuck, Watch
 from ray_messaging.interception.wire.verdicts import BatchVerdict
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 FAILURES = (*RAISED, Stuck)
 REASON_CHARS = 2_000  # of a block: every message of a batch may have a reason of its own
-PAYLOAD_LIMIT = 64 * 2**20  # the largest that MessagingConfig.payload_bytes can allow
 
 
 class Waiting(NamedTuple):

@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ray_messaging.common.limits import RULE_TIMEOUT_S
+
 if TYPE_CHECKING:
     from ray_messaging.interception.rules.rule import Rule
 
 logger = logging.getLogger(__name__)
 
-RULE_TIMEOUT_S = 10.0
 # So often it is looked at a rule before its time is over: looks are counted, not seconds, as a process that was stopped
 # for a while is no rule that hangs.
 _LOOKS = 4

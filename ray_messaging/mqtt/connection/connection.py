@@ -14,7 +14,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from ray_messaging.config import CONNECT_TIMEOUT_S, MqttConfig
+from ray_messaging.common.limits import CONNECT_TIMEOUT_S
+from ray_messaging.config import MqttConfig
 from ray_messaging.errors import Closed
 from ray_messaging.mqtt.connection import reasons
 from ray_messaging.mqtt.connection.flow_control import FlowControl

@@ -3,7 +3,8 @@
 import ssl
 from enum import IntEnum
 
-from ray_messaging.config import CONNECT_TIMEOUT_S, MqttConfig
+from ray_messaging.common.limits import CONNECT_TIMEOUT_S
+from ray_messaging.config import MqttConfig
 from ray_messaging.errors import ConnectionFailed, Fenced, InvalidAddress, MessagingError, ServerRefused
 
 

@@ -4,7 +4,8 @@ import asyncio
 import socket
 import ssl
 
-from ray_messaging.config import CONNECT_TIMEOUT_S, MqttConfig
+from ray_messaging.common.limits import CONNECT_TIMEOUT_S
+from ray_messaging.config import MqttConfig
 from ray_messaging.errors import ConfigError
 
 _READ_BYTES = 64 * 1024  # above 500 small packets: what one turn of the event loop may take

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from ray_messaging.addressing.channels import check_name
+from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError, InvalidAddress
-from ray_messaging.wire.frames import FRAME_LIMIT
 
 VERSION = 1
 _ENVELOPE = Packer("<4sH")

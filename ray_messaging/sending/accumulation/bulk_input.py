@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
+from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.compat.msg import Msg
 from ray_messaging.errors import InvalidColumns, InvalidPayload
 from ray_messaging.message import Outgoing
@@ -14,7 +15,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn, encode_payload
 from ray_messaging.sending.accumulation.allowed_senders import unnamed
-from ray_messaging.sending.accumulation.pending_batch import BATCH_BYTES, BATCH_ROWS, Entry, RowBatch
+from ray_messaging.sending.accumulation.pending_batch import Entry, RowBatch
 from ray_messaging.wire.frames import encode
 
 

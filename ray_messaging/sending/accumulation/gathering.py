@@ -7,13 +7,13 @@ from itertools import repeat, starmap
 from time import time
 
 from ray_messaging.addressing.channels import AgentId, SenderId
+from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.model.payload_column import LINE_END, encode_dict
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.capacity import CapacityLimiter
 from ray_messaging.sending.accumulation.pending_batch import (
-    BATCH_ROWS,
     LARGE_LINE,
     ROW_CELLS,
     BulkWaiter,

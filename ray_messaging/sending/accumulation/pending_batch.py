@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
@@ -15,10 +16,6 @@ from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.transports.base import Conclusion
 
-# A batch has at most so many rows: a few frames, so that asking and writing take turns often enough.
-BATCH_ROWS = 16_384
-# ... and at most about so many bytes of payload that are not small: small ones are bounded by the rows.
-BATCH_BYTES = 32 * 2**20
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 

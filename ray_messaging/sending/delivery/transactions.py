@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from ray_messaging.common.limits import TRANSACTION_BYTES
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, PayloadTooLarge
 from ray_messaging.interception.wire.verdicts import FOREIGN
@@ -16,8 +17,6 @@ from ray_messaging.transports.base import FrameFate, SendReply, SendStatus
 # Has all of a posting judged (told True: by the interceptor's successor); returns the epoch of who passed it.
 Decide = Callable[[InFlightBatch, bool], Awaitable[int]]
 
-# One script call holds the server up for as long as it takes to copy this much, and Redis drops who sends a gigabyte.
-CALL_BYTES = 256 * 2**20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
 
 
@@ -76,12 +75,12 @@ class Transacting:
             return
         self._crates = self._shipper.cut(self._posting, self._verdicts, self._room_until)
         volume = sum(crate.nbytes for crate in self._crates)
-        if volume > CALL_BYTES:
+        if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
-                f"a transaction takes at most {CALL_BYTES:,} bytes on its way, and this one would take {volume:,}, as "
-                "each mailbox gets a copy: send fewer messages at a time, or references to the data",
+                f"a transaction takes at most {TRANSACTION_BYTES:,} bytes on its way, and this one would take "
+                f"{volume:,}, as each mailbox gets a copy: send fewer messages at a time, or references to the data",
                 size=volume,
-                limit=CALL_BYTES,
+                limit=TRANSACTION_BYTES,
             )
 
     async def _settle(self, reply: SendReply) -> None:

@@ -7,6 +7,7 @@ from math import inf
 
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.errors import AlreadyExists, Closed
 from ray_messaging.transports.base import (
     LOG,
@@ -17,7 +18,7 @@ from ray_messaging.transports.base import (
     SenderState,
     lost,
 )
-from ray_messaging.transports.dead_letters import DEAD_BYTES, DeadFrame, kept_of
+from ray_messaging.transports.dead_letters import DeadFrame, kept_of
 from ray_messaging.transports.memory.post import MemoryPost, fenced
 from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
 from ray_messaging.transports.ranges import decode_ranges, encode_rows, rows_of

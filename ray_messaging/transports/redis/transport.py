@@ -10,6 +10,7 @@ import msgspec
 from ray_messaging.addressing.channels import Keys, all_agents
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MailboxFull, ServerRefused
@@ -33,7 +34,7 @@ from ray_messaging.transports.base import (
     SendStatus,
     lost,
 )
-from ray_messaging.transports.dead_letters import DEAD_BYTES, kept_of
+from ray_messaging.transports.dead_letters import kept_of
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import LARGE

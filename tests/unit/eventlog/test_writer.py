@@ -9,6 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 from writing_support import WAIT_S, Society, logged, seen
 
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder
@@ -477,7 +478,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch):
-    monkeypatch.setattr(storing, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
     return Disk(monkeypatch)
 
 
@@ -537,7 +538,7 @@ async def test_closing_does_not_wait_for_a_full_disk(society, writers, tmp_path,
 
 
 async def test_a_folder_that_is_gone_is_said(society, writers, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(storing, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
     await society.mailbox("a")
     writer = await writers(segment_rows=2)
     (tmp_path / "log").rename(tmp_path / "elsewhere")
@@ -576,8 +577,8 @@ class Cut(MemoryTransport):
 
 
 async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("ray_messaging.eventlog.writing.intake._AWAY_S", 0.001)
-    monkeypatch.setattr(storing, "_PAUSE_S", 0.001)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.intake.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
+    monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
     await society.mailbox("a")
     transport = Cut(society.server, "exp")
     writer = await writers(transport, segment_rows=2)
@@ -711,7 +712,7 @@ async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, 
                 raise ConnectionFailed("away")
             return await super().read_log(cursors, count, block_s)
 
-    monkeypatch.setattr("ray_messaging.eventlog.writing.intake._AWAY_S", 0.001)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.intake.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     await society.mailbox("a")
     writer = await writers(Flaky(society.server, "exp"))
     for _ in range(30):

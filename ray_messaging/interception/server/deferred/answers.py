@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.server.rule_pipeline import Waiting, of_row
 from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
-from ray_messaging.wire.frames import FRAME_LIMIT
 
 # How many senders' last answers are kept: a sender has one batch under way.
 _REMEMBERED = 20_000

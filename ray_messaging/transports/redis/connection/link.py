@@ -32,7 +32,8 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
-from ray_messaging.config import CONNECT_TIMEOUT_S, RedisConfig
+from ray_messaging.common.limits import CONNECT_TIMEOUT_S
+from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, MailboxFull, ServerRefused
 from ray_messaging.transports.redis.connection.facts import read_info, refusal
 from ray_messaging.transports.redis.connection.local_socket import NearbyConnection

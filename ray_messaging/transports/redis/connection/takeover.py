@@ -5,7 +5,7 @@ from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
 
-from ray_messaging.config import CONNECT_TIMEOUT_S
+from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 
 
 async def _introduce(connection: AbstractConnection) -> None:

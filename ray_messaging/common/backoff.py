@@ -1,0 +1,83 @@
+"""Retry timing: the backoff, and one named policy for each operation that is retried."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Pauses between attempts, in seconds: `first_s`, then twice the last one, up to `longest_s`.
+
+    With `jitter` each pause is multiplied by a random number from 0.5 to 1.5, so that clients that lost a server at the
+    same time do not come back at the same time.
+    """
+
+    first_s: float
+    longest_s: float
+    jitter: bool = False
+
+
+class Backoff:
+    """The pauses of one retried operation.
+
+    Args:
+        policy: first and longest pause, jitter.
+        deadline: end of the retries, on the clock of time.monotonic() and asyncio; None: there is no end.
+    """
+
+    __slots__ = ("_pause_s", "deadline", "policy")
+
+    def __init__(self, policy: RetryPolicy, *, deadline: float | None = None) -> None:
+        self.policy = policy
+        self.deadline = deadline
+        self._pause_s = policy.first_s
+
+    @property
+    def exhausted(self) -> bool:
+        """Return whether the next pause would end after the deadline."""
+        return self.deadline is not None and time.monotonic() + self._pause_s > self.deadline
+
+    def next_pause(self) -> float:
+        """Return the pause before the next attempt; the one after it is longer."""
+        pause_s = self._pause_s
+        self._pause_s = min(2 * pause_s, self.policy.longest_s)
+        # Not a secret, so that `random` will do.
+        return pause_s * (0.5 + random.random()) if self.policy.jitter else pause_s  # noqa: S311
+
+    async def sleep(self) -> None:
+        """Sleep until the next attempt."""
+        await asyncio.sleep(self.next_pause())
+
+    def reset(self) -> None:
+        """Start again with the first pause, after a success."""
+        self._pause_s = self.policy.first_s
+
+
+# Connections.
+REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
+REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
+MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
+
+# Sending.
+FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
+STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
+TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
+
+# Interception.
+INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
+MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
+
+# Event log. A full disk is tried less often the longer it stays full.
+LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
+LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # beside the transport's own retries
+BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
+
+# Ray actors that restarted: until the server answers, and until it accepts what they ask.
+ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)
+ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)
+
+# The embedded server. The first restart is immediate; senders and receivers retry for 30 s.
+SERVER_RESTART = RetryPolicy(0.5, 8.0)
+SERVER_RESTART_ATTEMPTS = 6

@@ -1,0 +1,35 @@
+"""Limits and defaults that several rooms share. What a user may set is a field of `MessagingConfig`."""
+
+MIB = 2**20
+
+# A mailbox; the default also bounds the log's own stream. A full one makes its senders wait.
+MAILBOX_MESSAGES = 1_000_000
+MAILBOX_BYTES = 256 * MIB
+
+# One entry of a mailbox (a frame). A reader refuses a frame above FRAME_LIMIT, whoever wrote it.
+FRAME_ROWS = 16_384
+FRAME_BYTES = 16 * MIB
+FRAME_LIMIT = 256 * MIB
+
+# A batch in a sender: a few frames, so that verdicts and writes alternate often enough. BATCH_BYTES counts payloads
+# that are not small; small ones are bounded by the rows.
+BATCH_ROWS = FRAME_ROWS
+BATCH_BYTES = 32 * MIB
+
+# One payload as JSON: the highest `MessagingConfig.payload_bytes`.
+PAYLOAD_LIMIT = 64 * MIB
+
+# A transaction is one call of a script. The server is busy for as long as it takes to copy this much, and Redis drops
+# a client that sends a gigabyte.
+TRANSACTION_BYTES = 256 * MIB
+
+# Dead letters of an experiment. Beyond this the oldest are dropped.
+DEAD_BYTES = 256 * MIB
+
+# Keys in one SCAN of the server.
+SCAN_COUNT = 1_000
+
+# Seconds: to connect to a server; for a rule to judge one batch; for one call that waits for news of the event log.
+CONNECT_TIMEOUT_S = 5.0
+RULE_TIMEOUT_S = 10.0
+LOG_NEWS_TIMEOUT_S = 10.0
