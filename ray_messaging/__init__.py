@@ -1,12 +1,8 @@
 """Durable, filtered, logged messaging between millions of agents on a Ray cluster."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ray_messaging.cluster.handles.group import Group
-from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.compat.msg import Msg
-from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.errors import (
     AlreadyExists,
     Closed,
@@ -38,25 +34,47 @@ from ray_messaging.errors import (
     UnknownName,
     UnknownSender,
 )
-from ray_messaging.interception import rules
-from ray_messaging.interception.rules import Rule
-from ray_messaging.message import Message, Outgoing
-from ray_messaging.messager import Messager
-from ray_messaging.messages import Messages
-from ray_messaging.observability import Finding, Health
-from ray_messaging.receipt import Receipt, Receipts
 
 if TYPE_CHECKING:
+    from ray_messaging import mqtt as mqtt
     from ray_messaging.cluster.handles.blocked import BlockedListener, BlockedMessage
+    from ray_messaging.cluster.handles.group import Group
+    from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.compat.msg import Msg
+    from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
+    from ray_messaging.interception import rules
+    from ray_messaging.interception.rules.rule import Rule
+    from ray_messaging.message import Message, Outgoing
+    from ray_messaging.messager import Messager
+    from ray_messaging.messages import Messages
+    from ray_messaging.observability.findings import Finding, Health
+    from ray_messaging.receipt import Receipt, Receipts
 
-# They bring pyarrow along, which takes 80 MB: a group's process does without.
-_ON_FIRST_USE = {
+# The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` comes
+# without Ray, a group without pyarrow (80 MB). Type checkers read the imports above.
+_MODULES = {"mqtt": "ray_messaging.mqtt", "rules": "ray_messaging.interception.rules"}
+_HOMES = {
     "BlockedListener": "ray_messaging.cluster.handles.blocked",
     "BlockedMessage": "ray_messaging.cluster.handles.blocked",
     "EventLog": "ray_messaging.eventlog.event_log",
+    "Finding": "ray_messaging.observability.findings",
+    "Group": "ray_messaging.cluster.handles.group",
+    "Health": "ray_messaging.observability.findings",
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
+    "Message": "ray_messaging.message",
+    "Messager": "ray_messaging.messager",
+    "Messages": "ray_messaging.messages",
+    "Messaging": "ray_messaging.cluster.messaging",
+    "MessagingConfig": "ray_messaging.config",
+    "MqttConfig": "ray_messaging.config",
+    "Msg": "ray_messaging.compat.msg",
+    "Outgoing": "ray_messaging.message",
+    "Receipt": "ray_messaging.receipt",
+    "Receipts": "ray_messaging.receipt",
+    "RedisConfig": "ray_messaging.config",
+    "Rule": "ray_messaging.interception.rules.rule",
 }
 
 __all__ = [
@@ -111,10 +129,18 @@ __all__ = [
     "rules",
 ]
 
+if not TYPE_CHECKING:  # with __getattr__ in sight, checkers would accept any name
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's
-    if name == "mqtt":  # a module, and an extra's
-        return import_module("ray_messaging.mqtt")
-    if name in _ON_FIRST_USE:
-        return getattr(import_module(_ON_FIRST_USE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            value = import_module(_MODULES[name])
+        elif name in _HOMES:
+            value = getattr(import_module(_HOMES[name]), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value  # the next look-up is an ordinary one
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_MODULES})

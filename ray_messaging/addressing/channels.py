@@ -16,13 +16,10 @@ from operator import index
 from typing import NamedTuple
 from uuid import UUID
 
-import numpy as np
-
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.errors import InvalidAddress
 
 AgentId = int | str
-_BOOLS = (bool, np.bool_)  # numpy 1's is an integer to operator.index
 
 
 class Omitted(Enum):
@@ -93,7 +90,7 @@ def check_id(agent_id: object) -> AgentId:
     if isinstance(agent_id, UUID):
         return str(agent_id)
     try:
-        number = None if isinstance(agent_id, _BOOLS) else index(agent_id)  # type: ignore[arg-type]  # others raise
+        number = None if _is_bool(agent_id) else index(agent_id)  # type: ignore[arg-type]  # others raise
     except TypeError:
         number = None
     if number is not None:
@@ -103,6 +100,11 @@ def check_id(agent_id: object) -> AgentId:
     raise InvalidAddress(
         f"agent id {agent_id!r} is a {type(agent_id).__name__}: an id must be an int or a str", value=agent_id
     )
+
+
+def _is_bool(value: object) -> bool:
+    # numpy 1's bool passes operator.index; a check by its dtype needs no import of numpy.
+    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
 
 
 def check_subtopic(subtopic: object) -> str:

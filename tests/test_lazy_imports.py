@@ -1,0 +1,71 @@
+"""Importing one module loads that module and its needs."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import ray_messaging
+from ray_messaging import errors
+
+HEAVY = {"numpy", "pyarrow", "pydantic", "ray", "redis"}
+
+
+def loaded(code):
+    """Return the heavy modules that a fresh interpreter has loaded after `code`."""
+    code = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return HEAVY & set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("code", "needs"),
+    [
+        ("import ray_messaging", set()),
+        ("import ray_messaging.errors", set()),
+        ("import ray_messaging.addressing.channels", set()),
+        ("from ray_messaging import MailboxFull", set()),
+        ("from ray_messaging import MessagingConfig", {"pydantic"}),
+        ("import ray_messaging; dir(ray_messaging); 'Messaging' in ray_messaging.__all__", set()),
+    ],
+)
+def test_an_import_loads_only_what_it_needs(code, needs):
+    assert loaded(code) == needs
+
+
+@pytest.mark.parametrize("name", ["Message", "Messages", "Receipt", "Rule", "rules"])
+def test_messages_and_rules_come_without_ray(name):
+    assert "ray" not in loaded(f"from ray_messaging import {name}")
+
+
+def test_messaging_comes_without_pyarrow():
+    assert "pyarrow" not in loaded("from ray_messaging import Messaging")
+
+
+def test_a_star_import_brings_every_public_name():
+    names = {}
+    exec("from ray_messaging import *", names)
+    assert set(ray_messaging.__all__) <= names.keys()
+
+
+def test_dir_shows_every_public_name():
+    assert {*ray_messaging.__all__, "errors", "mqtt"} <= set(dir(ray_messaging))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Mesaging'"):
+        _ = ray_messaging.Mesaging
+    with pytest.raises(ImportError, match="Mesaging"):
+        from ray_messaging import Mesaging  # noqa: F401
+
+
+@pytest.mark.parametrize("name", [name for name in ray_messaging.__all__ if name != "rules"])
+def test_classes_are_pickled_by_reference(name):
+    public = getattr(ray_messaging, name)
+    assert pickle.loads(pickle.dumps(public)) is public
+
+
+def test_an_error_is_one_class_however_it_is_imported():
+    assert ray_messaging.MailboxFull is errors.MailboxFull
