@@ -102,8 +102,8 @@ def ray_when_needed(wanted: list[tuple[str, Any]]) -> Iterator[None]:
     if not any(module in ON_RAY for module, _ in wanted):
         yield
         return
-    import cluster_support
     import ray
+    from support import cluster as cluster_support
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:

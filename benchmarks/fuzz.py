@@ -35,7 +35,7 @@ MEMORY_BYTES = 2**30
 def main():
     """Run what the command line says; exit with 1 where there was a finding."""
     sys.path.insert(0, str(TESTS))
-    from fuzz_support import TARGETS
+    from support.fuzzing import TARGETS
 
     options = read_options(list(TARGETS))
     names = list(TARGETS) if options.target == "all" else [options.target]
@@ -89,7 +89,7 @@ def run_target(name, options):
 def prepare():
     """Bound what a process may take: an input that wants gigabytes fails here."""
     sys.path.insert(0, str(TESTS))
-    import fuzz_support  # noqa: F401 - before memory is counted
+    from support import fuzzing  # noqa: F401 - before memory is counted
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
@@ -101,7 +101,7 @@ def run_chunk(order):
 
 
 async def run_inputs(name, seed, count):
-    from fuzz_support import TARGETS, inputs
+    from support.fuzzing import TARGETS, inputs
 
     target = TARGETS[name]()
     signal.signal(signal.SIGALRM, too_long)

@@ -11,7 +11,7 @@ from random import Random
 import atheris
 
 with atheris.instrument_imports(include=["ray_messaging"]):
-    from fuzz_support import TARGETS
+    from support.fuzzing import TARGETS
 
 
 def main():
@@ -33,7 +33,7 @@ def framed(name, data):
     """Give a frame its right checksum: no chance would find it."""
     if name != "frames" or len(data) < 4:
         return data
-    from fuzz_support import joined
+    from support.fuzzing import joined
 
     length = int.from_bytes(data[:2], "little")
     return joined(data[2 : 2 + length], data[2 + length :])

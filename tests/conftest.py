@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from clock import ServerClock
 from hypothesis import HealthCheck, settings
-from servers import HOST, RedisProcess, find_binary, free_port
+from support.clock import ServerClock
+from support.servers import HOST, RedisProcess, find_binary, free_port
 
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
 
-pytest_plugins = ["side_by_side"]
+pytest_plugins = ["support.side_by_side"]
 
 # Other processes may have the machine: nothing here depends on time.
 settings.register_profile("ray_messaging", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -256,8 +256,8 @@ def data(request):
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Run Ray on this machine, once; imported here, as most suites do without it."""
-    import cluster_support
     import ray
+    from support import cluster as cluster_support
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     # Tasks of the tests may use it, and workers cannot import it.

@@ -1,6 +1,6 @@
 """Compare `ray_messaging.Msg` with AgentScope 0.1.0's: each reads what the other wrote, both refuse the same.
 
-    python -m benchmarks.compat.agentscope_msg [--write tests/unit/agentscope_msgs.json]
+    python -m benchmarks.compat.agentscope_msg [--write tests/unit/compat/agentscope_msgs.json]
 
 Builds an environment with AgentScope in a temporary folder, so it needs a package index. Exits with 1 on a difference.
 `--write` keeps what AgentScope wrote as the fixture of the default tests.

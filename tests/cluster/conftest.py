@@ -4,7 +4,7 @@ import itertools
 import uuid
 
 import pytest
-from cluster_support import control, new_handle
+from support.cluster import control, new_handle
 
 from ray_messaging import Messaging, rules
 

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import PATIENCE_S, kill, numbered, wait_for
+from support.cluster import PATIENCE_S, kill, numbered, wait_for
 
 from ray_messaging import Messaging
 from ray_messaging.errors import Closed, ConfigError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import ray
-from cluster_support import PATIENCE_S, wait_for
+from support.cluster import PATIENCE_S, wait_for
 from test_college_replay import check_log
 
 from ray_messaging import Messaging, Outgoing, mqtt, rules

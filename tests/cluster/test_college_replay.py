@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from cluster_support import PATIENCE_S, control, kill, new_handle, wait_for
+from support.cluster import PATIENCE_S, control, kill, new_handle, wait_for
 
 from ray_messaging import Messaging, rules
 from ray_messaging.eventlog.event_log import EventLog

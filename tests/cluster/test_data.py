@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import ray
 import redis
-from cluster_support import PATIENCE_S, drain
+from support.cluster import PATIENCE_S, drain
 
 from ray_messaging import Messaging, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys

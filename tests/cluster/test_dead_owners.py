@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import drain, numbers, wait_for
+from support.cluster import drain, numbers, wait_for
 
 from ray_messaging import AlreadyExists, Messaging, MessagingConfig
 

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import drain, kill, numbered, numbers
+from support.cluster import drain, kill, numbered, numbers
 
 from ray_messaging import Messager, Messaging
 from ray_messaging.cluster.handles.calls import known_dead

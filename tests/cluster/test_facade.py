@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ray
 import redis
-from cluster_support import drain, kill, new_handle, numbered, numbers, wait_for
+from support.cluster import drain, kill, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import Messaging, Outgoing, rules
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName

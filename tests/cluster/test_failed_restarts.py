@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ray
 import redis
-from cluster_support import (
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list, _internal_kv_put
+from support.cluster import (
     PATIENCE_S,
     Shouting,
     control,
@@ -18,7 +19,6 @@ from cluster_support import (
     numbers,
     wait_for,
 )
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 from ray_messaging import Messager, Messaging, MessagingConfig, RedisConfig, rules
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost

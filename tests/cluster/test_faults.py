@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import PATIENCE_S, Busy, drain, kill, kill_and_wait, new_handle, numbered, numbers, wait_for
+from support.cluster import PATIENCE_S, Busy, drain, kill, kill_and_wait, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import OutcomeUnknown

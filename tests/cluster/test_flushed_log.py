@@ -5,8 +5,8 @@ import uuid
 
 import pytest
 import redis
-from cluster_support import kill, numbered, wait_for
-from servers import RedisProcess
+from support.cluster import kill, numbered, wait_for
+from support.servers import RedisProcess
 
 from ray_messaging import Messaging
 from ray_messaging.errors import LogError, Unbalanced

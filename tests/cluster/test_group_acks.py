@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from cluster_support import kill_and_wait, new_handle, numbered, numbers, wait_for
+from support.cluster import kill_and_wait, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import CommitFailed, ConfigError, FetchTooLarge, Messaging
 from ray_messaging.config import MessagingConfig

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 import ray
-from cluster_support import alive, pid_of, stopped, wait_for
+from support.cluster import alive, pid_of, stopped, wait_for
 from typer.testing import CliRunner
 
 from ray_messaging import Messaging

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import (
+from support.cluster import (
     PATIENCE_S,
     Careful,
     FalseServer,

@@ -1,6 +1,6 @@
 """What rules must not forget: under names of any kind, and in a table of the user's own."""
 
-from cluster_support import fates, kill
+from support.cluster import fates, kill
 
 from ray_messaging import rules
 from ray_messaging.cluster.rule_store import RuleStore

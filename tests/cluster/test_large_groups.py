@@ -5,7 +5,7 @@ import uuid
 import numpy as np
 import pytest
 import redis
-from cluster_support import drain, kill_and_wait
+from support.cluster import drain, kill_and_wait
 
 from ray_messaging import Messaging
 from ray_messaging.errors import AlreadyExists

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cluster_support import wait_for
+from support.cluster import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
 

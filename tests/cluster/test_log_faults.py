@@ -4,7 +4,7 @@ import uuid
 from collections import Counter
 
 import pytest
-from cluster_support import (
+from support.cluster import (
     PATIENCE_S,
     Busy,
     control,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 import redis
-from cluster_support import PATIENCE_S, control, fates, numbered, numbers, wait_for
+from support.cluster import PATIENCE_S, control, fates, numbered, numbers, wait_for
 
 from ray_messaging import Messager, Messaging, MessagingConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, UnknownName

@@ -8,7 +8,7 @@ import uuid
 import aiomqtt
 import pytest
 import ray
-from cluster_support import PATIENCE_S, wait_for
+from support.cluster import PATIENCE_S, wait_for
 
 from ray_messaging import ConfigError, InvalidAddress, Messager, Outgoing, UnknownName
 from ray_messaging.mqtt import Messager as MqttMessager

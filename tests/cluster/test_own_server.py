@@ -6,7 +6,7 @@ import uuid
 import pytest
 import ray
 import redis
-from cluster_support import PATIENCE_S, drain, kill, numbered, numbers
+from support.cluster import PATIENCE_S, drain, kill, numbered, numbers
 
 from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, ServerRefused, UnknownName

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import PATIENCE_S, wait_for
+from support.cluster import PATIENCE_S, wait_for
 
 from ray_messaging import Messager, RedisConfig
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from cluster_support import control
+from support.cluster import control
 from typer.testing import CliRunner
 
 from ray_messaging import rules

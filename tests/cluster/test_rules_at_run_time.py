@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import (
+from support.cluster import (
     PATIENCE_S,
     Busy,
     LocksUp,

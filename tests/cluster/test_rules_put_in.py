@@ -9,7 +9,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import ray
-from cluster_support import Shouting
+from support.cluster import Shouting
 
 from ray_messaging import Messaging, rules
 

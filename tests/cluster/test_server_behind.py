@@ -5,9 +5,9 @@ import signal
 import uuid
 
 import pytest
-from cluster_support import Shouting, alive, control, drain, fates, kill, numbered, numbers, pid_of, wait_for
 from faults import injector
-from servers import RedisProcess
+from support.cluster import Shouting, alive, control, drain, fates, kill, numbered, numbers, pid_of, wait_for
+from support.servers import RedisProcess
 
 from ray_messaging import Messaging, MessagingConfig, rules
 

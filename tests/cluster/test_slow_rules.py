@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import ray
-from cluster_support import (
+from support.cluster import (
     PATIENCE_S,
     AskGate,
     Gate,

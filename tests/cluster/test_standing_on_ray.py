@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 import ray
-from cluster_support import PATIENCE_S, control, drain, kill, pid_of, stopped, wait_for
+from support.cluster import PATIENCE_S, control, drain, kill, pid_of, stopped, wait_for
 
 from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import InterceptorUnavailable

@@ -1,7 +1,7 @@
 """Two Ray clusters, one server, one experiment: what the one forbids the other one cannot let pass."""
 
 import pytest
-from other_cluster import OtherCluster, Told, texts_of
+from support.other_cluster import OtherCluster, Told, texts_of
 
 from ray_messaging import EventLog
 from ray_messaging.addressing.channels import Keys

@@ -6,7 +6,7 @@ import uuid
 import pytest
 import ray
 import redis
-from cluster_support import control
+from support.cluster import control
 
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import RuleError

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from contract_support import MqttStore, store_of
+from support.contracts import MqttStore, store_of
 
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt.directory.presence import end_session

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from contract_support import WAIT_S, fetch_all, vanish
+from support.contracts import WAIT_S, fetch_all, vanish
 
 from ray_messaging import CommitFailed, ConfigError, Fenced, Outgoing
 from ray_messaging.observability.mailboxes import judge_kept

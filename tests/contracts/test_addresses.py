@@ -7,7 +7,7 @@ import pickle
 import msgspec
 import numpy as np
 import pytest
-from contract_support import fetch_all
+from support.contracts import fetch_all
 
 from ray_messaging import (
     Closed,

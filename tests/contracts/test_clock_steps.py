@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from contract_support import WAIT_S, fetch_all, until, vanish
+from support.contracts import WAIT_S, fetch_all, until, vanish
 
 from ray_messaging import AlreadyExists
 from ray_messaging.eventlog.event_log import EventLog

@@ -4,7 +4,7 @@ import asyncio
 import pickle
 
 import pytest
-from contract_support import WAIT_S, fetch_all, take_in
+from support.contracts import WAIT_S, fetch_all, take_in
 
 from ray_messaging import ConfigError, FetchTooLarge, Outgoing
 from ray_messaging.transports.base import FrameFate, FrameWrite, SendRequest

@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from contract_support import client_of, fetch_all, until
 from faults.proxy import Proxy
+from support.contracts import client_of, fetch_all, until
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.transports.redis import RedisTransport

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from contract_support import WAIT_S, fetch_all, take_in, until, vanish
+from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder

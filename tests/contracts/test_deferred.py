@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from contract_support import WAIT_S, fetch_all, take_in, until
-from interceptor_support import Held
+from support.contracts import WAIT_S, fetch_all, take_in, until
+from support.interceptors import Held
 
 from ray_messaging import Closed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite

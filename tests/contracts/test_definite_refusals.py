@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from contract_support import client_of, fetch_all, until
+from support.contracts import client_of, fetch_all, until
 
 from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge
 from ray_messaging.errors import TransitError

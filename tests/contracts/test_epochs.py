@@ -1,9 +1,9 @@
 """No epoch comes again: who lived before a server lost its data never passes for who came after that."""
 
 import pytest
-from contract_support import fetch_all
-from servers import RedisProcess
-from standing_support import Actor, Throne
+from support.contracts import fetch_all
+from support.delegation import Actor, Throne
+from support.servers import RedisProcess
 
 from ray_messaging import InterceptorUnavailable
 from ray_messaging.addressing.channels import Keys

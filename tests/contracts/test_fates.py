@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from contract_support import Only, allow, fetch_all, take_in, until
+from support.contracts import Only, allow, fetch_all, take_in, until
 
 from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import parse_channel

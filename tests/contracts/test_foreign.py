@@ -4,7 +4,7 @@ import json
 import pickle
 
 import pytest
-from contract_support import fetch_all
+from support.contracts import fetch_all
 
 from ray_messaging import FrameError, Outgoing
 
@@ -183,7 +183,7 @@ async def test_a_full_inbox_drops_what_foreign_clients_publish_and_counts_it(mes
     async def dropped():
         return receiver.stats()["ingress_dropped"] == 6
 
-    from contract_support import until
+    from support.contracts import until
 
     await until(dropped)
     assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [0, 1, 2, 3]
@@ -200,7 +200,7 @@ async def test_an_inbox_is_bounded_in_bytes_for_what_foreign_clients_publish(mes
     async def dropped():
         return receiver.stats()["ingress_dropped"] == 8
 
-    from contract_support import until
+    from support.contracts import until
 
     await until(dropped)
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
@@ -214,7 +214,7 @@ async def test_an_inbox_is_bounded_in_bytes_for_what_foreign_clients_publish(mes
 async def test_after_close_foreign_clients_find_nobody(messagers, store):
     receiver = await messagers(listen=["news", "n*"])
     await receiver.close()
-    from contract_support import until
+    from support.contracts import until
 
     async def nobody():
         return await store.publish("news", b"{}") == 0

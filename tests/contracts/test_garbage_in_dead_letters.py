@@ -2,7 +2,7 @@
 
 import pytest
 import redis.asyncio as redis
-from contract_support import take_in
+from support.contracts import take_in
 from typer.testing import CliRunner
 
 from ray_messaging.addressing.channels import Keys

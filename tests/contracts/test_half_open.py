@@ -4,9 +4,9 @@ import logging
 import math
 
 import pytest
-from contract_support import fetch_all, store_of, until
 from faults.proxy import Proxy
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from support.contracts import fetch_all, store_of, until
 
 from ray_messaging import Fenced
 from ray_messaging.addressing.directory import Record

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from contract_support import Only, Whole, allow, fetch_all, until
+from support.contracts import Only, Whole, allow, fetch_all, until
 
 from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from contract_support import WAIT_S, fetch_all, store_of, vanish
+from support.contracts import WAIT_S, fetch_all, store_of, vanish
 
 from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
 from ray_messaging.transports.memory import MemoryServer

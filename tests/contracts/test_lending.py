@@ -1,7 +1,7 @@
 """Lending: what a caller holds for too long goes to others, and then it is told when it returns it."""
 
 import pytest
-from contract_support import WAIT_S, fetch_all, vanish
+from support.contracts import WAIT_S, fetch_all, vanish
 
 from ray_messaging import CommitFailed, Outgoing
 from ray_messaging.receiving.ack_ranges import by_loan, spans_of

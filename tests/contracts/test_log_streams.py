@@ -4,7 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from contract_support import WAIT_S, client_of, until
+from support.contracts import WAIT_S, client_of, until
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig

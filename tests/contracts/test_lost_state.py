@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from contract_support import WAIT_S, fetch_all, store_of
+from support.contracts import WAIT_S, fetch_all, store_of
 
 from ray_messaging import Fenced, NotListening, TransactionError
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from contract_support import MqttStore, fetch_all, until
+from support.contracts import MqttStore, fetch_all, until
 
 from ray_messaging.errors import ConnectionFailed, Fenced
 from ray_messaging.model.batch import Batch

@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 import pytest
-from contract_support import MqttStore, fetch_all, take_in, until
+from support.contracts import MqttStore, fetch_all, take_in, until
 
 from ray_messaging import AlreadyExists, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge, ServerRefused
 from ray_messaging.errors import ConnectionFailed

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from contract_support import fetch_all
+from support.contracts import fetch_all
 
 from ray_messaging import InvalidAddress, MqttConfig, Outgoing
 

@@ -4,7 +4,7 @@ import time
 
 import msgspec
 import pytest
-from contract_support import MqttStore, fetch_all
+from support.contracts import MqttStore, fetch_all
 
 from ray_messaging.addressing.directory import Record, encode_record
 from ray_messaging.mqtt.wire.signals import Card, encode_card

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from contract_support import MqttStore, fetch_all, take_in, until, vanish
+from support.contracts import MqttStore, fetch_all, take_in, until, vanish
 
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt.connection import connection

@@ -13,7 +13,7 @@ from functools import partial
 
 import aiomqtt
 import pytest
-from contract_support import WAIT_S, until
+from support.contracts import WAIT_S, until
 
 from ray_messaging import (
     Closed,

@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 import pytest
-from contract_support import MqttStore, fetch_all, until
+from support.contracts import MqttStore, fetch_all, until
 
 from ray_messaging import MailboxFull, OutcomeUnknown, PayloadTooLarge
 from ray_messaging.errors import ConnectionFailed

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from contract_support import Only, fetch_all
+from support.contracts import Only, fetch_all
 
 from ray_messaging import InvalidColumns, InvalidMsg, InvalidPayload, Msg, Outgoing
 from ray_messaging.interception.rules import ALLOW, Pattern, block, rewrite

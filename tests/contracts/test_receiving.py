@@ -5,7 +5,7 @@ import contextlib
 import pickle
 
 import pytest
-from contract_support import fetch_all, take_in, until, vanish
+from support.contracts import fetch_all, take_in, until, vanish
 
 from ray_messaging import (
     AlreadyExists,

@@ -6,8 +6,8 @@ import signal
 import time
 
 import pytest
-from contract_support import client_of, fetch_all, store_of, until
 from redis.exceptions import ResponseError
+from support.contracts import client_of, fetch_all, store_of, until
 
 from ray_messaging import (
     ConfigError,

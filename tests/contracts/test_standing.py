@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from contract_support import WAIT_S, fetch_all, until
-from standing_support import Actor, Throne
+from support.contracts import WAIT_S, fetch_all, until
+from support.delegation import Actor, Throne
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.addressing.channels import Keys

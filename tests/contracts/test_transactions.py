@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 
 import pytest
-from contract_support import WAIT_S, client_of, fetch_all, store_of, take_in, vanish
-from interceptor_support import Held
+from support.contracts import WAIT_S, client_of, fetch_all, store_of, take_in, vanish
+from support.interceptors import Held
 
 from ray_messaging import (
     ConfigError,

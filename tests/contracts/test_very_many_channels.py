@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from contract_support import client_of, fetch_all, until
+from support.contracts import client_of, fetch_all, until
 
 from ray_messaging import Messager
 from ray_messaging.addressing.channels import Keys, all_agents

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from contract_support import fetch_all
+from support.contracts import fetch_all
 
 from ray_messaging import engine
 from ray_messaging.receiving.mailbox_lease import KEEP_S

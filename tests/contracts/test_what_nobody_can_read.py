@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from contract_support import WAIT_S, fetch_all, until
+from support.contracts import WAIT_S, fetch_all, until
 
 from ray_messaging.receiving.delivery_leases import DeliveryLeases
 from ray_messaging.transports.base import Cursor, FrameFate, FrameWrite, SendRequest

@@ -9,8 +9,8 @@ import uuid
 from pathlib import Path
 
 import ray
-from cluster_support import wait_for
-from servers import RedisProcess
+from support.cluster import wait_for
+from support.servers import RedisProcess
 
 from faults.case import Case, weaker
 from faults.checker import Account, check

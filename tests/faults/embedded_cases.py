@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import ray
-from cluster_support import PATIENCE_S, alive, kill, stopped, wait_for
+from support.cluster import PATIENCE_S, alive, kill, stopped, wait_for
 
 from faults.case import Case, weaker
 from faults.injector import full_disk

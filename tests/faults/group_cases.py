@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from cluster_support import kill, wait_for
+from support.cluster import kill, wait_for
 
 from faults.case import Case, weaker
 from faults.ray_support import a_town, arm, stopped_at, twin_of, wait_dead

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 import ray
-from cluster_support import PATIENCE_S, control, kill, wait_for
+from support.cluster import PATIENCE_S, control, kill, wait_for
 
 from faults.case import Case
 from faults.ray_support import a_town, arm, deputy_of, stopped_at, wait_dead

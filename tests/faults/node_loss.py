@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import ray
-from cluster_support import alive, pid_of, wait_for
 from ray.cluster_utils import Cluster
+from support.cluster import alive, pid_of, wait_for
 
 from faults.ray_support import a_town
 from faults.ray_traffic import traffic_in

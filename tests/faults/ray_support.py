@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import cluster_support
 import ray
-from cluster_support import PATIENCE_S, alive, pid_of, states, wait_for
+from support import cluster as cluster_support
+from support.cluster import PATIENCE_S, alive, pid_of, states, wait_for
 
 from ray_messaging import Group, Messaging, MessagingConfig
 from ray_messaging.cluster.actors.group_actor import GroupActor

@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 
-from cluster_support import PATIENCE_S, Busy, new_handle, wait_for
+from support.cluster import PATIENCE_S, Busy, new_handle, wait_for
 
 from faults.checker import check
 from faults.ledger import Inbox, Ledger, fates_after, key_of, read_ledger, read_lines

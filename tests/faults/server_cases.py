@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from redis.exceptions import ResponseError
-from servers import HOST
+from support.servers import HOST
 
 from faults import injector
 from faults.case import Case, weaker

@@ -10,7 +10,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from servers import RedisProcess
+from support.servers import RedisProcess
 
 from faults import injector
 from faults.checker import check

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from cluster_support import alive, wait_for
+from support.cluster import alive, wait_for
 
 from faults.embedded_cases import CASES, guard_of, stats_of
 from ray_messaging import Messaging

@@ -8,7 +8,7 @@ import signal
 from itertools import accumulate
 
 import pytest
-from servers import RedisProcess
+from support.servers import RedisProcess
 
 from faults import bank
 from ray_messaging import Messager

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster_support import wait_for
-from servers import PASSWORD, RedisProcess
+from support.cluster import wait_for
+from support.servers import PASSWORD, RedisProcess
 
 import ray_messaging
 from ray_messaging import Messager, Messaging, MessagingConfig, rules

@@ -6,9 +6,9 @@ import socket
 import ssl
 
 import pytest
-from certificates import HOST, make_certificates
 from pydantic import ValidationError
-from servers import RedisProcess, free_port
+from support.certificates import HOST, make_certificates
+from support.servers import RedisProcess, free_port
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
 from ray_messaging.errors import MessagingError

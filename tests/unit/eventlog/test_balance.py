@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from query_support import ROWS, log_of, row, table_of, write_folder
+from support.log_queries import ROWS, log_of, row, table_of, write_folder
 
 from ray_messaging.errors import Unbalanced
 from ray_messaging.eventlog.event_log import EventLog

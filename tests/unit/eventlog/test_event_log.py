@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pytest
-from query_support import ROWS, T0, ViewSource, log_of, row, write_folder
+from support.log_queries import ROWS, T0, ViewSource, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery, LogError, MessagingError
 from ray_messaging.eventlog.event_log import EventLog

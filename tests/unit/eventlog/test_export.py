@@ -7,7 +7,7 @@ import msgspec
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from query_support import ROWS, T0, write_folder
+from support.log_queries import ROWS, T0, write_folder
 
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.event_log import EventLog

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from writing_support import batch_of
+from support.log_writing import batch_of
 
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.event_log import EventLog

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import redis
 import redis.asyncio as aioredis
-from servers import RedisProcess
-from writing_support import WAIT_S, Society, logged, seen
+from support.log_writing import WAIT_S, Society, logged, seen
+from support.servers import RedisProcess
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cluster.actors.log_host import LogHost

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from query_support import T0, log_of, row, write_folder
+from support.log_queries import T0, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.reading.filtering.filters import Filters

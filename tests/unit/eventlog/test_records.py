@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from writing_support import batch_of, expected, note_of, rows_of
+from support.log_writing import batch_of, expected, note_of, rows_of
 
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA

@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
-from writing_support import WAIT_S, Society, logged, seen
+from support.log_writing import WAIT_S, Society, logged, seen
 
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import MessagingConfig

@@ -1,9 +1,9 @@
 """Window and arrivals, joined by a broker that loses, repeats, delays and forgets."""
 
-from broker_model import IN_FLIGHT, MOST_HELD, ROWS, Broker, Receiver, Sender
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.broker_model import IN_FLIGHT, MOST_HELD, ROWS, Broker, Receiver, Sender
 
 from ray_messaging.mqtt.receiving.arrivals import HELD_BYTES
 from ray_messaging.mqtt.wire.signals import decode_data

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from traffic_support import arrive, plan_of
+from support.traffic import arrive, plan_of
 
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.replay.account import draw_up, percentiles

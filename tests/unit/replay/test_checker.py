@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from traffic_support import arrive, plan_of
+from support.traffic import arrive, plan_of
 
 from ray_messaging.replay.checker import Checker
 

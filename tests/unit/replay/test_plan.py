@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from traffic_support import plan_of, traffic_of
+from support.traffic import plan_of, traffic_of
 
 from ray_messaging.errors import ConfigError
 from ray_messaging.replay.plan import Plan, deal, due_times

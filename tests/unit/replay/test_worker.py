@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from traffic_support import plan_of
+from support.traffic import plan_of
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.interception.rules import BlackList, MaxLength

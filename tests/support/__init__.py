@@ -1,0 +1,1 @@
+"""Servers, clocks, clusters and other helpers that tests share: `from support.servers import ...`."""

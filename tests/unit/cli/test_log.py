@@ -1,0 +1,219 @@
+"""The log from the command line: what people read, what programs read, and what a wrong line gets."""
+
+import json
+import sys
+
+import pytest
+from support.log_queries import ViewSource, row, write_folder
+from typer.testing import CliRunner
+
+from ray_messaging.cli import app
+from ray_messaging.cli.log.show import sparkline
+from ray_messaging.eventlog.event_log import EventLog
+
+ROWS = [
+    row(0, 1, 2, step=1, labels=["kind"]),
+    row(1, 2, 1, step=2, text="and to you"),
+    row(2, "ann", 1, step=3, text="x" * 200),
+    row(3, 2, 1, fate="blocked", rule="black_list", reason="this pair is on the black list"),
+    row(4, None, -5),
+    row(5, 2, None),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "log", [ROWS[:4], ROWS[4:]])
+
+
+@pytest.fixture
+def run(folder):
+    """Return a function that runs `ray-messaging log COMMAND FOLDER ...` and returns its output, no terminal's."""
+
+    def run(command, *args, exit_code=0):
+        found = CliRunner().invoke(app, ["log", command, folder.where, *map(str, args)])
+        assert found.exit_code == exit_code, found.output
+        assert "\x1b" not in found.output
+        return found.stdout if exit_code == 0 else found.stderr
+
+    return run
+
+
+def objects(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_stats(run):
+    words = " ".join(run("stats").split())
+    assert "6 rows, from 2023-11-14 22:13:20.000 to 2023-11-14 22:13:25.000 UTC, of 3 writers to 3 readers" in words
+    for part in (
+        "delivered 5 83.3% ████",
+        "blocked 1 16.7%",
+        "black_list 1 0",
+        "ann 1",
+        "the user 1",
+        "from \\ to m s 5",
+    ):
+        assert part in words
+    assert "a column is 100 ms" in words
+    assert "5" in " ".join(run("stats", "--fate", "delivered").split()).split(" rows")[0]
+    assert run("stats", "--from-id", "99").startswith("No rows (2 segments")
+
+
+def test_stats_for_programs(run):
+    (found,) = objects(run("stats", "--json", "--agent", "ann"))
+    assert (found["rows"], found["fates"]["delivered"], found["busiest_writers"]) == (1, 1, [["ann", 1]])
+
+
+@pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.SVG", b"<?xml")])
+def test_a_picture(run, tmp_path, name, head):
+    assert f"The picture is in {tmp_path / name}" in run("stats", "--plot", tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(head)
+    run("stats", "--plot", tmp_path / name, "--from-id", "99")
+
+
+def test_a_picture_that_cannot_be(run, tmp_path, monkeypatch):
+    assert "ends in .png, .pdf, .svg" in run("stats", "--plot", "a.gif", exit_code=2)
+    assert "draw into another file" in run("stats", "--plot", tmp_path / "nowhere" / "a.png", exit_code=2)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'ray-messaging[plot]'" in run("stats", "--plot", tmp_path / "a.png", exit_code=2)
+
+
+def test_query(run):
+    text = run("query", "--from-id", 2, "--limit", 2)
+    words = " ".join(text.split())
+    assert '2023-11-14 22:13:21.000 2 1 delivered {"content":"and to you"}' in words
+    assert "black_list this pair is on the black list" in words
+    assert "There may be more: --after 3" in words
+    assert "There may be more" not in run("query", "--from-id", 2, "--after", 3)
+    assert "exps:test:user-payback" in run("query", "--to-id", "")
+    assert run("query", "--rule", "nobody").strip() == "No row matches."
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ([], [0, 1, 2, 3, 4, 5]),
+        (["--from-id", ""], [4]),
+        (["--agent", "ann", "--agent", "-5"], [2, 4]),
+        (["--step", "2"], [1]),
+        (["--step", "2:"], [1, 2]),
+        (["--step", ":3", "--fate", "delivered"], [0, 1]),
+        (["--since", "2023-11-14T22:13:23", "--until", "1700000005"], [3, 4]),
+        (["--contains", "to you"], [1]),
+        (["--channel", "exps:test:user-payback"], [5]),
+        (["--limit", "1", "--after", "1"], [2]),
+    ],
+)
+def test_query_for_programs(run, options, numbers):
+    found = objects(run("query", "--json", *options))
+    assert [one["message_id"] for one in found] == [f"s-1-{number}" for number in numbers]
+
+
+def test_a_row_for_programs(run):
+    (found,) = objects(run("query", "--json", "--limit", 1))
+    assert (found["from_id"], found["payload"], found["labels"]) == (1, {"content": "hello 0"}, ["kind"])
+    assert (found["sent_at"], found["position"]) == (1_700_000_000.0, 0)
+
+
+def test_conversation(run):
+    lines = run("conversation", 1, 2).splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["1 -> 2", "2 -> 1", "2 -> 1"]
+    assert lines[0].endswith('{"content":"hello 0"}  [kind]')
+    assert "blocked (black_list: this pair is on the black list)" in lines[2]
+    assert len(objects(run("conversation", "", "--json", "--", -5))) == 1
+    assert run("conversation", 7, 8) == "They said nothing to each other.\n"
+
+
+def test_tail_of_a_finished_run(run):
+    assert [line.split("  ")[1] for line in run("tail", "-n", 2).splitlines()] == [
+        "the user -> -5",
+        "2 -> exps:test:user-payback",
+    ]
+    (found,) = objects(run("tail", "--json", "--fate", "blocked"))
+    assert (found["message_id"], found["payload"]) == ("s-1-3", {"content": "hello 3"})
+
+
+def test_tail_of_a_run_that_goes_on(folder, monkeypatch):
+    source = ViewSource(folder)
+    source.coming = [[row(6, 1, 2)], [row(7, 1, 2)]]
+    monkeypatch.setattr("ray_messaging.cli.log.commands.open_log", lambda target: EventLog(source))
+    found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "-n", "1", "--json", "--limit", "3"])
+    assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-5", "s-1-6", "s-1-7"]
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (["--limit", 2], [4, 5]),
+        (["--limit", 1, "-n", 3], [5]),
+        (["--limit", 2, "--fate", "delivered", "--from-id", 2], [1, 5]),
+        (["--limit", 9, "-n", 3], [3, 4, 5]),
+        (["--limit", 0], []),
+    ],
+)
+def test_a_tail_with_a_limit_shows_the_last_rows_that_match(run, options, numbers):
+    assert [one["message_id"] for one in objects(run("tail", "--json", *options))] == [f"s-1-{n}" for n in numbers]
+
+
+def test_a_limited_tail_of_a_run_that_goes_on_ends_with_its_last_rows(folder, monkeypatch):
+    source = ViewSource(folder)
+    source.coming = [[row(6, 1, 2)]]
+    monkeypatch.setattr("ray_messaging.cli.log.commands.open_log", lambda target: EventLog(source))
+    found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "--json", "--limit", "2"])
+    assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-4", "s-1-5"]
+
+
+def test_export(run, tmp_path):
+    path = tmp_path / "rows.csv"
+    assert run("export", path, "--fate", "delivered") == f"Wrote 5 rows to {path}.\n"
+    assert len(path.read_text().splitlines()) == 6
+    assert objects(run("export", path, "--json")) == [{"rows": 6, "file": str(path)}]
+    assert "ends in .parquet, .csv, .jsonl" in run("export", tmp_path / "rows.xls", exit_code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--fate", "lost"], "error: fate='lost' is no fate: write 'delivered'"),
+        (["--step", "1-3"], "error: cannot read --step '1-3': write 5 or 5:10"),
+        (["--since", "noon"], "error: since='noon' is no time"),
+        (["--agent", "a*"], "error: agent: agent id 'a*' cannot be used"),
+        (["--limit", "-1"], "Invalid value for '--limit'"),
+        (["--form-id", "1"], "No such option: --form-id"),
+    ],
+)
+def test_wrong_options(run, options, words):
+    assert words in " ".join(run("query", *options, exit_code=2).replace("│", " ").split())
+
+
+def test_a_folder_without_a_log(tmp_path):
+    for target in (tmp_path, tmp_path / "nowhere"):
+        found = CliRunner().invoke(app, ["log", "stats", str(target)])
+        assert found.exit_code == 2
+        assert found.stderr.startswith(f"error: '{target}' holds no event log")
+
+
+def test_a_name_where_nothing_runs(monkeypatch):
+    def no_cluster(**_):
+        raise ConnectionError("no Ray here")
+
+    monkeypatch.setattr("ray_messaging.cli.clusters.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray_messaging.cli.clusters.ray.init", no_cluster)
+    monkeypatch.setattr("ray_messaging.cli.clusters.local_clusters", list)  # that of the tests is none
+    found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
+    assert found.exit_code == 2
+    assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr
+
+
+def test_help():
+    for command in ("stats", "query", "conversation", "tail", "export"):
+        found = CliRunner().invoke(app, ["log", command, "--help"])
+        assert found.exit_code == 0
+        assert "--contains" in found.stdout
+
+
+def test_sparklines():
+    assert sparkline([0, 1, 50, 100], " 123456789") == " 159"
+    assert sparkline([]) == ""
+    assert sparkline([0, 0]) == "  "

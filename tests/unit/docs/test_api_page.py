@@ -1,0 +1,41 @@
+"""docs/api.md: every public call is there, and its example runs."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import ray_messaging
+from ray_messaging import Group, Message, Messager, Messages, Messaging, Outgoing, Receipt, Receipts
+from ray_messaging.transports.memory import MemoryServer
+
+PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+# What a handle sets on itself is public, too.
+OF_ONE = {Group: {"name", "actor", "step"}, Messager: {"exp_id"}}
+
+
+def names_in_code(text):
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return {name for code in re.findall(r"`([^`]+)`", text) for name in re.findall(r"\w+", code)}
+
+
+def test_every_public_name_is_on_the_page():
+    assert set(ray_messaging.__all__) - names_in_code(PAGE) - SECTIONS.keys() == set()
+
+
+@pytest.mark.parametrize("kind", [Messaging, Group, Messager, Outgoing, Message, Messages, Receipt, Receipts])
+def test_every_public_call_is_in_its_classs_section(kind):
+    public = {name for name in dir(kind) if not name.startswith("_")} | OF_ONE.get(kind, set())
+    assert public - names_in_code(SECTIONS[kind.__name__]) == set()
+
+
+async def test_the_example_of_the_user_runs(capsys):
+    (example,) = re.findall(r"^```python\n(.*?)^```$", SECTIONS["The user"], re.DOTALL | re.MULTILINE)
+    names = {"Messager": Messager, "Outgoing": Outgoing, "server": MemoryServer()}
+    exec("async def run():\n" + textwrap.indent(example, "    "), names)
+    await names["run"]()
+    counts, *answers = capsys.readouterr().out.splitlines()
+    assert counts == "{'delivered': 2, 'published': 0, 'undeliverable': 0, 'blocked': 0}"
+    assert answers == ["7 {'answer': 'well'}", "8 {'answer': 'well'}"]

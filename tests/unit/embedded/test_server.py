@@ -1,0 +1,458 @@
+"""The embedded server, with real processes: what it answers and hides, and that it leaves nothing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import redis
+from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, wait_ended, wait_until
+
+from ray_messaging.embedded import guard_link as server_link
+from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.errors import ConfigError, ServerFailed
+
+REPOSITORY = Path(server_module.__file__).parents[2]
+
+OWNER = """
+import os, signal, sys
+from ray_messaging.embedded.server import EmbeddedServer
+server = EmbeddedServer("127.0.0.1")
+server.start()
+forked = 0
+if "fork" in sys.argv and (forked := os.fork()) == 0:
+    signal.pause()
+print(server.pid, forked, server.data_dir, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "tmp"
+    root.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    monkeypatch.setenv("TMPDIR", str(root))
+    return root
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(HOST) as server:
+        yield server
+
+
+def process_files(name: str) -> Iterator[bytes]:
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
+        with suppress(OSError):
+            yield path.read_bytes()
+
+
+def test_answers_with_the_password_only():
+    with EmbeddedServer(HOST) as server:
+        config = server.start()  # a second start changes nothing
+        with client(config) as connected:
+            assert connected.ping()
+        with client(config, password=None) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        with client(config, password="wrong") as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+
+
+def test_listens_on_its_host_only(server):
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", server.start().port), 5)
+
+
+def test_shows_the_password_to_nobody_else(server):
+    config = server.start()
+    secret = config.password.encode()
+    assert not any(secret in text for name in ("cmdline", "environ") for text in process_files(name))
+    assert config.password not in repr(server) + str(server) + repr(config)
+    data_dir = Path(server.data_dir)
+    assert data_dir.stat().st_mode & 0o777 == 0o700
+    holders = [path for path in data_dir.rglob("*") if path.is_file() and secret in path.read_bytes()]
+    assert [path.name for path in holders] == ["valkey.conf"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in data_dir.rglob("*"))
+
+
+def test_passwords_differ(server):
+    with EmbeddedServer(HOST) as other:
+        assert other.start().password != server.start().password
+
+
+@pytest.mark.parametrize("durability", [None, "everysec", "always"])
+def test_keeps_everything_and_evicts_nothing(durability):
+    server = EmbeddedServer(HOST, maxmemory_bytes=64 * 2**20, durability=durability)
+    with server, client(server.start()) as connected:
+        settings = connected.config_get()
+        with pytest.raises(redis.ResponseError, match="DEBUG command not allowed"):
+            connected.execute_command("DEBUG", "JMAP")
+    expected = {
+        "appendonly": "yes",
+        "appendfsync": durability
+        or "no",  # everysec may put a write off that is answered at once: a kill would lose it
+        "save": "",
+        "maxmemory": str(64 * 2**20),
+        "maxmemory-policy": "noeviction",
+        "protected-mode": "yes",
+        "bind": HOST,
+    }
+    assert {name: settings[name] for name in expected} == expected
+
+
+def test_a_subscriber_that_does_not_read_does_not_fill_the_memory(server):
+    payload, peak = "x" * 2**16, 0
+    with client(server.start()) as connected, connected.pubsub() as slow:
+        slow.subscribe("flood")
+        for _ in range(20):  # 160 MiB in all
+            with connected.pipeline(transaction=False) as pipeline:
+                for _ in range(128):
+                    pipeline.publish("flood", payload)
+                pipeline.execute()
+            peak = max(peak, connected.info("memory")["used_memory"])
+    assert peak < 64 * 2**20  # such a client is cut off at 32
+
+
+def test_maxmemory_defaults_to_half_of_the_memory(server):
+    with client(server.start()) as connected:
+        assert int(connected.config_get("maxmemory")["maxmemory"]) == server_module.memory_bytes() // 2
+
+
+def test_stop_leaves_nothing(server, temporary_root):
+    pid, guard = server.pid, guard_of(server)
+    assert server.alive
+    server.stop()
+    assert not server.alive
+    assert (server.pid, server.data_dir) == (None, None)
+    assert list(temporary_root.iterdir()) == []
+    wait_ended(pid)
+    wait_ended(guard)
+    server.stop()
+
+
+def test_starts_again_after_stop(server):
+    server.stop()
+    with client(server.start()) as connected:
+        assert connected.ping()
+
+
+@contextmanager
+def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int, int, Path]]:
+    """Run a process that owns a server; yield it, the pids of Valkey and of a forked child, the directory."""
+    command = [sys.executable, "-c", OWNER, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        try:
+            pid, forked, data_dir = process.stdout.readline().split(maxsplit=2)
+            yield process, int(pid), int(forked), Path(data_dir.strip())
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None], ids=["kill", "term", "exit"])
+def test_ends_with_its_owner(end, temporary_root):
+    with owner() as (process, pid, _, data_dir):
+        guard = int((data_dir / LOCK_NAME).read_text().removeprefix("process "))
+        assert process.stdin is not None
+        process.stdin.close() if end is None else process.send_signal(end)
+        wait_ended(pid)
+        wait_ended(guard)
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_ends_with_its_owner_though_a_forked_child_holds_the_pipe(temporary_root):
+    with owner("fork") as (process, pid, forked, _):
+        try:
+            process.kill()
+            wait_ended(pid)
+            wait_until(lambda: not list(temporary_root.iterdir()))
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def test_is_no_child_of_its_owner(server):
+    for pid in (server.pid, guard_of(server)):
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert f"PPid:\t{os.getpid()}\n" not in status
+        assert os.getsid(pid) != os.getsid(0)
+
+
+def test_a_killed_guard_takes_the_server_along_and_its_data_wait_for_the_owner(server, temporary_root):
+    pid, left = server.pid, Path(server.data_dir)
+    os.kill(guard_of(server), signal.SIGKILL)
+    assert server.wait(DEADLINE_S)
+    wait_ended(pid)
+    assert not server.alive
+    with EmbeddedServer(HOST) as other:  # it sweeps
+        assert set(temporary_root.iterdir()) == {left, Path(other.data_dir)}
+    server.stop()
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_the_next_start_sweeps_what_guard_and_owner_left(temporary_root):
+    with owner() as (process, pid, _, data_dir):
+        process.send_signal(signal.SIGSTOP)  # else it would have time to clean up
+        os.kill(int((data_dir / LOCK_NAME).read_text().removeprefix("process ")), signal.SIGKILL)
+        process.kill()
+        wait_ended(pid)
+    assert data_dir.exists()
+    with EmbeddedServer(HOST) as other:
+        assert list(temporary_root.iterdir()) == [Path(other.data_dir)]
+
+
+def test_sweeping_spares_what_is_in_use_or_not_ours(server, temporary_root, tmp_path):
+    theirs = temporary_root / "ray_messaging-valkey-notes"
+    theirs.mkdir()
+    (theirs / "note").touch()
+    link = temporary_root / "ray_messaging-valkey-link"
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / LOCK_NAME).touch()
+    link.symlink_to(linked)
+    left = temporary_root / "ray_messaging-valkey-left"
+    left.mkdir()
+    with EmbeddedServer(HOST) as other:
+        kept = {Path(server.data_dir), Path(other.data_dir), theirs, link}
+        assert set(temporary_root.iterdir()) == kept
+    assert (linked / LOCK_NAME).exists()
+    assert server.alive
+
+
+def test_many_start_beside_each_other_while_they_sweep(temporary_root):
+    for number in range(20):
+        left = temporary_root / f"ray_messaging-valkey-{number}"
+        left.mkdir()
+        (left / LOCK_NAME).touch()
+    servers = [EmbeddedServer(HOST) for _ in range(8)]
+    try:
+        with ThreadPoolExecutor(len(servers)) as pool:
+            list(pool.map(EmbeddedServer.start, servers))
+        assert all(server.alive for server in servers)
+        assert set(temporary_root.iterdir()) == {Path(server.data_dir) for server in servers}
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_notices_that_the_server_died(server, temporary_root):
+    pid, guard = server.pid, guard_of(server)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.wait, DEADLINE_S)
+        os.kill(pid, signal.SIGKILL)
+        assert waiting.result()
+    assert not server.alive
+    assert "Ready to accept connections" in server.last_log
+    assert server.last_end == f"Valkey, process {pid}, ended by SIGKILL"
+    server.stop()
+    wait_ended(guard)
+    assert list(temporary_root.iterdir()) == []
+    with client(server.start()) as connected:
+        assert connected.ping()
+
+
+def test_a_thread_that_waits_hears_of_stop(server):
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.wait)
+        server.stop()
+        assert waiting.result(DEADLINE_S)
+
+
+def test_data_survive_with_a_data_dir(tmp_path):
+    data_dir = tmp_path / "with a \"quote\" and 'another'" / "data"
+    server = EmbeddedServer(HOST, data_dir=str(data_dir))
+    with server, client(server.start()) as connected:
+        connected.set("key", "value")
+    assert server.data_dir == str(data_dir)
+    assert not (data_dir / "valkey.conf").exists()  # it held the password
+    with server, client(server.start()) as connected:
+        assert connected.get("key") == "value"
+
+
+def test_data_survive_a_killed_server(tmp_path):
+    with EmbeddedServer(HOST, data_dir=str(tmp_path), durability="always") as server:
+        with client(server.start()) as connected:
+            connected.set("key", "value")
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.wait(DEADLINE_S)
+        with client(server.start()) as connected:
+            assert connected.get("key") == "value"
+
+
+def test_data_survive_a_killed_guard(tmp_path):
+    with EmbeddedServer(HOST, data_dir=str(tmp_path), durability="always") as server:
+        with client(server.start()) as connected:
+            connected.set("key", "value")
+        os.kill(guard_of(server), signal.SIGKILL)
+        assert server.wait(DEADLINE_S)
+        with client(server.start()) as connected:
+            assert connected.get("key") == "value"
+
+
+def test_a_child_that_rewrites_the_aof_goes_with_the_server(server, temporary_root):
+    guard = guard_of(server)
+    with client(server.start()) as connected:
+        connected.mset({str(number): "" for number in range(100)})
+        connected.config_set("rdb-key-save-delay", 1_000_000)  # us per key
+        connected.bgrewriteaof()
+        wait_until(lambda: connected.info("persistence")["aof_rewrite_in_progress"] == 1)
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    assert len(children) == 1
+    os.kill(server.pid, signal.SIGKILL)
+    wait_ended(int(children[0]))
+    server.stop()
+    wait_ended(guard)
+    assert list(temporary_root.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_long_load_is_no_timeout(tmp_path, monkeypatch):
+    server = EmbeddedServer(HOST, data_dir=str(tmp_path))
+    with server, client(server.start()) as connected, connected.pipeline(transaction=False) as pipeline:
+        for number in range(4000):
+            pipeline.set(number, "x")
+        pipeline.execute()
+    # Valkey answers once per 1024 commands while it loads.
+    monkeypatch.setattr(server_module, "CONFIG", server_module.CONFIG + "key-load-delay 500\n")  # us per key
+    monkeypatch.setattr(server_link, "START_TIMEOUT_S", 1.5)
+    began = time.monotonic()
+    with server, client(server.start()) as connected:
+        assert connected.dbsize() == 4000
+    assert time.monotonic() - began > 2.0
+
+
+@pytest.mark.long
+def test_work_without_an_answer_is_no_timeout(tmp_path, monkeypatch):
+    binary = tmp_path / "busy"
+    loop = "i=0; while [ $i -lt 2000000 ]; do i=$((i + 1)); done"
+    binary.write_text(f'#!/bin/sh\n{loop}\nexec {server_module.find_binary()} "$@"\n')
+    binary.chmod(0o700)
+    monkeypatch.setattr(server_module, "find_binary", lambda: str(binary))
+    monkeypatch.setattr(server_link, "START_TIMEOUT_S", 0.8)
+    with EmbeddedServer(HOST) as server:
+        assert server.alive
+
+
+def test_two_servers_on_one_data_dir_are_refused(tmp_path):
+    with EmbeddedServer(HOST, data_dir=str(tmp_path)) as first:
+        second = EmbeddedServer(HOST, data_dir=str(tmp_path))
+        with pytest.raises(ConfigError) as caught:
+            second.start()
+        assert str(tmp_path) in str(caught.value)
+        assert str(guard_of(first)) in str(caught.value)
+        assert caught.value.data_dir == str(tmp_path)
+        assert not second.alive
+        assert first.alive
+        with client(first.start()) as connected:
+            assert connected.ping()
+
+
+def test_waits_for_a_server_that_is_stopping(tmp_path):
+    first, second = (EmbeddedServer(HOST, data_dir=str(tmp_path)) for _ in range(2))
+    with first, ThreadPoolExecutor(2) as pool:
+        first.start()
+        pid = first.pid
+        os.kill(pid, signal.SIGSTOP)
+        stopping = pool.submit(first.stop)
+        wait_until(lambda: (tmp_path / LOCK_NAME).read_bytes() == b"stopping")
+        starting = pool.submit(second.start)
+        assert not wait([starting], timeout=0.8).done  # longer than it waits for a server that runs on
+        os.kill(pid, signal.SIGCONT)
+        stopping.result(DEADLINE_S)
+        starting.result(DEADLINE_S)
+        assert second.alive
+        second.stop()
+
+
+def test_a_data_dir_that_is_none_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"cannot keep data in .*file"):
+        EmbeddedServer(HOST, data_dir=str(file)).start()
+
+
+def test_a_host_of_another_machine_fails_at_once():
+    began = time.monotonic()
+    with pytest.raises(ServerFailed, match=r"203\.0\.113\.77.*give an address of this machine"):
+        EmbeddedServer("203.0.113.77").start()
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"host": "127.0.0.1\nmaxmemory 1"},
+        {"host": ""},
+        {"host": "*"},
+        {"host": HOST, "durability": "never"},
+        {"host": HOST, "maxmemory_bytes": 0},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments):
+    with pytest.raises(ConfigError):
+        EmbeddedServer(**arguments)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server((HOST, 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+def test_takes_another_port_when_somebody_was_faster(taken_port, monkeypatch, temporary_root):
+    ports = [taken_port, server_module.free_port(HOST)]
+    monkeypatch.setattr(server_module, "free_port", lambda _: ports.pop(0))
+    with EmbeddedServer(HOST) as server:
+        assert ports == []
+        assert [str(path) for path in temporary_root.iterdir()] == [server.data_dir]
+
+
+def test_gives_up_when_every_port_is_taken(taken_port, monkeypatch, temporary_root):
+    monkeypatch.setattr(server_module, "free_port", lambda _: taken_port)
+    with pytest.raises(ServerFailed, match="try again") as caught:
+        EmbeddedServer(HOST).start()
+    assert "Address already in use" in str(caught.value)
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_a_failed_start_shows_the_log_and_leaves_nothing(monkeypatch, temporary_root):
+    monkeypatch.setattr(server_module, "CONFIG", server_module.CONFIG + "no-such-setting 1\n")
+    with pytest.raises(ServerFailed, match="the log says why") as caught:
+        EmbeddedServer(HOST).start()
+    assert "no-such-setting" in caught.value.log
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_a_missing_binary_is_named(monkeypatch, temporary_root):
+    monkeypatch.setattr(server_module, "find_binary", lambda: "/no/such/binary")
+    with pytest.raises(ServerFailed) as caught:
+        EmbeddedServer(HOST).start()
+    assert "cannot run /no/such/binary" in caught.value.log
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_a_server_that_never_answers_times_out(monkeypatch, temporary_root, tmp_path):
+    binary = tmp_path / "silent"
+    binary.write_text("#!/bin/sh\nexec sleep 60\n")
+    binary.chmod(0o700)
+    monkeypatch.setattr(server_module, "find_binary", lambda: str(binary))
+    monkeypatch.setattr(server_link, "START_TIMEOUT_S", 0.3)
+    with pytest.raises(ServerFailed, match="no sign of life within"):
+        EmbeddedServer(HOST).start()
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_a_guard_that_dies_at_once_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(server_link, "GUARD", tmp_path / "missing.py")
+    with pytest.raises(ServerFailed, match="its guard process died"):
+        EmbeddedServer(HOST).start()

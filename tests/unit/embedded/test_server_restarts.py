@@ -1,0 +1,321 @@
+"""The embedded server comes back: after its own death, its guard's and its owner's, with data, port and password."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
+
+from ray_messaging.common.backoff import Backoff, RetryPolicy
+from ray_messaging.embedded import keeper as server_keeper
+from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded.keeper import ServerKeeper
+from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.errors import ConfigError, ServerFailed
+
+NAME = "a-name-that-nobody-else-knows"
+
+OWNER = """
+import os, sys
+from ray_messaging.embedded.server import EmbeddedServer, Succession
+server = EmbeddedServer("127.0.0.1", succession=Succession(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))
+config = server.start()
+print(config.port, config.password, server.pid, server.data_dir, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "tmp"
+    root.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    monkeypatch.setenv("TMPDIR", str(root))
+    return root
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(HOST) as server:
+        yield server
+
+
+@pytest.fixture
+def keeper() -> Iterator[ServerKeeper]:
+    keeper = ServerKeeper(EmbeddedServer(HOST))
+    keeper.start(succeed=False)
+    yield keeper
+    keeper.stop()
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_ended(pid)
+
+
+def wait_back(keeper: ServerKeeper, restarts: int = 1) -> None:
+    wait_until(lambda: keeper.stats()["restarts"] == restarts and keeper.stats()["alive"])
+
+
+# -- restart ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["server", "guard"])
+def test_restart_brings_everything_back(server, victim, temporary_root):
+    config, data_dir = server.start(), server.data_dir
+    with client(config) as connected:
+        connected.rpush("list", *range(1000))  # written, if not synced: a process may die, the machine lives
+        kill(server.pid if victim == "server" else guard_of(server))
+        assert server.wait(DEADLINE_S)
+        assert server.restart() == config
+        assert server.alive
+        assert server.data_dir == data_dir
+        assert connected.lrange("list", 0, -1) == [str(number) for number in range(1000)]
+    assert guard_of(server)
+    server.stop()
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_restart_starts_what_never_ran():
+    server = EmbeddedServer(HOST)
+    with client(server.restart()) as connected:
+        assert connected.ping()
+    server.stop()
+
+
+@pytest.mark.long
+def test_many_restarts_by_one_guard(server):
+    guard = guard_of(server)
+    for _ in range(3):
+        kill(server.pid)
+        assert server.wait(DEADLINE_S)
+        server.restart()
+    assert guard_of(server) == guard
+    assert server.alive
+
+
+def test_a_torn_end_is_cut_off_and_told(server, caplog):
+    config = server.start()
+    with client(config) as connected:
+        connected.set("whole", 1)
+        connected.set("torn", "x" * 1000)
+        kill(server.pid)
+        assert server.wait(DEADLINE_S)
+        (aof,) = Path(server.data_dir).glob("appendonlydir/*.incr.aof")
+        os.truncate(aof, aof.stat().st_size - 100)
+        server.restart()
+        assert (connected.get("whole"), connected.get("torn")) == ("1", None)
+    assert "torn end" in caplog.text
+    assert server.data_dir in caplog.text
+
+
+# -- the keeper ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["server", "guard"])
+def test_the_keeper_restarts_and_counts(keeper, victim, caplog):
+    config, before = keeper.config(), keeper.stats()
+    kill(before["pid"] if victim == "server" else guard_in(before["data_dir"]))
+    wait_back(keeper)
+    stats = keeper.stats()
+    assert keeper.config() == config
+    assert stats["data_dir"] == before["data_dir"]
+    assert stats["pid"] != before["pid"]
+    assert ("SIGKILL" if victim == "server" else "guard") in stats["last_end"]
+    (died,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "Ready to accept connections" in died
+    assert stats["last_end"] in died
+    assert config.password not in caplog.text
+    with client(config) as connected:
+        assert connected.ping()
+
+
+@pytest.mark.long
+def test_the_keeper_gives_up_loudly(keeper, caplog, monkeypatch, temporary_root):
+    monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 5)
+    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
+    for number in range(1, 6):
+        kill(keeper.stats()["pid"])
+        wait_back(keeper, number)
+    kill(keeper.stats()["pid"])
+    wait_until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
+    with pytest.raises(ServerFailed, match="did not stay alive in 5 attempts") as caught:
+        keeper.config()
+    assert "Ready to accept connections" in caught.value.log
+    assert not keeper.stats()["alive"]
+    assert "given up" in keeper.stats()["last_end"]  # what health() shows
+    assert Path(keeper.stats()["data_dir"]).exists()
+    keeper.stop()
+    assert list(temporary_root.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_server_that_served_for_a_while_has_all_attempts_again(keeper, monkeypatch):
+    monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 2)
+    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
+    monkeypatch.setattr(server_keeper, "SETTLED_S", 0.0)
+    for number in range(1, 5):
+        kill(keeper.stats()["pid"])
+        wait_back(keeper, number)
+
+
+def test_the_keeper_waits_for_its_port(keeper, caplog, monkeypatch):
+    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.1, 5.0)))
+    config = keeper.config()
+    os.kill(guard_in(keeper.stats()["data_dir"]), signal.SIGSTOP)
+    kill(keeper.stats()["pid"])
+    with socket.create_server((HOST, config.port)):
+        os.kill(guard_in(keeper.stats()["data_dir"]), signal.SIGCONT)
+        wait_until(lambda: "cannot start again" in caplog.text)
+    wait_back(keeper)
+    assert keeper.config() == config
+
+
+def test_a_keeper_that_stops_leaves_nothing(keeper, temporary_root):
+    pid = keeper.stats()["pid"]
+    kill(pid)  # a restart may be under way
+    keeper.stop()
+    assert not keeper.stats()["alive"]
+    assert list(temporary_root.iterdir()) == []
+    assert not any(thread.name == "ray_messaging server keeper" for thread in threading.enumerate())
+
+
+# -- succession ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def owner(grace_s: float = 60.0, host_pid: int = 0) -> Iterator[tuple]:
+    command = [sys.executable, "-c", OWNER, NAME, str(grace_s), str(host_pid or os.getpid())]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            port, password, pid, data_dir = process.stdout.readline().split()
+            yield process, int(port), password, int(pid), Path(data_dir)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def successor() -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(HOST, succession=Succession(NAME, 60.0, os.getpid()))
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "dead",
+    [
+        "owner",
+        pytest.param("owner and server", marks=pytest.mark.long),
+        pytest.param("owner and guard", marks=pytest.mark.long),
+    ],
+)
+def test_a_successor_takes_over(successor, dead, temporary_root):
+    with owner() as (process, port, password, pid, data_dir):
+        config = server_module.RedisConfig(server=HOST, port=port, password=password)
+        guard = guard_in(data_dir)
+        with client(config) as connected:
+            connected.set("key", 1)
+            kill(process.pid)
+            if "server" in dead:
+                kill(pid)
+            elif "guard" in dead:
+                kill(guard)
+            else:
+                connected.set("after", 2)  # it serves on, for those who live
+    assert successor.take_over() == config
+    wait_ended(guard)
+    wait_ended(pid)
+    with client(config) as connected:
+        assert connected.get("key") == "1"
+        assert dead != "owner" or connected.get("after") == "2"
+    assert Path(successor.data_dir) == data_dir
+    successor.stop()
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_nobody_sweeps_what_a_successor_may_yet_take_over(successor, temporary_root):
+    with owner() as (process, _, _, _, data_dir):
+        kill(process.pid)
+        kill(guard_in(data_dir))
+    with EmbeddedServer(HOST), EmbeddedServer(HOST):  # they sweep
+        assert data_dir.exists()
+    assert successor.take_over()
+
+
+@pytest.mark.long
+def test_what_waited_in_vain_for_a_successor_is_swept(temporary_root):
+    with owner() as (process, _, _, _, data_dir):
+        kill(process.pid)
+        kill(guard_in(data_dir))
+    with EmbeddedServer(HOST):
+        os.utime(data_dir / ".ray_messaging.heir", (1, 1))  # as if it had been seen long ago
+    with EmbeddedServer(HOST):
+        assert not data_dir.exists()
+
+
+@pytest.mark.long
+def test_without_a_successor_nothing_is_left_after_the_grace(temporary_root):
+    with owner(grace_s=0.3) as (process, _, _, pid, data_dir):
+        guard = guard_in(data_dir)
+        kill(process.pid)
+        wait_ended(pid)
+        wait_ended(guard)
+    assert list(temporary_root.iterdir()) == []
+
+
+@pytest.mark.long
+def test_nobody_waits_where_no_successor_can_come(temporary_root):
+    with subprocess.Popen(["sleep", "1000"]) as host, owner(host_pid=host.pid) as (process, _, _, pid, data_dir):
+        try:
+            guard = guard_in(data_dir)
+            kill(process.pid)
+            assert temporary_root.joinpath(data_dir).exists()
+        finally:
+            host.kill()
+        wait_ended(pid)
+        wait_ended(guard)
+    assert list(temporary_root.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_successor_that_comes_too_late_is_told(successor):
+    with owner(grace_s=0.01) as (process, _, _, _, data_dir):
+        guard = guard_in(data_dir)
+        kill(process.pid)
+        wait_ended(guard)
+    with pytest.raises(ServerFailed, match="its data are gone"):
+        successor.take_over()
+
+
+@pytest.mark.long
+def test_nobody_takes_over_from_an_owner_that_lives(successor, monkeypatch):
+    with owner() as (_, port, password, pid, data_dir):
+        config = server_module.RedisConfig(server=HOST, port=port, password=password)
+        with client(config) as connected:
+            monkeypatch.setattr(server_module, "HANDOVER_S", 0.1)
+            with pytest.raises(ConfigError, match="another server runs on it") as caught:
+                successor.take_over()
+            assert caught.value.data_dir == str(data_dir)
+            assert connected.ping()
+            os.kill(pid, 0)
+        assert not (data_dir / ".ray_messaging.successor").exists()
+        successor.stop()
+        with client(config) as connected:
+            assert connected.ping()
+
+
+def test_a_link_in_the_place_of_the_data_is_refused(successor, temporary_root, tmp_path):
+    (tmp_path / "valkey.conf").write_text("port 1\nrequirepass x\n")
+    (temporary_root / f"ray_messaging-valkey-{NAME}").symlink_to(tmp_path)
+    with pytest.raises(ServerFailed, match="not ours"):
+        successor.take_over()

@@ -1,0 +1,179 @@
+"""The embedded server when its machine is in trouble: nothing is lost, nothing is left, nobody else is taken for it."""
+
+import os
+import signal
+import socket
+import socketserver
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
+
+from ray_messaging.embedded import guard_link as server_link
+from ray_messaging.embedded import server as server_module
+from ray_messaging.embedded.keeper import ServerKeeper
+from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.errors import ServerFailed
+
+THREAD = "ray_messaging server keeper"
+
+
+@pytest.fixture(autouse=True)
+def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "tmp"
+    root.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    return root
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(HOST) as server:
+        yield server
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_ended(pid)
+
+
+def died(server: EmbeddedServer) -> None:
+    kill(server.pid)
+    assert server.wait(DEADLINE_S)
+
+
+def test_a_restart_that_the_system_refuses_costs_no_data(server, temporary_root):
+    with client(server.start()) as connected:
+        connected.set("key", 1)
+        config = Path(server.data_dir, "valkey.conf")
+        died(server)
+        config.unlink()
+        config.mkdir()  # any OSError of the guard's will do: no process, no memory, no room
+        with pytest.raises(ServerFailed, match="cannot start Valkey"):
+            server.restart()
+        config.rmdir()
+        server.restart()
+        assert connected.get("key") == "1"
+    server.stop()
+    assert list(temporary_root.iterdir()) == []
+
+
+class SaysYes(socketserver.BaseRequestHandler):
+    """Answer whatever is asked as a server would that serves."""
+
+    def handle(self) -> None:
+        self.server.asked.set()
+        self.request.recv(1024)
+        self.request.sendall(b"+OK\r\n+PONG\r\n")
+
+
+class Impostor(socketserver.ThreadingTCPServer):
+    """Stand on a port."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    asked = threading.Event()
+
+
+def test_somebody_else_who_answers_on_the_port_is_not_taken_for_the_server(server):
+    config, guard = server.start(), guard_of(server)
+    os.kill(guard, signal.SIGSTOP)
+    kill(server.pid)
+    with Impostor((HOST, config.port), SaysYes) as impostor:
+        thread = threading.Thread(target=impostor.serve_forever, args=(0.01,))
+        thread.start()
+        os.kill(guard, signal.SIGCONT)
+        try:
+            assert server.wait(DEADLINE_S)
+            with pytest.raises(ServerFailed, match="other programs take"):
+                server.restart()
+        finally:
+            impostor.shutdown()
+            thread.join()
+    assert not impostor.asked.is_set()  # it would have been told the password
+    server.restart()
+    assert server.alive
+
+
+@pytest.mark.parametrize("reuse", [0, 1])
+def test_nobody_takes_the_port_of_a_server_that_died(server, reuse):
+    config = server.start()
+    died(server)
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        with pytest.raises(OSError, match="in use"):  # noqa: PT012 - which of the two, is the kernel's business
+            stranger.bind((HOST, config.port))
+            stranger.listen()
+    assert server.restart() == config
+
+
+def test_a_guard_that_stands_still_leaves_nothing(server, temporary_root, monkeypatch):
+    monkeypatch.setattr(server_link, "STOP_TIMEOUT_S", 0.1)
+    pid, guard = server.pid, guard_of(server)
+    os.kill(guard, signal.SIGSTOP)
+    server.stop()
+    wait_ended(guard)
+    wait_ended(pid)
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_the_keeper_goes_on_when_no_guard_could_be_started(monkeypatch, caplog):
+    keeper = ServerKeeper(EmbeddedServer(HOST))
+    keeper.start(succeed=False)
+    real, refusals = server_module.GuardLink, [BlockingIOError(11, "Resource temporarily unavailable")]
+
+    def link():
+        if refusals:
+            raise refusals.pop()
+        return real()
+
+    try:
+        with client(keeper.config()) as connected:
+            connected.set("key", 1)
+            monkeypatch.setattr(server_module, "GuardLink", link)
+            kill(guard_in(keeper.stats()["data_dir"]))
+            wait_until(lambda: keeper.stats()["restarts"] == 1)
+            assert connected.get("key") == "1"
+        assert "cannot start a guard process: [Errno 11]" in caplog.text
+    finally:
+        keeper.stop()
+
+
+class Late(EmbeddedServer):
+    """Restart only once it has been stopped."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self.restarting, self.stopped = threading.Event(), threading.Event()
+
+    def restart(self):
+        self.restarting.set()
+        assert self.stopped.wait(DEADLINE_S)
+        return super().restart()
+
+    def stop(self):
+        super().stop()
+        if self.restarting.is_set():
+            self.stopped.set()
+
+
+def test_a_keeper_that_stops_while_it_restarts_leaves_nothing(temporary_root):
+    server = Late(HOST)
+    keeper = ServerKeeper(server)
+    keeper.start(succeed=False)
+    kill(keeper.stats()["pid"])
+    assert server.restarting.wait(DEADLINE_S)
+    keeper.stop()
+    assert list(temporary_root.iterdir()) == []
+    assert not any(thread.name == THREAD for thread in threading.enumerate())
+
+
+def test_a_successor_says_so_when_what_was_left_is_torn(temporary_root):
+    folder = temporary_root / "ray_messaging-valkey-name"
+    folder.mkdir()
+    (folder / "valkey.conf").write_text("port 1")
+    with pytest.raises(ServerFailed, match="torn"):
+        EmbeddedServer(HOST, succession=Succession("name", 1.0, os.getpid())).take_over()

@@ -1,0 +1,421 @@
+"""The ways to ask an interceptor, with handles that look like Ray's."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+
+import pytest
+from support.interceptors import Held
+
+from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
+from ray_messaging.interception.client.verdict_client import (
+    ForeignVerdictClient,
+    LocalVerdictClient,
+    RemoteVerdictClient,
+    verdict_client_for,
+)
+from ray_messaging.interception.rules import BlackList, MaxLength, block
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.lane_server import LaneAddress, LaneServer
+from ray_messaging.interception.wire.verdicts import NOBODY, PassAll, VerdictReply, decode_verdicts, encode_verdicts
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.wire.log_notes import Why
+
+
+class Method:
+    """Be `handle.method`: its `remote` gives an awaitable."""
+
+    def __init__(self, call):
+        self.call = call
+        self.calls = []
+
+    async def remote(self, *args):
+        self.calls.append(args)
+        found = self.call(*args)
+        return await found if inspect.isawaitable(found) else found
+
+
+class Actor:
+    """Be a handle of our interceptor actor, with a lane unless told otherwise."""
+
+    def __init__(self, *rules):
+        self.interceptor = Interceptor("x", rules, epoch=3)
+        self.server = LaneServer(self.answer)
+        self.lane = Method(self._lane)
+        self.forward_batch = Method(lambda request, patient: self.interceptor.answer(request, patient=patient))
+        self.address = None
+
+    def answer(self, request, *, patient):
+        return self.interceptor.answer(request, patient=patient)
+
+    async def _lane(self):
+        if self.address is None:
+            self.address = await self.server.start("127.0.0.1")
+        return self.address
+
+
+@pytest.fixture
+async def actor():
+    made = Actor(BlackList([(1, 2)]))
+    yield made
+    await made.server.close()
+
+
+@pytest.fixture
+async def remote(actor):
+    judge = RemoteVerdictClient(actor, 5.0)
+    yield judge
+    await judge.close()
+
+
+def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
+    return Batch(
+        sender="s",
+        epoch=1,
+        first=first,
+        from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        to_ids=IdColumn.of([pair[1] for pair in pairs]),
+        topics=("agent-chat",),
+        lines=PayloadColumn.of([payload] * len(pairs)),
+    )
+
+
+async def blocked(judge, *args, **options):
+    asked = batch(*args, **options)
+    return (await judge.judge(asked)).judgement(len(asked)).blocked
+
+
+def test_the_way_is_chosen_by_what_the_handle_has(actor):
+    assert isinstance(verdict_client_for(Interceptor("x"), 1.0), LocalVerdictClient)
+    assert isinstance(verdict_client_for(actor, 1.0), RemoteVerdictClient)
+    assert isinstance(verdict_client_for(Foreign(lambda *_: True), 1.0), ForeignVerdictClient)
+    with pytest.raises(ConfigError, match="forward"):
+        verdict_client_for(object(), 1.0)
+
+
+async def test_without_an_interceptor_everything_passes():
+    assert await blocked(PassAll()) == {}
+    assert (await PassAll().judge(batch())).epoch == NOBODY
+
+
+# -- ours on Ray ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_lane_is_used(actor, remote):
+    for first in (0, 2, 4):
+        assert set(await blocked(remote, first=first)) == {0}
+    assert len(actor.lane.calls) == 1
+    assert actor.forward_batch.calls == []
+    assert remote.way == "lane"
+    assert (await remote.judge(batch(first=6))).epoch == 3
+
+
+async def test_payloads_go_only_when_a_rule_asks(actor, remote):
+    requests = []
+    actor.server.answer = lambda request, patient: (requests.append(request), actor.interceptor.answer(request))[1]
+    await blocked(remote)
+    assert b'{"n":1}' not in requests[0]
+    actor.interceptor.rules.insert(MaxLength(5), 0)
+    assert set(await blocked(remote, first=2)) == {0, 1}
+    assert [b'{"n":1}' in request for request in requests[1:]] == [False, True]
+    await blocked(remote, first=4)
+    assert [b'{"n":1}' in request for request in requests[3:]] == [True]
+
+
+async def test_a_lane_that_cannot_be_opened(actor, remote, caplog, unused_tcp_port):
+    actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
+    with caplog.at_level(logging.WARNING):
+        for first in (0, 2):
+            assert set(await blocked(remote, first=first)) == {0}
+    assert remote.way == "ray"
+    assert len(actor.forward_batch.calls) == 2
+    assert len([record for record in caplog.records if "verdict lane" in record.message]) == 1
+    assert len(actor.lane.calls) == 1  # it is not tried before each batch
+    actor.lane.call = actor._lane
+    remote._by_ray_until = 0.0
+    assert set(await blocked(remote, first=4)) == {0}
+    assert remote.way == "lane"
+
+
+async def test_a_wrong_token(actor, remote):
+    address = await actor._lane()
+    actor.lane.call = lambda: tuple(address._replace(token="stale"))
+    assert set(await blocked(remote)) == {0}
+    assert remote.way == "ray"
+
+
+async def test_a_cut_lane_is_opened_anew(actor, remote):
+    await blocked(remote)
+    for caller in list(actor.server.connections):
+        caller.refuse("closing")
+    assert set(await blocked(remote, first=2)) == {0}
+    assert len(actor.lane.calls) == 2
+    assert remote.way == "lane"
+
+
+async def test_an_actor_that_restarts(actor, remote):
+    await blocked(remote)
+    await actor.server.close()
+    actor.address = None
+    actor.server = LaneServer(actor.answer)
+    failures = iter([RuntimeError("the actor restarts"), RuntimeError("still")])
+
+    async def lane():
+        for failure in failures:
+            raise failure
+        return await actor._lane()
+
+    actor.lane.call = lane
+    assert set(await blocked(remote, first=2)) == {0}
+
+
+async def test_an_actor_that_does_not_answer():
+    actor = Actor()
+    actor.lane.call = hang
+    judge = RemoteVerdictClient(actor, 0.05)
+    with pytest.raises(InterceptorUnavailable, match=r"0\.05 s"):
+        await judge.judge(batch())
+
+
+async def hang():
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_an_actor_that_fails_for_ever():
+    actor = Actor()
+    actor.lane.call = fail
+    with pytest.raises(InterceptorUnavailable) as caught:
+        await RemoteVerdictClient(actor, 0.05).judge(batch())
+    assert "ValueError" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def fail(*_):
+    raise ValueError("no")
+
+
+class ActorDiedError(Exception):
+    """Named as Ray's."""
+
+
+async def test_an_actor_that_died_for_good_is_not_asked_again():
+    actor = Actor()
+
+    def die():
+        raise ActorDiedError("killed")
+
+    actor.lane.call = die
+    with pytest.raises(InterceptorUnavailable):
+        await RemoteVerdictClient(actor, 60.0).judge(batch())
+    assert len(actor.lane.calls) == 1
+
+
+async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):
+    monkeypatch.setattr("ray_messaging.interception.server.lane_server.OPENING_S", 0.02)
+    gone = asyncio.Event()
+
+    async def silent(reader, writer):
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.transport.abort()
+        gone.set()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
+    for first in range(0, 20, 2):
+        assert set(await blocked(remote, first=first)) == {0}
+    assert (remote.way, len(actor.lane.calls), len(actor.forward_batch.calls)) == ("ray", 1, 10)
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_lane_that_never_answers(actor):
+    async def swallow(reader, writer):
+        token = await reader.readexactly(4)
+        await reader.readexactly(int.from_bytes(token, "little"))
+        writer.write(b"\0\0\0\0")
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.transport.abort()
+        done.set()
+
+    done = asyncio.Event()
+    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
+    judge = RemoteVerdictClient(actor, 0.1)
+    with pytest.raises(InterceptorUnavailable):
+        await judge.judge(batch())
+    await judge.close()
+    await done.wait()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("answer", [b"", b"garbage", b"\x91\xa1a"])
+async def test_an_answer_that_cannot_be_read(actor, answer, unused_tcp_port):
+    actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
+    actor.forward_batch.call = lambda *_: answer
+    with pytest.raises(FrameError):
+        await blocked(RemoteVerdictClient(actor, 1.0))
+
+
+@pytest.mark.parametrize("rows", [b"\x05\0\0\0", b"\0\0\0"])
+def test_verdicts_outside_the_batch(rows):
+    answer = decode_verdicts(encode_verdicts(VerdictReply(1, blocked=(Why("r", "why", rows),))))
+    with pytest.raises(FrameError):
+        answer.judgement(5)
+
+
+# -- slow rules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["lane", "ray"])
+async def slowly(request, actor, remote, unused_tcp_port):
+    """Have messages wait for a slow rule, asked over the lane or by Ray call."""
+    slow = Held("slow", block("slow"))
+    actor.interceptor.rules.insert(slow)
+    if request.param == "ray":
+        actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
+    asked = batch([(2, 1), (3, 1)])
+    assert (await remote.judge(asked)).judgement(2).deferred == {0, 1}
+    assert remote.way == request.param
+    yield slow, asked
+    slow.release()
+    await actor.interceptor.close()
+
+
+async def test_who_waits_holds_no_other_up(actor, remote, slowly):
+    slow, asked = slowly
+    waiting = asyncio.create_task(remote.wait(asked))
+    await slow.called(2)
+    assert set(await blocked(remote, [(1, 2)], first=2)) == {0}
+    assert not waiting.done()
+    slow.release()
+    assert (await waiting).judgement(2).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
+
+
+async def test_who_waits_asks_without_payloads(actor, remote, slowly):
+    slow, asked = slowly
+    requests, answer = [], actor.interceptor.answer
+    actor.interceptor.answer = lambda request, *, patient: (requests.append(request), answer(request, patient=patient))[
+        1
+    ]
+    slow.release()
+    await remote.wait(asked)
+    assert len(requests) == 1
+    assert b'{"n":1}' not in requests[0]
+
+
+async def test_a_successor_that_knows_nothing_is_told_the_payloads(actor, remote, slowly):
+    _, asked = slowly
+    await actor.interceptor.close()
+    actor.interceptor = Interceptor("x", [Held("slow", block("new"), is_open=True)], epoch=4)
+    async with asyncio.timeout(10):
+        while (verdicts := await remote.wait(asked)).deferred:
+            pass
+    assert verdicts.judgement(2).blocked == {0: ("slow", "new"), 1: ("slow", "new")}
+    assert verdicts.epoch == 4
+
+
+async def test_a_lane_that_is_cut_while_some_wait(actor, remote):
+    slow = Held("slow", block("slow"))
+    actor.interceptor.rules.insert(slow)
+    asked = batch([(2, 1)])
+    await remote.judge(asked)
+    waiting = asyncio.create_task(remote.wait(asked))
+    await slow.called(1)
+    assert await blocked(remote, [(1, 2)], first=5)  # the question before it has come
+    for caller in list(actor.server.connections):
+        caller.refuse("closing")
+    slow.release()
+    assert set((await asyncio.wait_for(waiting, 10)).judgement(1).blocked) == {0}
+    await actor.interceptor.close()
+
+
+async def test_patience_is_no_failure(actor):
+    slow = Held("slow")
+    actor.interceptor.rules.insert(slow)
+    judge = RemoteVerdictClient(actor, 0.05)  # less than who waits is kept without an answer
+    asked = batch([(2, 1)])
+    await judge.judge(asked)
+    waiting = asyncio.create_task(judge.wait(asked))
+    await slow.called(1)
+    done, _ = await asyncio.wait({waiting}, timeout=0.2)
+    assert not done
+    slow.release()
+    assert (await waiting).judgement(1).deferred == set()
+    await judge.close()
+    await actor.interceptor.close()
+
+
+# -- anybody's --------------------------------------------------------------------------------------------------------
+
+
+class Foreign:
+    """Be a handle of an actor that has nothing but `forward`."""
+
+    def __init__(self, call):
+        self.forward = Method(call)
+
+
+async def test_forward_is_asked_where_both_ids_are_given():
+    actor = Foreign(lambda from_id, to_id, payload: to_id != 2)
+    pairs = [(1, 2), (None, 2), (1, None), ("ann", 3), (3, 2)]
+    found = await blocked(ForeignVerdictClient(actor, 1.0), pairs)
+    assert set(found) == {0, 4}
+    assert found[0] == ("forward", "the interceptor refused it")
+    # As AgentSociety's messager asks: the payload as JSON text.
+    assert actor.forward.calls == [(1, 2, '{"n": 1}'), ("ann", 3, '{"n": 1}'), (3, 2, '{"n": 1}')]
+
+
+@pytest.mark.parametrize(("answer", "passes"), [(True, True), (False, False), (None, False), (1, True), ("", False)])
+async def test_what_forward_answers_is_taken_for_its_truth(answer, passes):
+    assert bool(await blocked(ForeignVerdictClient(Foreign(lambda *_: answer), 1.0))) is not passes
+
+
+class RayTaskError(Exception):
+    """Named as Ray's, which wraps what the user's code raised."""
+
+
+class RayTaskErrorOfValueError(RayTaskError, ValueError):
+    """As Ray makes one for each cause."""
+
+
+@pytest.mark.parametrize(
+    "kind", [RayTaskError, RayTaskErrorOfValueError, type("Mixed", (RayTaskErrorOfValueError,), {})]
+)
+async def test_a_forward_that_raises_blocks_at_once(kind):
+    def crash(from_id, to_id, payload):
+        if to_id == 2:
+            raise kind("ray::Actor.forward() (pid=1)\n  File ...\nValueError: boom")
+        return True
+
+    actor = Foreign(crash)
+    found = await blocked(ForeignVerdictClient(actor, 60.0))
+    assert found == {0: ("forward", "the interceptor failed: ValueError: boom")}
+    assert len(actor.forward.calls) == 2
+
+
+async def test_a_forward_that_cannot_be_reached_is_asked_again():
+    failures = iter([RuntimeError("unavailable")])
+
+    def call(*_):
+        for failure in failures:
+            raise failure
+        return True
+
+    actor = Foreign(call)
+    assert await blocked(ForeignVerdictClient(actor, 10.0)) == {}
+    assert len(actor.forward.calls) == 3
+
+
+async def test_a_forward_that_never_answers():
+    with pytest.raises(InterceptorUnavailable):
+        await blocked(ForeignVerdictClient(Foreign(lambda *_: hang()), 0.05))
+
+
+async def test_a_lane_address_pickles_as_a_tuple():
+    assert LaneAddress(*("host", 1, "token")) == ("host", 1, "token")

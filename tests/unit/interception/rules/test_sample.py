@@ -1,0 +1,72 @@
+"""Sample."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.rules import batch_of, blocked, judged, one_by_one
+
+from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules import Sample, label
+
+
+@given(st.integers(1, 50), st.integers(0, 2**61), st.floats(0, 1), st.integers(-(2**70), 2**70), st.text(max_size=5))
+def test_at_once_one_by_one_and_again(rows, first, share, seed, sender):
+    batch = batch_of([(n, None) for n in range(rows)], sender=sender, first=first)
+    verdicts = judged(Sample(share, seed), batch)
+    assert one_by_one(Sample(share, seed), batch) == verdicts
+    later = batch_of([(n, None) for n in range(rows)], sender=sender, first=first, epoch=7)
+    assert judged(Sample(share, seed), later) == verdicts
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
+def test_the_share_is_met(share):
+    count = len(blocked(Sample(share), batch_of([(1, 2)] * 100_000)))
+    assert abs(count - 100_000 * share) < 5 * np.sqrt(100_000 * share * (1 - share))
+
+
+def test_none_and_all():
+    batch = batch_of([(1, 2)] * 1000)
+    assert blocked(Sample(0), batch) == []
+    assert len(blocked(Sample(1), batch)) == 1000
+
+
+def test_senders_seeds_and_numbers_differ():
+    """Two samples of a half agree on about a half; the same dice would agree on all, or on none."""
+    picks = [
+        set(blocked(Sample(0.5, seed), batch_of([(1, 2)] * 2000, sender=sender, first=first)))
+        for seed, sender, first in [(0, "a", 0), (1, "a", 0), (0, "b", 0), (0, "a", 2000)]
+    ]
+    for place, one in enumerate(picks):
+        for other in picks[:place]:
+            assert 400 < len(one & other) < 600
+
+
+def test_the_numbers_decide_not_the_rows():
+    whole = batch_of([(1, 2)] * 100)
+    rows = np.arange(0, 100, 3)
+    picked = set(blocked(Sample(0.5), whole))
+    assert blocked(Sample(0.5), whole.take(rows)) == [at for at, row in enumerate(rows.tolist()) if row in picked]
+
+
+def test_labels():
+    assert set(judged(Sample(0.5, action="label", name="survey"), batch_of([(1, 2)] * 99))) == {None, label("survey")}
+
+
+@pytest.mark.parametrize(
+    ("args", "settings", "words"),
+    [
+        ((1.5,), {}, r"share=1\.5"),
+        ((float("nan"),), {}, "share=nan"),
+        (("0.1",), {}, r"share='0\.1'"),
+        ((0.1, 1.5), {}, r"seed=1\.5"),
+        ((0.1,), {"action": "drop"}, "action='drop'"),
+    ],
+)
+def test_what_cannot_be_used(args, settings, words):
+    with pytest.raises(RuleError, match=words):
+        Sample(*args, **settings)
+
+
+def test_describe():
+    assert Sample(0.1, 3).describe() == {"name": "sample", "kind": "Sample", "share": 0.1, "seed": 3, "action": "block"}

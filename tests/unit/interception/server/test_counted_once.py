@@ -1,0 +1,201 @@
+"""What is counted is counted once: asked again, by a successor, and where messages wait."""
+
+import asyncio
+
+import pytest
+from support.interceptors import Held, Store, answered, batch, waited
+
+from ray_messaging.errors import ConnectionFailed, Fenced
+from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.state import store
+from ray_messaging.interception.server.state.table import Table
+from ray_messaging.wire.frames import encode
+
+WAIT_S = 10
+
+
+class Counting(Rule):
+    """Count what each agent sends; block the third one."""
+
+    def __init__(self, name="counting"):
+        self.name = name
+        self.state = Table()
+
+    def check(self, message):
+        count = self.state[message.from_id] = self.state.get(message.from_id, 0) + 1
+        return block(f"number {count}") if count >= 3 else ALLOW
+
+
+async def test_violations_are_counted_by_sender():
+    interceptor = Interceptor("x", [BlackList([(1, None), (None, 9)])])
+    pairs = [(1, 2), (1, 9), (2, 9), ("ann", 9), ("ann", 3), (None, 9)]
+    await answered(interceptor, batch([{}] * 6, pairs=pairs))
+    assert dict(interceptor.violations) == {1: 2, 2: 1, "ann": 1}
+    assert (interceptor.judged, interceptor.blocked) == (6, 4)
+
+
+async def test_a_batch_asked_again_is_counted_once():
+    kept = Store()
+    interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
+    asked = batch([{}] * 4, pairs=[(1, 2)] * 4)
+    kept.pause()
+    twice = [asyncio.ensure_future(answered(interceptor, asked)) for _ in range(2)]
+    await kept.called(1)
+    assert not any(task.done() for task in twice)  # nobody is answered before it is safe
+    assert interceptor.judged == 4
+    kept.go_on()
+    for found in [*await asyncio.gather(*twice), await answered(interceptor, asked)]:
+        assert found.blocked == {2: ("counting", "number 3"), 3: ("counting", "number 4")}
+    assert dict(interceptor.rules.now[0].state) == {1: 4}
+    assert dict(interceptor.violations) == {1: 2}
+    assert len(kept.saves) == 1
+
+
+async def test_a_batch_that_changes_nothing_writes_nothing():
+    kept = Store()
+    interceptor = Interceptor("x", [BlackList([(7, 8)])], epoch=1, store=kept)
+    await interceptor.store_all()
+    written = len(kept.saves)
+    assert isinstance(interceptor.answer(encode(batch([{}] * 100))), bytes)
+    assert len(kept.saves) == written
+
+
+async def test_a_successor_counts_nothing_again():
+    kept = Store()
+    old = Interceptor("x", [Counting()], epoch=1, store=kept)
+    asked = batch([{}] * 4, pairs=[(1, 2)] * 4)
+    before = await answered(old, asked)
+    new = kept.successor([Counting()])
+    assert await answered(new, asked) == before
+    assert dict(new.rules.now[0].state) == {1: 4}
+    assert dict(new.violations) == {1: 2}
+    assert (await answered(new, batch([{}], pairs=[(1, 2)], first=4))).blocked == {0: ("counting", "number 5")}
+    with pytest.raises(Fenced):
+        await answered(old, batch([{}], pairs=[(5, 5)], first=5))
+    # What was not safe when the newer one came is not answered, and from then on nothing is.
+    with pytest.raises(Fenced):
+        old.answer(encode(batch([{}], pairs=[(6, 6)], first=6)))
+    with pytest.raises(Fenced):
+        await old.forward(1, 2, "hello")
+
+
+async def test_a_slow_verdict_is_counted_once_by_a_successor_too():
+    kept = Store()
+    slow = Held("slow", block("slow"), is_open=True)
+    old = Interceptor("x", [slow], epoch=1, store=kept)
+    asked = batch([{"text": "0"}] * 2, pairs=[(1, 2)] * 2)
+    found = await waited(old, asked)
+    again = Held("slow", block("again"), is_open=True)
+    new = kept.successor([again])
+    assert (await waited(new, asked)).blocked == found.blocked
+    assert (await answered(new, asked, rows=[1])).blocked == {0: ("slow", "slow")}
+    assert again.calls == 0
+    assert dict(new.violations) == {1: 2}
+
+
+async def test_deferred_rows_of_a_dead_interceptor_are_judged_by_its_successor():
+    old = Interceptor("x", [Held("slow", ALLOW)], epoch=1, store=(kept := Store()))
+    asked = batch([{"text": "0"}, {"text": "1"}], pairs=[(1, 2), (3, 4)])
+    assert (await answered(old, asked)).deferred == {0, 1}
+    await old.close()
+    new = kept.successor([Held("slow", block("new"), is_open=True), Counting()])
+    found = await answered(new, asked, rows=[1])
+    while found.deferred:
+        found = await answered(new, asked, rows=[1])
+    assert found.blocked == {0: ("slow", "new")}
+    assert dict(new.violations) == {3: 1}
+    without = kept.successor([Counting()])
+    assert (await waited(without, asked, rows=[0])).blocked == {}
+    assert dict(without.rules.now[0].state) == {1: 1}
+    assert kept.tables["counting"] == {b"1": b"1"}
+
+
+async def test_what_a_slow_rule_counts_is_safe_before_its_verdict_is_told():
+    class Remembering(Held):
+        def __init__(self):
+            super().__init__("slow", ALLOW, is_open=True)
+            self.state = Table()
+
+        async def judge(self, message):
+            self.state[message.from_id] = 1
+            return await super().judge(message)
+
+    kept = Store()
+    interceptor = Interceptor("x", [Remembering()], epoch=1, store=kept)
+    assert (await waited(interceptor, batch([{"text": "0"}], pairs=[(5, 6)]))).blocked == {}
+    assert kept.tables["slow"] == {b"5": b"1"}
+
+
+async def test_a_store_that_is_away_for_a_while(monkeypatch):
+    monkeypatch.setattr(store, "_PAUSE_S", 0)
+    kept = Store()
+    interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
+    kept.errors += [ConnectionFailed("away", host="h", port=1)] * 5
+    found = await answered(interceptor, batch([{}] * 3, pairs=[(1, 2)] * 3))
+    assert set(found.blocked) == {2}
+    assert kept.tables["counting"] == {b"1": b"3"}
+    assert not kept.errors
+
+
+async def test_a_store_that_fails_loses_no_count_and_counts_nothing_twice():
+    kept = Store()
+    interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
+    kept.errors.append(RuntimeError("broken"))
+    asked = batch([{}] * 2, pairs=[(1, 2)] * 2)
+    with pytest.raises(RuntimeError):
+        await answered(interceptor, asked)
+    assert (await answered(interceptor, asked)).blocked == {}
+    assert kept.tables["counting"] == {b"1": b"2"}
+    assert (await answered(interceptor, batch([{}], pairs=[(1, 2)], first=2))).blocked == {0: ("counting", "number 3")}
+
+
+async def test_a_change_is_on_the_server_once_it_has_returned():
+    kept = Store()
+    interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
+    await interceptor.change(lambda: interceptor.black_list.add([(1, 2), ("ann", None)]))
+    assert kept.tables["black_list"] == {b"[1,2]": b"1", b'["ann",null]': b"1"}
+    await interceptor.change(lambda: interceptor.rules.pop("black_list"))
+    assert kept.tables["black_list"] == {}
+    await answered(interceptor, batch([{}] * 3, pairs=[(1, 2)] * 3))
+    await interceptor.change(lambda: interceptor.rules.replace("counting", Counting()))
+    assert kept.tables["counting"] == {}
+    assert kept.tables[":violations"] == {b"1": b"1"}
+
+
+class SlowStore:
+    """Note each write, and finish it when told."""
+
+    def __init__(self):
+        self.kept = []
+        self.began = asyncio.Queue()
+        self.at_once = False
+
+    async def save(self, epoch, kept):
+        self.kept.append(kept)
+        done = asyncio.get_running_loop().create_future()
+        self.began.put_nowait(done)
+        if not self.at_once:
+            await done
+
+
+async def test_what_a_batch_has_counted_is_never_written_without_its_answer():
+    store = SlowStore()
+    interceptor = Interceptor("x", [MaxLength(2)], epoch=1, store=store)
+
+    def ask(first):
+        return asyncio.ensure_future(interceptor.answer(encode(batch([{"text": "long"}], first=first))))
+
+    asked = [ask(0)]
+    first_write = await store.began.get()
+    asked.append(ask(1))
+    await asyncio.sleep(0)
+    first_write.set_result(None)
+    asked.append(ask(2))  # judged between two writes
+    second_write = await store.began.get()
+    counted = sum(int(value) for changes in store.kept[1].tables.values() for value in changes.put.values())
+    assert counted - 1 == len(store.kept[1].answers)
+    store.at_once = True
+    second_write.set_result(None)
+    await asyncio.gather(*asked)
+    await interceptor.close()

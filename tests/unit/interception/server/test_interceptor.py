@@ -1,0 +1,330 @@
+"""The interceptor: what rules make of a batch, fail closed, counted once, also by a successor."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.interceptors import Held, Rewriting, Store, answered, batch, judged, waited, whole
+
+from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
+from ray_messaging.interception.server.deferred import deferral
+from ray_messaging.interception.server.interceptor import Interceptor
+
+WAIT_S = 10
+
+
+# -- what rules make of a batch ---------------------------------------------------------------------------------------
+
+
+async def test_the_first_block_wins():
+    found = await judged(
+        [whole("a", {1: block("early")}), whole("b", {0: block("late")}), whole("c", {0: block("c")})],
+        3,
+    )
+    assert found.blocked == {0: ("b", "late"), 1: ("a", "early"), 2: ("c", "c")}  # "c" saw one row
+
+
+async def test_rewrites_compose_in_rule_order_and_later_rules_see_them():
+    first, second = Rewriting("a", "+a"), Rewriting("b", "+b")
+    found = await judged([first, second, whole("c", {1: block("no")})], 2)
+    assert first.seen == [{"text": "0"}, {"text": "1"}]
+    assert second.seen == [{"text": "0+a"}, {"text": "1+a"}]
+    assert found.rewritten == {0: ("b", b'{"text":"0+a+b"}')}
+    assert found.blocked == {1: ("c", "no")}
+
+
+async def test_labels_gather():
+    found = await judged(
+        [whole("a", {0: label("x", "y"), 1: label("x")}), whole("b", {1: rewrite({"t": 1}, "z"), 0: label("x")})], 3
+    )
+    assert found.labels == {"x": {0, 1}, "y": {0}, "z": {1}}
+    assert found.rewritten == {1: ("b", b'{"t":1}')}
+
+
+NONSENSE = [
+    {0: rewrite({"t": "\ud800"})}, {0: rewrite({"t": object()})}, {0: rewrite({1: {1, 2j}})},
+    {0: Verdict(payload=[1])}, {0: Verdict(payload="x")}, {0: label("bad \ud800")}, {0: label("")}, {0: label(5)},
+    {0: Verdict(labels=["x"])}, {0: Verdict(reason=None)}, {0: Verdict(True, b"x")}, {0: rewrite({}, "bad \ud800")},
+    {0: True}, {0: None}, {0: "no"}, {0: (True, "no")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", NONSENSE, ids=range(len(NONSENSE)))
+async def test_nonsense_on_a_row_blocks_under_the_rules_name(answer):
+    found = await judged([whole("odd", answer), whole("last", {})], 1)
+    assert {rule for rule, _ in found.blocked.values()} == {"odd"}
+    assert "the rule failed" in found.blocked[0][1]
+    assert (found.rewritten, found.labels) == ({}, {})
+
+
+@pytest.mark.parametrize("answer", NONSENSE, ids=range(len(NONSENSE)))
+async def test_nonsense_of_a_rule_that_may_fail_changes_nothing(answer):
+    found = await judged([whole("odd", answer, on_error="allow"), whole("last", {1: block("no")})], 2)
+    assert found.blocked == {1: ("last", "no")}
+    assert (found.rewritten, found.labels) == ({}, {})
+
+
+@pytest.mark.parametrize("answer", [{2: ALLOW}, {-1: ALLOW}, {"0": ALLOW}, {None: ALLOW}, {0.0: ALLOW}, None, [], 7])
+async def test_nonsense_about_rows_blocks_the_batch(answer):
+    found = await judged([whole("odd", answer)], 2)
+    assert {rule for rule, _ in found.blocked.values()} == {"odd"}
+    assert set(found.blocked) == {0, 1}
+
+
+async def test_a_label_that_cannot_be_sent_hurts_no_neighbour():
+    found = await judged([whole("odd", {0: label("bad \ud800"), 1: label("fine")})], 3)
+    assert set(found.blocked) == {0}
+    assert found.labels == {"fine": {1}}
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Unspeakable(), ValueError("odd \ud800"), RecursionError(), MemoryError(), SystemExit(3), asyncio.CancelledError()],
+    ids=repr,
+)
+async def test_an_error_that_cannot_be_told_blocks_too(error):
+    found = await judged([whole("odd", error)], 2)
+    assert {rule for rule, _ in found.blocked.values()} == {"odd"}
+    assert set(found.blocked) == {0, 1}
+
+
+class Kind(Rule):
+    """Judge by a table from a payload's text to what to do: a rule as simple as it can be."""
+
+    needs_payload = True
+
+    def __init__(self, name, does):
+        self.name = name
+        self.does = does
+
+    def check(self, message):
+        what = self.does[int(message.payload["k"]) % len(self.does)]
+        if what == "block":
+            return block(f"{self.name} {message.payload['k']}")
+        if what == "rewrite":
+            return rewrite({"k": message.payload["k"] + 1})
+        if what == "both":
+            return rewrite({"k": message.payload["k"] + 2}, f"{self.name}-both")
+        if what == "raise":
+            raise ValueError(self.name)
+        return label(self.name) if what == "label" else ALLOW
+
+
+class SlowKind(SlowRule):
+    """Judge as Kind does, at once now and then."""
+
+    def __init__(self, name, does):
+        self.name = name
+        self.kind = Kind(name, does)
+
+    def at_once(self, message):
+        return self.kind.check(message) if message.payload["k"] % 3 == 0 else None
+
+    async def judge(self, message):
+        return self.kind.check(message)
+
+
+def reference(rules, k):
+    """Judge one message as the words say: rule by rule."""
+    labels, rewritten = [], None
+    for rule in rules:
+        kind = getattr(rule, "kind", rule)
+        what = kind.does[k % len(kind.does)]
+        if what in {"block", "raise"}:
+            return (rule.name, None, labels)
+        if what == "label":
+            labels.append(rule.name)
+        if what in {"rewrite", "both"}:
+            k += 1 if what == "rewrite" else 2
+            rewritten = rule.name
+            labels += [f"{rule.name}-both"] if what == "both" else []
+    return (None, rewritten and (rewritten, k), labels)
+
+
+DOES = st.lists(st.sampled_from(["pass", "block", "rewrite", "both", "raise", "label"]), min_size=1, max_size=4)
+
+
+@given(st.lists(st.tuples(st.booleans(), DOES), max_size=5), st.lists(st.integers(0, 6), min_size=1, max_size=8))
+def test_as_one_by_one(makes, numbers):
+    rules = [(SlowKind if slow else Kind)(f"r{n}", does) for n, (slow, does) in enumerate(makes)]
+    found = asyncio.run(waited(Interceptor("x", rules), batch([{"k": k} for k in numbers])))
+    for row, k in enumerate(numbers):
+        blocker, rewritten, labels = reference(rules, k)
+        assert found.blocked.get(row, (None,))[0] == blocker
+        assert found.rewritten.get(row) == (rewritten and (rewritten[0], b'{"k":%d}' % rewritten[1]))
+        assert sorted(name for name, rows in found.labels.items() if row in rows) == sorted(labels)
+
+
+# -- slow rules -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_slow_rule_between_fast_ones():
+    slow, late = Held("slow", rewrite({"text": "slow"}, "seen")), Rewriting("late", "!")
+    interceptor = Interceptor("x", [whole("early", {0: block("early")}), slow, late])
+    asked = batch([{"text": str(n)} for n in range(3)])
+    first = await answered(interceptor, asked)
+    assert (first.blocked, first.deferred) == ({0: ("early", "early")}, {1, 2})
+    assert late.seen == []
+    waiting = asyncio.create_task(answered(interceptor, asked, rows=[1, 2]))
+    await slow.called(2)
+    slow.release()
+    found = await waiting
+    assert found.rewritten == {0: ("late", b'{"text":"slow!"}'), 1: ("late", b'{"text":"slow!"}')}
+    assert found.labels == {"seen": {0, 1}}
+    assert (interceptor.judged, interceptor.blocked, interceptor.deferred) == (3, 1, 0)
+
+
+async def test_what_a_slow_rule_knows_holds_nothing_up():
+    slow = Held("slow", ALLOW, at_once=lambda message: block("known") if message.payload["text"] == "1" else ALLOW)
+    interceptor = Interceptor("x", [slow])
+    found = await answered(interceptor, batch([{"text": str(n)} for n in range(3)]))
+    assert (found.blocked, found.deferred, slow.calls) == ({1: ("slow", "known")}, set(), 0)
+
+
+async def test_two_slow_rules_in_a_row():
+    one, two = Held("one", rewrite({"text": "1"}, "one")), Held("two", label("two"))
+    interceptor = Interceptor("x", [one, two])
+    asked = batch([{"text": "0"}])
+    assert (await answered(interceptor, asked)).deferred == {0}
+    waiting = asyncio.create_task(answered(interceptor, asked, rows=[0]))
+    await one.called(1)
+    one.release()
+    await two.called(1)
+    assert not waiting.done()
+    assert two.seen == [{"text": "1"}]
+    two.release()
+    found = await waiting
+    assert (found.rewritten, found.labels) == ({0: ("one", b'{"text":"1"}')}, {"one": {0}, "two": {0}})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ValueError("boom"),
+        SystemExit(3),
+        asyncio.CancelledError(),
+        None,
+        True,
+        "no",
+        Verdict(payload=3),
+        label("\ud800"),
+        Unspeakable(),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("on_error", ["block", "allow"])
+async def test_a_slow_rule_that_fails(answer, on_error):
+    slow = Held("slow", answer, is_open=True, on_error=on_error)
+    interceptor = Interceptor("x", [slow, whole("late", {0: label("late")})])
+    async with asyncio.timeout(WAIT_S):
+        found = await waited(interceptor, batch([{"text": "0"}]))
+    assert slow.calls == 1
+    if on_error == "allow":
+        assert (found.blocked, found.labels) == ({}, {"late": {0}})
+    else:
+        assert found.blocked[0][0] == "slow"
+        assert "the rule failed" in found.blocked[0][1]
+
+
+async def test_a_slow_rule_that_hangs():
+    slow = Held("slow", ALLOW)
+    slow.time_limit_s = 0.02
+    found = await waited(Interceptor("x", [slow]), batch([{"text": "0"}]))
+    assert found.blocked == {0: ("slow", "the rule failed: TimeoutError: no verdict within 0.02 s")}
+
+
+async def test_who_waits_is_told_after_a_while_and_waits_on(monkeypatch):
+    monkeypatch.setattr(deferral, "PATIENCE_S", 0.02)
+    slow = Held("slow", ALLOW)
+    interceptor = Interceptor("x", [slow])
+    asked = batch([{"text": "0"}, {"text": "1"}])
+    await answered(interceptor, asked)
+    assert (await answered(interceptor, asked, rows=[0, 1])).deferred == {0, 1}
+    slow.release()
+    assert (await answered(interceptor, asked, rows=[0, 1])).deferred == set()
+    await interceptor.close()
+
+
+async def test_one_who_is_done_waits_for_no_other():
+    slow = Held("slow", block("slow"), only=lambda message: message.payload["text"] == "0")
+    interceptor = Interceptor("x", [slow])
+    asked = batch([{"text": "0"}, {"text": "1"}])
+    await answered(interceptor, asked)
+    found = await answered(interceptor, asked, rows=[0, 1])
+    assert (found.blocked, found.deferred) == ({1: ("slow", "slow")}, {0})
+    await interceptor.close()
+
+
+async def test_a_closed_interceptor_leaves_nothing_behind():
+    slow = Held("slow", ALLOW)
+    interceptor = Interceptor("x", [slow])
+    await answered(interceptor, batch([{"text": "0"}] * 3))
+    await interceptor.close()  # before their tasks had begun
+    assert interceptor.deferred == 0
+    await answered(interceptor, batch([{"text": "0"}] * 3, first=3))
+    await slow.called(3)
+    await interceptor.close()
+    assert interceptor.deferred == 0
+
+
+async def test_rules_that_change_while_messages_wait():
+    slow = Held("slow", ALLOW)
+    interceptor = Interceptor("x", [slow, whole("late", {0: block("late")})])
+    old, new = batch([{"text": "0"}]), batch([{"text": "1"}], first=1)
+    await answered(interceptor, old)
+    await slow.called(1)
+    await interceptor.change(lambda: (interceptor.rules.pop("slow"), interceptor.rules.pop("late")))
+    assert (await answered(interceptor, new)).blocked == {}
+    slow.release()  # what was sent before goes on by the rules of then
+    assert (await answered(interceptor, old, rows=[0])).blocked == {0: ("late", "late")}
+
+
+# -- names and single calls --------------------------------------------------------------------------------------------
+
+
+async def test_forwarded_messages_are_told_apart():
+    slow = Held("slow", ALLOW, only=lambda message: message.from_id == 1)
+    slow.answers = {2: block("two"), 3: ALLOW}
+    interceptor = Interceptor("x", [slow], epoch=1, store=Store())
+    first = asyncio.create_task(interceptor.forward(1, 9, "held"))
+    await slow.called(1)
+    found = [await interceptor.forward(by, 9, "hello") for by in (2, 3, 2, 3, 2, 3)]
+    assert found == [False, True] * 3
+    slow.release()
+    assert await first is True
+    assert Counter(interceptor.violations) == {2: 3}
+
+
+@pytest.mark.parametrize("name", ["", None, 7, ":violations", "a\nb", "\ud800", "x" * 201])
+def test_a_rule_whose_name_cannot_be_shown_or_kept(name):
+    rule = BlackList()
+    rule.name = name
+    with pytest.raises(RuleError, match="cannot be used"):
+        Interceptor("x", [rule])
+
+
+async def test_a_payload_is_forwarded_as_agentsociety_does_as_json_text():
+    seen = []
+
+    class Look(Rule):
+        name = "look"
+
+        def check(self, message):
+            seen.append(message.payload)
+            return ALLOW
+
+    interceptor = Interceptor("x", [Look()])
+    assert await interceptor.forward(1, 2, '{"content": "hi"}')
+    assert await interceptor.forward(1, 2, {"content": "ho"})
+    assert await interceptor.forward(1, 2, "no JSON")
+    assert await interceptor.forward(1, 2, "[1]")
+    assert seen == [{"content": "hi"}, {"content": "ho"}, {"content": "no JSON"}, {"content": "[1]"}]
+    await interceptor.close()

@@ -1,0 +1,193 @@
+"""A successor goes on where its predecessor died: messages that waited pass no rule twice."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from support.interceptors import Held, Rewriting, Store, answered, batch, waited, whole
+
+from ray_messaging.interception.rules import ALLOW, BlackList, RateLimit, Rule, block, label
+from ray_messaging.interception.server.deferred import answers
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.wire.frames import encode
+
+
+async def test_a_limit_that_was_passed_is_not_met_again():
+    kept = Store()
+    slow = Held("slow")
+    first = Interceptor("x", [RateLimit(per_round=1), slow], epoch=1, store=kept)
+    asked = batch([{"t": 1}, {"t": 2}], pairs=[(1, 2), (3, 4)])
+    assert (await answered(first, asked)).deferred == {0, 1}
+    await slow.called(2)
+    limit = RateLimit(per_round=1)
+    second = kept.successor([limit, Held("slow", is_open=True)])
+    assert (await waited(second, asked, [0, 1])).blocked == {}
+    assert dict(limit.state) == {1: 1, 3: 1}
+    await first.close()
+
+
+async def test_what_is_counted_between_two_slow_rules_is_counted_once():
+    def rules(last):
+        return [Held("one", is_open=True), RateLimit(per_round=1), last, BlackList([(8, 9)])]
+
+    kept = Store()
+    two = Held("two")
+    first = Interceptor("x", rules(two), epoch=1, store=kept)
+    asked = batch([{"t": 1}])
+    assert (await answered(first, asked)).deferred == {0}
+    await two.called(1)
+    # Another change takes the limit's count to the server, where this message has no verdict yet.
+    await first.change(lambda: first.violations.update({8: 1}))
+    for again in (None, [0]):  # the whole batch, or the row that waits
+        made = rules(Held("two", is_open=True))
+        second = kept.successor(made)
+        assert (await waited(second, asked, again)).blocked == {}
+        assert dict(made[1].state) == {1: 1}
+    await first.close()
+
+
+async def test_what_rules_made_of_a_message_goes_along():
+    def rules(last):
+        return [whole("tag", {0: label("old")}), Rewriting("more", "+"), RateLimit(per_round=9), last]
+
+    kept = Store()
+    slow = Held("slow")
+    first = Interceptor("x", rules(slow), epoch=1, store=kept)
+    asked = batch([{"text": "a"}, {"text": "b"}])
+    await answered(first, asked)
+    await slow.called(2)
+    again = Held("slow", label("new"), is_open=True)
+    found = await waited(kept.successor(rules(again)), asked, [0, 1])
+    assert again.seen == [{"text": "a+"}, {"text": "b+"}]
+    assert found.rewritten == {0: ("more", b'{"text":"a+"}'), 1: ("more", b'{"text":"b+"}')}
+    assert found.labels == {"old": {0}, "new": {0, 1}}
+    await first.close()
+
+
+async def test_a_rule_that_is_new_judges_what_waits():
+    kept = Store()
+    slow = Held("slow")
+    first = Interceptor("x", [RateLimit(per_round=1), slow], epoch=1, store=kept)
+    asked = batch([{"t": 1}])
+    await answered(first, asked)
+    await slow.called(1)
+    second = kept.successor([RateLimit(per_round=1), BlackList([(1, 2)]), Held("slow", is_open=True)])
+    assert (await waited(second, asked, [0])).blocked[0][0] == "black_list"
+    await first.close()
+
+
+async def test_a_record_lives_as_long_as_its_message_waits(monkeypatch):
+    clock = iter(range(0, 10**6, 1000))  # each answer comes when the time of those before it is over
+    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    kept = Store()
+    slow = Held("slow", only=lambda message: message.from_id == 1)
+    first = Interceptor("x", [RateLimit(per_round=1), slow], epoch=1, store=kept)
+    asked = batch([{"t": 1}])
+    await answered(first, asked)
+    await slow.called(1)
+    for n in range(3):  # answers whose time is over at once
+        await waited(first, batch([{"t": 2}], pairs=[(10 + n, 2)], first=10 + n))
+    assert len(kept.answers) < 4
+    second = kept.successor([RateLimit(per_round=1), Held("slow", is_open=True)])
+    assert (await waited(second, asked, [0])).blocked == {}
+    await first.close()
+
+
+class Steps(Rule):
+    """Note who sent what it is asked about, call by call."""
+
+    name = "steps"
+
+    def __init__(self):
+        self.seen = []
+        self.begun = asyncio.Event()
+
+    def check_batch(self, batch, exp_id):
+        self.seen.append(batch.from_ids.tolist())
+        self.begun.set()
+        return {}
+
+
+async def test_others_are_judged_between_messages_that_waited():
+    steps = Steps()
+    interceptor = Interceptor("x", [steps, Held("slow", only=lambda message: message.from_id)])
+    asked = batch([{"t": 1}] * 1000)
+    waiting = asyncio.ensure_future(interceptor.answer(encode(asked), patient=True))
+    await steps.begun.wait()
+    await answered(interceptor, batch([{"t": 2}], pairs=[(0, 2)], sender="other"))
+    assert [0] in steps.seen[:3]
+    waiting.cancel()
+    await interceptor.close()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(answers, "LIMIT_BYTES", 20_000, raising=False)
+
+
+async def test_answers_are_bounded_by_their_bytes(small):
+    kept = Store()
+    pairs = [(n, n + 1) for n in range(1000)]
+    interceptor = Interceptor("x", [BlackList(pairs)], epoch=1, store=kept)
+    asked = [batch([{}] * 1000, pairs=pairs, first=1000 * n, sender=f"s{n % 3}") for n in range(10)]
+    for each in asked:
+        plain = interceptor.answer(encode(each))
+        assert len(await plain) > 40_000  # a reason each
+    await answered(interceptor, batch([{}], pairs=[(1, 2)], sender="last"))
+    await interceptor.store_all()
+    assert sum(map(len, kept.answers.values())) < 20_000
+    second = kept.successor([BlackList(pairs)])
+    before = dict(second.violations)
+    assert len((await answered(second, asked[-1])).blocked) == 1000  # the newest is there
+    assert dict(second.violations) == before
+
+
+async def test_a_successor_answers_under_its_own_epoch():
+    kept = Store()
+    asked = batch([{}], pairs=[(1, 2)])
+    await answered(Interceptor("x", [BlackList([(1, 2)])], epoch=1, store=kept), asked)
+    second = kept.successor([BlackList([(1, 2)])])
+    verdicts = decode_verdicts(second.answer(encode(asked)))
+    assert (verdicts.epoch, len(verdicts.blocked)) == (2, 1)
+
+
+async def test_a_slow_verdict_that_cannot_be_kept_is_counted_once(caplog):
+    kept = Store()
+    slow = Held("slow", block("no"))
+    interceptor = Interceptor("x", [slow], epoch=1, store=kept)
+    asked = batch([{"t": 1}])
+    await answered(interceptor, asked)
+    await slow.called(1)
+    kept.errors += [RuntimeError("broken")] * 2
+    slow.release()
+    assert (await waited(interceptor, asked, [0])).blocked == {0: ("slow", "no")}
+    assert slow.calls == 1
+    assert dict(interceptor.violations) == {1: 1}
+    assert not kept.errors
+    assert "is lost" in caplog.text
+
+
+async def test_what_could_not_be_written_goes_with_its_answer_later():
+    kept = Store()
+    interceptor = Interceptor("x", [RateLimit(per_round=1)], epoch=1, store=kept)
+    kept.errors.append(RuntimeError("broken"))
+    asked = batch([{}])
+    with pytest.raises(RuntimeError):
+        await answered(interceptor, asked)
+    await interceptor.change(lambda: interceptor.violations.update({8: 1}))
+    assert (await answered(kept.successor([RateLimit(per_round=1)]), asked)).blocked == {}
+
+
+async def test_rows_that_wait_are_not_rewritten_before_their_verdict():
+    kept = Store()
+    rules = [Rewriting("more", "+"), RateLimit(per_round=9), Held("slow", ALLOW)]
+    first = Interceptor("x", rules, epoch=1, store=kept)
+    asked = batch([{"text": "a"}])
+    before = await answered(first, asked)
+    assert (before.rewritten, before.deferred) == ({}, {0})
+    again = [Rewriting("more", "+"), RateLimit(per_round=9), Held("slow", ALLOW)]
+    second = kept.successor(again)
+    assert await answered(second, asked) == before
+    await first.close()
+    await second.close()

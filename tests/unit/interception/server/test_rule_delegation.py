@@ -1,0 +1,241 @@
+"""Which rules an interceptor may grant, and that those made of the data decide as they do."""
+
+import asyncio
+import logging
+import pickle
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.interceptors import batch
+
+from ray_messaging.errors import Fenced, FrameError
+from ray_messaging.interception.rules import (
+    AllowGraph,
+    BlackList,
+    EdgeBan,
+    MaxLength,
+    Pattern,
+    RateLimit,
+    Rule,
+    Sample,
+)
+from ray_messaging.interception.server import rule_delegation as standing
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.wire import rule_snapshot as grants
+from ray_messaging.interception.wire.rule_snapshot import (
+    RuleSnapshot,
+    SnapshotState,
+    can_grant,
+    decode_grant,
+    decode_standing,
+    encode_grant,
+    encode_standing,
+    grant_of,
+    size_of,
+)
+from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.wire.frames import encode
+
+NUMBER = 2**32
+ids = st.one_of(st.integers(-3, 12), st.sampled_from(["ann", "bob", "eve"]), st.just(2**63 - 1), st.just(-(2**63)))
+sides = st.one_of(st.none(), ids)
+pairs = st.lists(st.tuples(sides, sides), max_size=30)
+edges = st.lists(st.tuples(ids, ids), max_size=20)
+
+
+def granted(*rules):
+    """Return rules as a messager makes them."""
+    return decode_grant(encode_grant(grant_of(NUMBER, rules))).make()
+
+
+def of(pairs):
+    return batch([{}] * len(pairs), pairs=pairs)
+
+
+def decided(rule, asked):
+    return {row: (verdict.blocked, verdict.reason) for row, verdict in rule.check_batch(asked, "x").items()}
+
+
+@given(listed=pairs, asked=pairs)
+def test_a_granted_black_list_decides_as_the_one_it_is_made_of(listed, asked):
+    rule = BlackList(listed)
+    [made] = granted(rule)
+    asked = of(asked or [(1, 2)])
+    assert type(made) is BlackList
+    assert decided(made, asked) == decided(rule, asked)
+
+
+@given(
+    drawn=edges,
+    members=st.lists(st.lists(ids, max_size=6), max_size=3),
+    asked=pairs,
+    user=st.booleans(),
+    channels=st.booleans(),
+)
+def test_a_granted_graph_decides_as_the_one_it_is_made_of(drawn, members, asked, user, channels):
+    networks = {f"n{number}": found for number, found in enumerate(members)}
+    rule = AllowGraph(drawn, networks=networks, public=list(networks)[:1], user=user, channels=channels)
+    [made] = granted(rule)
+    asked = of(asked or [(1, 2)])
+    assert type(made) is AllowGraph
+    assert decided(made, asked) == decided(rule, asked)
+    assert size_of([made]) == size_of([rule])
+    pickle.loads(pickle.dumps(rule))
+
+
+class Own(BlackList):
+    """Be a black list of somebody's own."""
+
+
+def by_hand():
+    rule = BlackList()
+    rule.check_batch = lambda _batch, _exp_id: {}
+    return rule
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Own([(1, 2)]), by_hand(), MaxLength(10), Pattern(["x"]), Sample(0.5), RateLimit(3.0),
+        EdgeBan(BlackList([(1, 2)])), Rule(),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)  # fmt: skip
+def test_rules_that_are_never_granted(rule):
+    assert not can_grant([BlackList(), rule])
+
+
+def test_rules_that_are_granted():
+    assert can_grant([])
+    rules = [BlackList([(1, 2)]), BlackList(name="second"), AllowGraph([(1, 2)])]
+    Interceptor("x", rules)
+    rules[0].on_error = "allow"
+    assert can_grant(rules)
+
+
+@pytest.mark.parametrize("number", [-2, -1, 1, 2**32 - 1, 2**62, 2**64 - 1])
+def test_a_number_that_could_be_taken_for_something_else_is_refused(number):
+    with pytest.raises(FrameError):
+        decode_grant(msgspec.msgpack.encode([number, []]))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [["black_list", "name", [[1, 2**63]]]], [["black_list", "name", [[1, 1.5]]]], [["black_list", "name", [[1]]]],
+        [["black_list", "name", [["", 1]]]], [["words", "name", []]], 7,
+        [["allow_graph", "n", [[None, 1]], [], [], True, True]],
+        [["allow_graph", "n", [], [[1, 2**64 - 1]], [], True, True]],
+    ],
+)  # fmt: skip
+def test_rules_that_cannot_be_are_refused(rules):
+    with pytest.raises(FrameError):
+        decode_grant(msgspec.msgpack.encode([NUMBER, rules])).make()
+
+
+def test_too_many_entries_are_neither_granted_nor_taken(monkeypatch):
+    monkeypatch.setattr(grants, "MOST_ENTRIES", 3)
+    with pytest.raises(FrameError, match="3"):
+        granted(BlackList([(number, 1) for number in range(4)]))
+    assert granted(BlackList([(number, 1) for number in range(3)]))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x91\xff", b"\x92\x00\xcb" + b"\x00" * 8])
+def test_requests_that_cannot_be_read(data):
+    with pytest.raises(FrameError):
+        decode_standing(data)
+
+
+def test_requests_say_what_is_held_and_what_has_passed():
+    assert decode_standing(encode_standing(SnapshotState(NUMBER, -3))) == SnapshotState(NUMBER, -3)
+
+
+# -- the interceptor's side -------------------------------------------------------------------------------------------
+
+
+async def write(number):
+    pass
+
+
+async def ask(interceptor, held=0, passed=0):
+    answer = interceptor.stand(encode_standing(SnapshotState(held, passed)))
+    return decode_grant(answer if isinstance(answer, bytes) else await answer)
+
+
+def offered(interceptor):
+    return decode_verdicts(interceptor.answer(encode(of([(1, 2)])))).standing
+
+
+async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(standing.time, "monotonic", lambda: clock[0])
+    interceptor = Interceptor("x", [BlackList()], epoch=3, stand=write)
+    assert (await ask(interceptor)).number == 0
+    clock[0] += standing.CALM_S
+    grant = await ask(interceptor)
+    assert grant.number == interceptor.standing.number
+    assert grant.rules is not None
+    assert await ask(interceptor, grant.number, 5) == RuleSnapshot(grant.number)
+    assert interceptor.judged == 5
+    await interceptor.change(lambda: interceptor.black_list.add((1, 1)))
+    assert await ask(interceptor, grant.number) == RuleSnapshot(0)
+    clock[0] += standing.CALM_S
+    later = await ask(interceptor, grant.number)
+    assert later.number > grant.number
+    assert [rule.pairs for rule in later.rules] == [[(1, 1)]]
+    await interceptor.close()
+
+
+async def test_what_is_loaded_is_looked_at_once_more(monkeypatch):
+    monkeypatch.setattr(standing, "CALM_S", 0.0)
+    monkeypatch.setattr(standing, "MOST_ENTRIES", 2)
+    interceptor = Interceptor("x", [BlackList()], epoch=3, stand=write)
+    assert (await ask(interceptor)).number
+    interceptor.load({"black_list": {b"[%d,1]" % number: b"1" for number in range(3)}}, {}, merge=False)
+    assert (await ask(interceptor)).number == 0
+    await interceptor.close()
+
+
+@pytest.mark.parametrize(("epoch", "stand"), [(-1, write), (0, write), (3, None)])
+async def test_who_cannot_grant_offers_nothing(monkeypatch, epoch, stand):
+    monkeypatch.setattr(standing, "CALM_S", 0.0)
+    interceptor = Interceptor("x", epoch=epoch, stand=stand)
+    assert await ask(interceptor) == RuleSnapshot(0)
+    assert offered(interceptor) == 0
+    await interceptor.close()
+
+
+async def test_rules_that_change_while_the_server_is_told_are_not_granted(monkeypatch):
+    monkeypatch.setattr(standing, "CALM_S", 0.0)
+    gate = asyncio.Event()
+
+    async def slow(_number):
+        await gate.wait()
+
+    interceptor = Interceptor("x", epoch=3, stand=slow)
+    asked = asyncio.create_task(ask(interceptor))
+    await asyncio.sleep(0)
+    change = asyncio.create_task(interceptor.change(lambda: interceptor.black_list.add((1, 1))))
+    await asyncio.sleep(0)
+    assert not change.done()
+    gate.set()
+    assert await asked == RuleSnapshot(0)
+    await change
+    await interceptor.close()
+
+
+async def test_a_server_that_refuses_the_number(monkeypatch, caplog):
+    monkeypatch.setattr(standing, "CALM_S", 0.0)
+
+    async def refuse(_number):
+        raise Fenced("newer", name="interceptor", epoch=3)
+
+    interceptor = Interceptor("x", epoch=3, stand=refuse)
+    with caplog.at_level(logging.INFO):
+        assert await ask(interceptor) == RuleSnapshot(0)
+    assert "does not take their number" in caplog.text
+    with pytest.raises(Fenced):
+        await interceptor.change(lambda: interceptor.black_list.add((1, 1)))
+    await interceptor.close()

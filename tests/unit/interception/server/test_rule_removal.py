@@ -1,0 +1,220 @@
+"""Rules that are taken out while messages wait for them, and rules that fail or hang where they are told something."""
+
+import asyncio
+
+import pytest
+from support.interceptors import Held, Store, answered, batch, waited
+
+from ray_messaging.errors import Closed, ConnectionFailed, RuleError
+from ray_messaging.interception.rules import ALLOW, Block, Moderator, RateLimit, Rule
+from ray_messaging.interception.server import rule_closer as farewell
+from ray_messaging.interception.server.deferred import deferral
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.state import store
+from ray_messaging.interception.server.state.table import Table
+from ray_messaging.wire.frames import encode
+
+WAIT_S = 10
+
+
+class Asked:
+    """Be a block of AgentSociety's, and a callable for a moderator, that answers when the test says so."""
+
+    def __init__(self):
+        self.called, self.go = asyncio.Event(), asyncio.Event()
+
+    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
+        self.called.set()
+        await self.go.wait()
+        return True, ""
+
+    async def __call__(self, message):
+        self.called.set()
+        await self.go.wait()
+        return True
+
+
+@pytest.mark.parametrize("kind", [Block, Moderator])
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_what_waits_for_a_rule_that_is_taken_out_is_judged_by_it(kind, replaced):
+    asked = Asked()
+    rule = kind(asked, name="slow")
+    closed = asyncio.Event()
+    close = rule.close
+
+    async def closing():
+        await close()
+        closed.set()
+
+    rule.close = closing
+    interceptor = Interceptor("x", [rule])
+    messages = batch([{"n": 1}, {"n": 2}], pairs=[(1, 2), (3, 4)])
+    assert (await answered(interceptor, messages)).deferred == {0, 1}
+    await asyncio.wait_for(asked.called.wait(), WAIT_S)
+    if replaced:
+        await interceptor.change(lambda: interceptor.rules.replace("slow", kind(Asked(), name="slow")))
+    else:
+        await interceptor.change(lambda: interceptor.rules.pop("slow"))
+    assert not closed.is_set()
+    asked.go.set()
+    assert (await waited(interceptor, messages, [0, 1])).blocked == {}
+    await asyncio.wait_for(closed.wait(), WAIT_S)
+    assert interceptor.rules.names == (["slow"] if replaced else [])
+    await interceptor.close()
+
+
+async def test_a_rule_behind_the_one_that_is_waited_for_stays_until_then():
+    class Looking(Rule):
+        name = "looking"
+        saw = None
+        closed = False
+
+        def check(self, message):
+            self.saw = self.context.violations
+            return ALLOW
+
+        async def close(self):
+            self.closed = True
+
+    slow, late = Held("slow"), Looking()
+    interceptor = Interceptor("x", [slow, late])
+    messages = batch([{"n": 1}])
+    await answered(interceptor, messages)
+    await slow.called(1)
+    await interceptor.change(lambda: interceptor.rules.pop("looking"))
+    assert not late.closed
+    slow.release()
+    assert (await waited(interceptor, messages, [0])).blocked == {}
+    assert late.saw is interceptor.violations
+    await interceptor.close()
+    assert late.closed
+    assert late.context is None
+
+
+async def test_a_rule_that_nobody_waits_for_is_closed_at_once():
+    odd = Leaving("odd", RuntimeError("no"))
+    interceptor = Interceptor("x", [odd])
+    await interceptor.change(lambda: interceptor.rules.pop("odd"))
+    await asyncio.wait_for(odd.closing.wait(), WAIT_S)
+    await interceptor.close()
+
+
+class Leaving(Rule):
+    """Fail, or hang, where it is told something."""
+
+    def __init__(self, name, error=None, *, hangs=False):
+        self.name = name
+        self.error = error
+        self.hangs = hangs
+        self.rounds = 0
+        self.closing = asyncio.Event()
+
+    def check_batch(self, batch, exp_id):
+        return {}
+
+    def new_round(self):
+        self.rounds += 1
+        if self.error is not None:
+            raise self.error
+
+    async def close(self):
+        self.closing.set()
+        while self.hangs:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if self.error is None:
+                    raise
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3), asyncio.CancelledError()], ids=repr)
+async def test_a_rule_that_fails_at_its_end_keeps_no_other_from_its_own(error, caplog):
+    odd, good = Leaving("odd", error), Leaving("good")
+    await Interceptor("x", [odd, good]).close()
+    assert good.closing.is_set()
+    assert "rule 'odd' could not be closed" in caplog.text
+
+
+async def test_a_rule_that_hangs_at_its_end_is_let_go(monkeypatch, caplog):
+    monkeypatch.setattr(farewell, "_CLOSE_S", 0.02)
+    hangs, good = Leaving("hangs", hangs=True), Leaving("good")
+    async with asyncio.timeout(WAIT_S):
+        await Interceptor("x", [hangs, good]).close()
+    assert good.closing.is_set()
+    assert "rule 'hangs' could not be closed" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3), asyncio.CancelledError()], ids=repr)
+async def test_a_new_round_begins_for_all_that_can(error, caplog):
+    odd, good = Leaving("odd", error), Leaving("good")
+    interceptor = Interceptor("x", [odd, good])
+    assert await interceptor.change(interceptor.new_round) == ["odd"]
+    assert (odd.rounds, good.rounds) == (1, 1)
+    assert "rule 'odd' failed at a new round" in caplog.text
+
+
+async def test_an_interceptor_closes_while_the_server_is_away(monkeypatch):
+    monkeypatch.setattr(store, "_CLOSE_S", 0.02)
+    kept = Store()
+    kept.errors = [ConnectionFailed("away", host="h", port=1)] * 1000
+    interceptor = Interceptor("x", [RateLimit(per_round=1)], epoch=1, store=kept)
+    asked = asyncio.ensure_future(interceptor.answer(encode(batch([{}]))))
+    await kept.called(1)
+    async with asyncio.timeout(WAIT_S):
+        await interceptor.close()
+    with pytest.raises(Closed):
+        await asked
+    kept.errors.clear()
+    with pytest.raises(Closed):  # what is deleted now must not come back
+        await interceptor.store_all()
+    assert kept.saves == []
+
+
+class Deaf(Held):
+    """Go on whatever happens."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.end = asyncio.Event()
+
+    async def judge(self, message):
+        self.seen.append(message.payload)
+        self._news.set()
+        while not self.end.is_set():
+            try:
+                await self.end.wait()
+            except asyncio.CancelledError:
+                continue
+        return ALLOW
+
+
+async def test_a_slow_rule_that_swallows_its_cancellation_is_left_behind(monkeypatch):
+    monkeypatch.setattr(deferral, "_GRACE_S", 0.02)
+    deaf = Deaf("deaf")
+    deaf.time_limit_s = 0.02
+    interceptor = Interceptor("x", [deaf])
+    async with asyncio.timeout(WAIT_S):
+        found = await waited(interceptor, batch([{"text": "0"}]))
+    assert found.blocked == {0: ("deaf", "the rule failed: TimeoutError: no verdict within 0.02 s")}
+    deaf.time_limit_s = 100.0
+    await answered(interceptor, batch([{"text": "1"}], first=1))
+    await deaf.called(2)
+    async with asyncio.timeout(WAIT_S):
+        await interceptor.close()
+    deaf.end.set()
+
+
+async def test_a_rule_that_cannot_go_on_from_its_state_names_itself():
+    class Lost(Rule):
+        name = "lost"
+
+        def __init__(self):
+            self.state = Table()
+
+        def restored(self):
+            raise KeyError("gone")
+
+    with pytest.raises(RuleError, match="rule 'lost' cannot go on"):
+        Interceptor("x", [Lost()]).load({"lost": {b"1": b"1"}}, {}, merge=False)

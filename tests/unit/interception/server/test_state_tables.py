@@ -1,0 +1,117 @@
+"""What rules keep: what cannot be kept is the failure of the rule that tries."""
+
+import enum
+
+import numpy as np
+import pytest
+from support.interceptors import Store, answered, batch
+
+from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules import ALLOW, BlackList, Rule
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.state.table import Table
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kept"),
+    [
+        (np.int64(7), np.int32(1), (7, 1)),
+        ((np.int64(7), None, np.str_("a")), np.float32(0.5), ((7, None, "a"), 0.5)),
+        (np.bool_(True), np.bool_(True), (1, True)),
+        (Colour.RED, Colour.RED, ("red", "red")),
+        ("x", (1, {"y": [2]}), ("x", [1, {"y": [2]}])),
+        (2**70, 2**70, (2**70, 2**70)),
+        (None, None, (None, None)),
+    ],
+)
+def test_what_is_set_is_what_a_successor_reads(key, value, kept):
+    table = Table()
+    table[key] = value
+    assert list(table.items()) == [kept]
+    assert key in table
+    other = Table()
+    other.load(table.dump())
+    assert list(other.items()) == [kept]
+    assert {type(part) for part in other} == {type(part) for part in table}
+    del table[key]
+    assert table.changes().gone == list(other.dump())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (1.5, 1),
+        (b"x", 1),
+        ((1, frozenset()), 1),
+        ("\ud800", 1),
+        (1, "\ud800"),
+        (1, float("nan")),
+        (1, np.float64("inf")),
+        (1, {1, 2j}),
+        (1, object()),
+        (1, {(1, 2): 3}),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(key, value):
+    table = Table()
+    with pytest.raises(RuleError, match="cannot keep"):
+        table[key] = value
+    assert len(table) == 0
+    assert table.changes() is None
+
+
+def test_what_is_changed_in_place_afterwards_keeps_nobody_else_from_being_kept(caplog):
+    table = Table()
+    table["odd"] = []
+    table["odd"].append(object())
+    table["even"] = 1
+    assert table.changes().put == {b'"even"': b"1"}
+    assert "'odd' cannot be kept" in caplog.text
+
+
+class Counting(Rule):
+    """Count by numpy's own numbers, as `batch.from_ids.values` holds them."""
+
+    name = "counting"
+
+    def __init__(self):
+        self.state = Table()
+
+    def check_batch(self, batch, exp_id):
+        for from_id in batch.from_ids.values:
+            self.state[from_id] = self.state.get(from_id, 0) + np.int64(1)
+        return {}
+
+
+async def test_a_rule_may_count_by_numpys_numbers():
+    kept = Store()
+    interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
+    assert (await answered(interceptor, batch([{}] * 2))).blocked == {}
+    assert kept.tables["counting"] == {b"1": b"2"}
+
+
+class Odd(Rule):
+    name = "odd"
+
+    def __init__(self):
+        self.state = Table()
+
+    def check(self, message):
+        if message.from_id == 99:
+            self.state[message.from_id] = object()
+        return ALLOW
+
+
+async def test_a_rule_that_keeps_what_cannot_be_kept_fails_alone():
+    kept = Store()
+    interceptor = Interceptor("x", [Odd(), BlackList([(1, 2)])], epoch=1, store=kept)
+    rule, reason = (await answered(interceptor, batch([{}], pairs=[(99, 2)], sender="bad"))).blocked[0]
+    assert rule == "odd"
+    assert "the rule failed: RuleError: a rule cannot keep <object" in reason
+    assert (await answered(interceptor, batch([{}], sender="good"))).blocked[0][0] == "black_list"
+    await interceptor.change(lambda: interceptor.black_list.add([(3, 4)]))
+    assert kept.tables["black_list"] == {b"[1,2]": b"1", b"[3,4]": b"1"}

@@ -1,0 +1,337 @@
+"""The verdict lane: a real socket, a token, numbered requests, answers as they are known."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+from support.interceptors import batch
+
+from ray_messaging.errors import Fenced, FrameError
+from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.server import lane_server as lane_module
+from ray_messaging.interception.server.lane_server import JUDGE, WAIT, LaneAddress, LaneServer
+from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.wire.frames import encode
+
+WAIT_S = 10
+
+
+class Lane:
+    def __init__(self):
+        self.requests = []
+        self.later = {}
+        self.server = LaneServer(self.answer)
+
+    def answer(self, request, *, patient):
+        self.requests.append(request)
+        if request == b"garbage":
+            raise FrameError("this is no valid frame")
+        if patient:
+            self.later[request] = asyncio.get_running_loop().create_future()
+            return self.later[request]
+        return b"answer to " + request
+
+
+@pytest.fixture
+async def lane():
+    made = Lane()
+    made.address = await made.server.start("127.0.0.1")
+    yield made
+    await made.server.close()
+
+
+async def raw(lane):
+    return await asyncio.open_connection(lane.address.host, lane.address.port)
+
+
+def frame(data):
+    return len(data).to_bytes(4, "little") + data
+
+
+def asked(number, request, kind=JUDGE):
+    """Build a request as it travels: its number, its kind, then what is asked."""
+    return frame(number.to_bytes(4, "little") + bytes([kind]) + request)
+
+
+def answered(number, answer):
+    return frame(number.to_bytes(4, "little") + answer)
+
+
+async def ended(reader):
+    """Read until the server ends the connection; return what it said before."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+async def test_requests_are_answered(lane):
+    client = await LaneClient.open(lane.address)
+    for n in range(3):
+        assert await client.ask(b"%d" % n) == b"answer to %d" % n
+    assert await client.ask(b"") == b"answer to "
+    large = b"x" * 5_000_000
+    assert await client.ask(large) == b"answer to " + large
+    client.close()
+
+
+async def test_each_connection_has_its_answers_in_order(lane):
+    clients = [await LaneClient.open(lane.address) for _ in range(5)]
+
+    async def ask(k, client):
+        return [await client.ask(b"%d-%d" % (k, n)) for n in range(20)]
+
+    found = await asyncio.gather(*(ask(k, client) for k, client in enumerate(clients)))
+    assert found == [[b"answer to %d-%d" % (k, n) for n in range(20)] for k in range(5)]
+    for k in range(5):
+        mine = [request for request in lane.requests if request.startswith(b"%d-" % k)]
+        assert mine == [b"%d-%d" % (k, n) for n in range(20)]
+    for client in clients:
+        client.close()
+
+
+async def test_requests_in_one_write_and_in_many(lane):
+    reader, writer = await raw(lane)
+    stream = frame(lane.address.token.encode()) + b"".join(asked(7 * n, b"%d" % n) for n in range(5))
+    writer.write(stream[:50])
+    for at in range(50, len(stream)):
+        writer.write(stream[at : at + 1])
+        await writer.drain()
+    assert await reader.readexactly(4) == frame(b"")
+    for n in range(5):
+        answer = answered(7 * n, b"answer to %d" % n)
+        assert await reader.readexactly(len(answer)) == answer
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("token", [b"", b"wrong", b"x" * 128, "é".encode()], ids=["empty", "wrong", "long", "odd"])
+async def test_a_wrong_token_is_refused(lane, token):
+    reader, writer = await raw(lane)
+    writer.write(frame(token) + asked(0, b"request"))
+    assert await ended(reader) == b""
+    assert lane.requests == []
+    assert lane.server.refused == 1
+    writer.transport.abort()
+
+
+async def test_a_client_with_a_wrong_token(lane):
+    with pytest.raises(OSError, match=r"cut|reset"):
+        await LaneClient.open(lane.address._replace(token="wrong"))
+    assert "token" not in repr(lane.address)
+    assert lane.address.token not in repr(lane.address)
+
+
+async def test_before_the_token_nothing_large_is_read(lane):
+    reader, writer = await raw(lane)
+    writer.write((129).to_bytes(4, "little"))
+    assert await ended(reader) == b""
+    assert lane.server.refused == 1
+    writer.transport.abort()
+
+
+async def test_a_request_above_the_limit(lane, monkeypatch):
+    monkeypatch.setattr(lane_module, "FRAME_LIMIT", 1000)
+    client = await LaneClient.open(lane.address)
+    assert await client.ask(b"x" * 900)
+    reader, writer = await raw(lane)
+    writer.write(frame(lane.address.token.encode()) + (1001).to_bytes(4, "little"))
+    assert await ended(reader) in (frame(b""), b"")
+    assert lane.server.refused == 1
+    writer.transport.abort()
+    client.close()
+
+
+async def test_garbage_ends_the_connection_and_no_other(lane):
+    good, bad = await LaneClient.open(lane.address), await LaneClient.open(lane.address)
+    with pytest.raises(ConnectionError):
+        await bad.ask(b"garbage")
+    with pytest.raises(ConnectionError):
+        await bad.ask(b"again")
+    assert await good.ask(b"1") == b"answer to 1"
+    good.close()
+
+
+async def test_whoever_shows_no_token_in_time_is_dropped(lane, monkeypatch):
+    monkeypatch.setattr(lane_module, "OPENING_S", 0.02)
+    reader, writer = await raw(lane)
+    assert await ended(reader) == b""
+    assert lane.server.refused == 1
+    assert not lane.server.connections
+    writer.transport.abort()
+
+
+async def test_too_many_connections(lane, monkeypatch):
+    monkeypatch.setattr(lane_module, "CONNECTIONS", 1)
+    small = LaneServer(lane.answer)
+    client = await LaneClient.open(await small.start("127.0.0.1"))
+    lane.address = lane.address._replace(port=client.transport.get_extra_info("peername")[1])
+    reader, writer = await raw(lane)
+    assert await ended(reader) == b""
+    assert small.refused == 1
+    assert await client.ask(b"1") == b"answer to 1"
+    writer.transport.abort()
+    client.close()
+    await small.close()
+
+
+async def test_a_cut_raises(lane):
+    client = await LaneClient.open(lane.address)
+    lane.server.answer = lambda _, patient: lane_cut(lane)
+    with pytest.raises(ConnectionError):
+        await client.ask(b"1")
+    with pytest.raises(ConnectionError):
+        await client.ask(b"2")
+
+
+def lane_cut(lane):
+    for caller in list(lane.server.connections):
+        caller.refuse("closing")
+    return b""
+
+
+async def test_a_closed_server_drops_its_callers(lane):
+    client = await LaneClient.open(lane.address)
+    await lane.server.close()
+    with pytest.raises(ConnectionError):
+        await client.ask(b"1")
+    with pytest.raises(ConnectionError):
+        await LaneClient.open(lane.address)
+
+
+@contextlib.asynccontextmanager
+async def server_that_says(surplus):
+    """Serve a lane that takes any token, then says something and answers nothing."""
+    done = asyncio.Event()
+
+    async def serve(reader, writer):
+        await reader.read(4 + 8)
+        writer.write(frame(b"") + surplus)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.transport.abort()
+        done.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield LaneAddress("127.0.0.1", server.sockets[0].getsockname()[1], "12345678")
+    await done.wait()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_answer_that_takes_its_time_holds_no_other_up(lane):
+    client = await LaneClient.open(lane.address)
+    slow = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(3)]
+    for n in range(50):
+        assert await client.ask(b"%d" % n) == b"answer to %d" % n
+    assert not any(task.done() for task in slow)
+    for n in (2, 0, 1):
+        lane.later[b"slow %d" % n].set_result(b"late answer %d" % n)
+    async with asyncio.timeout(WAIT_S):
+        assert await asyncio.gather(*slow) == [b"late answer %d" % n for n in range(3)]
+    client.close()
+
+
+async def test_a_late_answer_that_fails_ends_the_connection(lane):
+    client, other = await LaneClient.open(lane.address), await LaneClient.open(lane.address)
+    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    assert await client.ask(b"1")
+    lane.later[b"slow"].set_exception(Fenced("somebody newer", name="interceptor", epoch=1))
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(slow, WAIT_S)
+    assert await other.ask(b"1") == b"answer to 1"
+    other.close()
+
+
+async def test_a_cancelled_question_hurts_no_other_and_its_late_answer_passes_by(lane):
+    client = await LaneClient.open(lane.address)
+    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    assert await client.ask(b"1") == b"answer to 1"
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    lane.later[b"slow"].set_result(b"too late")
+    assert await client.ask(b"2") == b"answer to 2"
+    assert await client.ask(b"3") == b"answer to 3"
+    client.close()
+
+
+async def test_a_caller_who_goes_lets_go_of_what_he_waits_for(lane):
+    client = await LaneClient.open(lane.address)
+    slow = asyncio.create_task(client.ask(b"slow", patient=True))
+    assert await client.ask(b"1")
+    client.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(slow, WAIT_S)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(lane.later[b"slow"], WAIT_S)
+
+
+async def test_too_many_requests_that_wait(lane, monkeypatch):
+    monkeypatch.setattr(lane_module, "WAITING", 2)
+    client = await LaneClient.open(lane.address)
+    slow = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(2)]
+    assert await client.ask(b"1") == b"answer to 1"
+    more = encode(batch([{}, {}, {}]), with_payload=False)
+    verdicts = decode_verdicts(await asyncio.wait_for(client.ask(more, patient=True), WAIT_S))
+    assert verdicts.judgement(3).deferred == {0, 1, 2}
+    for n in range(5):
+        assert await client.ask(b"%d" % n) == b"answer to %d" % n
+    for n, task in enumerate(slow):
+        lane.later[b"slow %d" % n].set_result(b"late")
+        assert await asyncio.wait_for(task, WAIT_S) == b"late"
+    assert (len(lane.requests), lane.server.refused) == (8, 0)
+    client.close()
+
+
+async def test_verdicts_that_are_being_kept_have_a_limit_too(lane, monkeypatch):
+    monkeypatch.setattr(lane_module, "WAITING", 2)
+    kept = asyncio.get_running_loop().create_future()
+    lane.server.answer = lambda request, *, patient: kept
+    client = await LaneClient.open(lane.address)
+    for task in [asyncio.create_task(client.ask(b"%d" % n)) for n in range(3)]:
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(task, WAIT_S)
+    assert lane.server.refused == 1
+
+
+@pytest.mark.parametrize("request_", [b"", b"\0", b"\0\0\0\0"], ids=["empty", "short", "no kind"])
+async def test_a_request_without_a_number_ends_the_connection(lane, request_):
+    reader, writer = await raw(lane)
+    writer.write(frame(lane.address.token.encode()) + frame(request_))
+    assert await ended(reader) in (frame(b""), b"")
+    assert (lane.requests, lane.server.refused) == ([], 1)
+    writer.transport.abort()
+
+
+async def test_the_kind_of_a_request_travels(lane):
+    reader, writer = await raw(lane)
+    writer.write(frame(lane.address.token.encode()) + asked(2**32 - 1, b"slow", WAIT) + asked(5, b"1"))
+    first = frame(b"") + answered(5, b"answer to 1")
+    assert await reader.readexactly(len(first)) == first
+    lane.later[b"slow"].set_result(b"late")
+    last = answered(2**32 - 1, b"late")
+    assert await reader.readexactly(len(last)) == last
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "surplus", [frame(b"surplus"), answered(77, b"surplus"), frame(b"abc")], ids=["text", "number", "short"]
+)
+async def test_an_answer_nobody_asked_for_ends_the_connection(surplus):
+    async with server_that_says(surplus) as address:
+        client = await LaneClient.open(address)
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(WAIT_S):
+                await client.ask(b"1")
+        with pytest.raises(ConnectionError):
+            await client.ask(b"2")
+
+
+async def test_a_port_where_nobody_listens():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(ConnectionError):
+        await LaneClient.open(LaneAddress("127.0.0.1", port, "token"))

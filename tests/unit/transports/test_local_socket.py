@@ -1,0 +1,79 @@
+"""The unix socket of a server on this machine: taken where it is there, and TCP where it is not."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import pytest
+from pydantic import ValidationError
+from support.embedded_server import DEADLINE_S, HOST
+
+from ray_messaging.config import RedisConfig
+from ray_messaging.embedded.machine import may_hold_sockets
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.errors import ConnectionFailed
+from ray_messaging.transports.redis.connection.link import RedisLink
+
+
+async def way(config: RedisConfig) -> str:
+    """Return how the server says that a link reached it."""
+    link = RedisLink(config, patience_s=2.0)
+    try:
+        await link.connect()
+        told = (await link.command("CLIENT", "INFO")).decode()
+    finally:
+        await link.close()
+    return dict(field.partition("=")[::2] for field in told.split())["laddr"]
+
+
+def test_the_embedded_server_is_reached_by_its_socket(valkey_config):
+    assert f"[{valkey_config.socket_dir}/{valkey_config.port}.sock:0]" in asyncio.run(way(valkey_config))
+
+
+def test_a_socket_that_is_not_on_this_machine_leaves_the_network(valkey_config, tmp_path):
+    config = valkey_config.model_copy(update={"socket_dir": str(tmp_path)})
+    assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
+
+
+def test_a_socket_that_nobody_listens_at_leaves_the_network(valkey_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{valkey_config.port}.sock")
+    config = valkey_config.model_copy(update={"socket_dir": "."})
+    assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
+
+
+def test_who_is_out_of_reach_is_named_by_host_and_port(tmp_path):
+    config = RedisConfig(server=HOST, port=1, socket_dir=str(tmp_path))
+    with pytest.raises(ConnectionFailed, match=f"{HOST}:1"):
+        asyncio.run(way(config))
+
+
+def test_a_killed_server_comes_back_at_the_same_socket():
+    with EmbeddedServer(HOST) as server:
+        config = server.start()
+        before = asyncio.run(way(config))
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.wait(DEADLINE_S)
+        assert server.restart() == config
+        assert asyncio.run(way(config)) == before
+
+
+def test_a_directory_of_the_users_has_none(tmp_path):
+    with EmbeddedServer(HOST, data_dir=str(tmp_path)) as server:
+        config = server.start()
+        assert config.socket_dir is None
+        assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
+
+
+@pytest.mark.parametrize("name", ["x" * 100, 'quoted"name', "not/there/yet"])
+def test_where_there_can_be_no_socket_there_is_none(tmp_path, name):
+    assert not may_hold_sockets(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("other", [{"ssl": True}, {"server": "/run/redis.sock"}], ids=["ssl", "a socket already"])
+def test_there_is_one_way_to_a_server(other):
+    with pytest.raises(ValidationError, match="socket_dir stands beside a host and a port"):
+        RedisConfig(**{"server": HOST, "socket_dir": "/run"} | other)

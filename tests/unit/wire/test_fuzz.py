@@ -1,0 +1,50 @@
+"""Whatever bytes come from outside: what reads them takes them, or says that it does not."""
+
+import zlib
+
+import msgspec
+import pytest
+from support.fuzzing import TARGETS, inputs, joined, some_batches, split
+
+from ray_messaging.errors import FrameError
+from ray_messaging.interception.server.deferred import answers
+from ray_messaging.wire.frames import decode, encode
+
+SEED = 20
+COUNTS = {"frames": 20_000, "requests": 2_500, "answers": 5_000, "records": 5_000, "notes": 4_000}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+async def test_nothing_but_a_refusal(name):
+    target = TARGETS[name]()
+    decoded, count = 0, COUNTS.get(name, 10_000)
+    for data in inputs(target, SEED, count):
+        try:
+            decoded += target.check(data)
+        except BaseException as error:
+            raise AssertionError(f"{name} fell over {data.hex()}") from error
+    # Inputs that are all refused at the door prove nothing, nor do those that are all taken.
+    assert count / 50 < decoded < count * 49 / 50
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"), [(9, 2**63, "step"), (9, -(2**63) - 1, "header"), (4, 256, "columns")]
+)
+def test_a_header_that_the_log_could_not_take(field, value, says):
+    header, body = split(encode(some_batches()[0]))
+    header[field] = value
+    with pytest.raises(FrameError, match=says):
+        decode(joined(pack(header), body))
+
+
+def pack(header):
+    """Write a header down; an int below 64 bits, which MessagePack has not, as its text."""
+    return msgspec.msgpack.encode([str(part) if isinstance(part, int) and part < -(2**63) else part for part in header])
+
+
+def test_what_inflates_without_end(monkeypatch):
+    monkeypatch.setattr(answers, "FRAME_LIMIT", 10_000)
+    assert answers.Record.unpack(answers.Record(b"x" * 5_000).pack()).answer == b"x" * 5_000
+    for bomb in (answers.Record(b"x" * 20_000).pack(), zlib.compress(bytes(10**7)), zlib.compress(b"\x93")[:-3]):
+        with pytest.raises(FrameError, match="damaged"):
+            answers.Record.unpack(bomb)
