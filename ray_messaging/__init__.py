@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ray_messaging.message import Message, Outgoing
     from ray_messaging.messager import Messager
     from ray_messaging.messages import Messages
-    from ray_messaging.observability.findings import Finding, Health
+    from ray_messaging.observability.health.findings import Finding, Health
     from ray_messaging.receipt import Receipt, Receipts
 
 # The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` comes
@@ -59,9 +59,9 @@ _HOMES = {
     "BlockedListener": "ray_messaging.cluster.handles.blocked",
     "BlockedMessage": "ray_messaging.cluster.handles.blocked",
     "EventLog": "ray_messaging.eventlog.event_log",
-    "Finding": "ray_messaging.observability.findings",
+    "Finding": "ray_messaging.observability.health.findings",
     "Group": "ray_messaging.cluster.handles.group",
-    "Health": "ray_messaging.observability.findings",
+    "Health": "ray_messaging.observability.health.findings",
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
     "Message": "ray_messaging.message",
     "Messager": "ray_messaging.messager",

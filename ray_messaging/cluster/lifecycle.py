@@ -10,9 +10,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_messaging.cluster.actors.interceptor_actor import InterceptorActor
 from ray_messaging.cluster.actors.server_actor import ServerActor
-from ray_messaging.cluster.actors.shells import InterceptorActor
-from ray_messaging.cluster.handles.calls import NAMESPACE, result, wait_dead
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE, result, wait_dead
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
 from ray_messaging.config import RedisConfig

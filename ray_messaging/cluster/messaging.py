@@ -9,12 +9,12 @@ from typing import Any, Self
 import ray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
-from ray_messaging.cluster.handles.calls import NAMESPACE, result
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE, result
 from ray_messaging.cluster.handles.dead_letters import DeadLetterAccess
 from ray_messaging.cluster.handles.event_log import LogAccess
 from ray_messaging.cluster.handles.group import Group, check_agents
 from ray_messaging.cluster.handles.start_groups import Starting, end_started, start_group, wait_started
-from ray_messaging.cluster.health import examine, named_actors, warn_of_losses
+from ray_messaging.cluster.health_check import check_health, named_actors, warn_of_data_loss
 from ray_messaging.cluster.lifecycle import (
     Owned,
     check_rules,
@@ -24,7 +24,7 @@ from ray_messaging.cluster.lifecycle import (
     leave,
     runs_already,
 )
-from ray_messaging.cluster.owners import is_dead
+from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
 from ray_messaging.common.process_tuning import relax_process
 from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
@@ -88,7 +88,7 @@ class Messaging(LogAccess, DeadLetterAccess):
             )
             experiment = owned.start(spec, config)
             if config is not None:
-                warn_of_losses(config)
+                warn_of_data_loss(config)
         except BaseException:
             owned.close(erase=False)
             raise
@@ -144,7 +144,7 @@ class Messaging(LogAccess, DeadLetterAccess):
         """Return what is well and what is not, each with its remedy: within 5 s, whatever hangs or is dead."""
         handles = {self._experiment.group_name(name): group.actor for name, group in self._groups.items()}
         known = {self._experiment.interceptor_name: self._interceptor} | handles
-        return examine(self.exp_id, self._experiment, known)
+        return check_health(self.exp_id, self._experiment, known)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
     sys.path.append(str(Path(__file__).parent))
-    import data
-    from guard_events import HandedOver, Stopped, Watch
+    import data_directory
+    from guard_watch import HandedOver, Stopped, Watch
     from port import Port, listens
 else:
-    from ray_messaging.embedded import data
-    from ray_messaging.embedded.guard_events import HandedOver, Stopped, Watch
+    from ray_messaging.embedded import data_directory
+    from ray_messaging.embedded.guard_watch import HandedOver, Stopped, Watch
     from ray_messaging.embedded.port import Port, listens
 
 ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
@@ -64,11 +64,11 @@ class Valkey:
     def __init__(self, order: dict[str, Any], path: Path, lock: int) -> None:
         self._order = order
         self._path = path
-        config = path / data.CONFIG_NAME
+        config = path / data_directory.CONFIG_NAME
         if not config.exists() or config.read_text() != order["config"]:  # a full disk would not take it again
             config.unlink(missing_ok=True)
             config.write_text(order["config"])  # mode 0600, by our umask
-        log = path / data.LOG_NAME
+        log = path / data_directory.LOG_NAME
         self._log_start = log.stat().st_size if log.exists() else 0
         # Valkey holds the lock, too: it is not free in the moment between the guard's death and Valkey's own.
         os.set_inheritable(lock, True)
@@ -81,14 +81,14 @@ class Valkey:
         """Become Valkey (in the forked child); never return."""
         try:
             os.chdir(self._path)  # the config names its files relative to it: no path needs quoting
-            log = os.open(data.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            log = os.open(data_directory.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
             os.setpgid(0, 0)  # a child that rewrites the AOF can then be killed with it
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == guard:  # else it died before prctl
                 environment = self._order["environment"] | os.environ
-                command = ["valkey-server", data.CONFIG_NAME]
+                command = ["valkey-server", data_directory.CONFIG_NAME]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
         except OSError as error:
             os.write(2, f"cannot run {self._order['binary']}: {error}\n".encode())
@@ -105,7 +105,7 @@ class Valkey:
 
     def log(self) -> str:
         """Return the last lines that this process logged."""
-        return data.last_lines(self._path, self._log_start)
+        return data_directory.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: Watch) -> None:
         """Wait until it serves; raise CannotStart, or Stopped."""
@@ -113,13 +113,13 @@ class Valkey:
         while not self._ask().startswith(b"+OK\r\n+PONG"):
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
-                raise data.CannotStart(kind, "it ended while starting", self.log())
+                raise data_directory.CannotStart(kind, "it ended while starting", self.log())
             now, work = time.monotonic(), self._cpu_ticks()
             if work > worked:  # while it loads a long AOF it answers late, or not at all
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
                 tell("waiting")
             elif now > deadline:
-                raise data.CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
+                raise data_directory.CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
             watch.wait(READY_POLL_S)
 
     def _cpu_ticks(self) -> int:
@@ -162,7 +162,7 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
         valkey = Valkey(order, path, lock)
     except OSError as error:  # no room, or no process, is left: that may pass, and the data stay
         kind = "port" if error.errno == errno.EADDRINUSE else "server"
-        return tell_failure(data.CannotStart(kind, f"cannot start Valkey: {error}", ""))
+        return tell_failure(data_directory.CannotStart(kind, f"cannot start Valkey: {error}", ""))
     try:
         valkey.wait_ready(watch)
         truncated = TRUNCATED in valkey.log()
@@ -171,17 +171,17 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
             watch.wait(None)
         port.keep()
         tell("died", reason=end, log=valkey.log())
-    except data.CannotStart as error:
+    except data_directory.CannotStart as error:
         port.keep()
         tell_failure(error)
     except (Stopped, HandedOver):
-        data.mark(lock, data.STOPPING)
+        data_directory.mark(lock, data_directory.STOPPING)
         raise
     finally:
         valkey.stop()
 
 
-def tell_failure(error: data.CannotStart) -> None:
+def tell_failure(error: data_directory.CannotStart) -> None:
     """Tell why the server does not start."""
     tell("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
 
@@ -195,13 +195,13 @@ def guard(owner: int) -> None:
     order = json.loads(line)
     path, temporary = Path(order["path"]), order["temporary"]
     if order["take_over"]:
-        lock = data.take_over(path, order["handover_s"], busy)
+        lock = data_directory.take_over(path, order["handover_s"], busy)
     else:
-        lock = (data.make_temporary if temporary else data.open_kept)(path, busy)
+        lock = (data_directory.make_temporary if temporary else data_directory.open_kept)(path, busy)
     port = Port(order["host"], order["port"])
     try:
         if order["grace_s"]:
-            data.expect_heir(path)
+            data_directory.expect_heir(path)
         watch.expect_successor(path, order["grace_s"], order["host_pid"])
         while True:
             serve(order, path, lock, port, watch)
@@ -209,9 +209,9 @@ def guard(owner: int) -> None:
                 pass
     except Stopped:  # whatever else ends us, the data stay for who takes them over
         if temporary:
-            data.remove(path)
+            data_directory.remove(path)
         else:
-            (path / data.CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
+            (path / data_directory.CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
         raise
 
 
@@ -227,7 +227,7 @@ def main() -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         with suppress(Stopped, HandedOver):
             guard(owner)
-    except data.CannotStart as error:
+    except data_directory.CannotStart as error:
         tell_failure(error)
     except Exception as error:  # noqa: BLE001 - stderr is nowhere: the owner is the one who can be told
         tell("failed", kind="server", reason=repr(error), log="")

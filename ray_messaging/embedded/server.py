@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, Self, get_args
 
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
-from ray_messaging.embedded import data as server_data
-from ray_messaging.embedded.guard_link import GuardLink
+from ray_messaging.embedded import data_directory
+from ray_messaging.embedded.guard_client import GuardClient
 from ray_messaging.embedded.machine import backlog, find_binary, free_port, may_hold_sockets, memory_bytes
 from ray_messaging.errors import ConfigError, ServerFailed
 
@@ -101,7 +101,7 @@ class EmbeddedServer:
         self._maxmemory_bytes = maxmemory_bytes or memory_bytes() // 2
         self._durability = durability
         self._succession = succession
-        self._guard: GuardLink | None = None
+        self._guard: GuardClient | None = None
         self._running: tuple[RedisConfig, Path] | None = None  # what restart() brings back
         self._owner: int | None = None
         self._started: dict[str, Any] = {}
@@ -165,10 +165,10 @@ class EmbeddedServer:
         try:
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 raise PermissionError(f"{path} is not ours")
-            found = LEFT.search((path / server_data.CONFIG_NAME).read_text())
+            found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
             if found is None:  # whoever wrote it was killed, or its disk was full
-                raise FileNotFoundError(f"{path / server_data.CONFIG_NAME} is torn")
-            owner = server_data.own(path)
+                raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is torn")
+            owner = data_directory.own(path)
         except OSError as error:
             text = f"the embedded server on {self._host} ended, and its data are gone, as nobody took it over in time"
             raise ServerFailed(f"{text} ({error}); start the experiment again", log="", host=self._host) from error
@@ -199,7 +199,7 @@ class EmbeddedServer:
             former.stop(None)
         self._started = {}  # its pids may be others' by now
         try:
-            guard = self._guard = GuardLink()
+            guard = self._guard = GuardClient()
         except OSError as error:  # no memory, no process, no file is left: that may pass
             return {"kind": "server", "reason": f"cannot start a guard process: {error}", "log": ""}
         # The guard's interpreter starts while we look for the binary, whose package is slow to import.
@@ -207,7 +207,7 @@ class EmbeddedServer:
         if failure is None and not take_over:
             self._running = config, path
             if self._kept_dir is None:
-                self._owner = server_data.own(path)
+                self._owner = data_directory.own(path)
         return failure
 
     def _became(self, event: dict[str, Any]) -> dict[str, Any] | None:
@@ -227,7 +227,7 @@ class EmbeddedServer:
 
     def _temporary_dir(self) -> Path:
         name = self._succession.name if self._succession else secrets.token_hex(6)
-        return Path(tempfile.gettempdir()).absolute() / f"{server_data.TEMPORARY_PREFIX}{name}"
+        return Path(tempfile.gettempdir()).absolute() / f"{data_directory.TEMPORARY_PREFIX}{name}"
 
     def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
         """Return what the guard has to do; it goes through a pipe: no process list shows the password."""
@@ -266,7 +266,7 @@ class EmbeddedServer:
         if guard is not None:
             guard.stop(started.get("guard_pid"))
         if owner is not None and running is not None:
-            server_data.discard(running[1])
+            data_directory.discard(running[1])
             os.close(owner)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -280,5 +280,5 @@ class EmbeddedServer:
         if (event := guard.event(timeout_s)) and self._running:
             self._dead = True
             self.last_end = event.get("reason", "its guard process was killed, and Valkey with it")
-            self.last_log = event.get("log") or server_data.last_lines(running[1])
+            self.last_log = event.get("log") or data_directory.last_lines(running[1])
         return event is not None

@@ -1,5 +1,5 @@
-"""What is judged of a server and of actors, from what they said: no questions are asked here."""
+"""Health checks of an experiment."""
 
-from ray_messaging.observability.findings import Finding, Health, Level
+from ray_messaging.observability.health.findings import Finding, Health, Level
 
 __all__ = ["Finding", "Health", "Level"]

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.handles.calls import translated
+from ray_messaging.cluster.handles.actor_calls import translated
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.replay.account import Account, draw_up, fate_codes, percentiles

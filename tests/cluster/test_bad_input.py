@@ -7,8 +7,8 @@ import pytest
 import ray
 
 from ray_messaging import Messaging, MessagingConfig, MqttConfig, Outgoing, rules
-from ray_messaging.embedded.keeper import ServerKeeper
 from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import (
     AlreadyExists,
     ConfigError,
@@ -170,9 +170,9 @@ def test_a_server_that_does_not_start_says_why(monkeypatch):
         raise ServerFailed("no Valkey binary", log="")
 
     monkeypatch.setattr(EmbeddedServer, "start", fail)
-    keeper = ServerKeeper(EmbeddedServer("127.0.0.1"))
-    keeper.start(succeed=False)
-    raised(ServerFailed, keeper.config, "no Valkey binary", log="")
+    supervisor = ServerSupervisor(EmbeddedServer("127.0.0.1"))
+    supervisor.start(succeed=False)
+    raised(ServerFailed, supervisor.config, "no Valkey binary", log="")
 
 
 def test_messages_that_cannot_be_sent(messaging, pair):

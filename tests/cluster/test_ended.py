@@ -10,7 +10,7 @@ import ray
 from support.cluster import drain, kill, numbered, numbers
 
 from ray_messaging import Messager, Messaging
-from ray_messaging.cluster.handles.calls import known_dead
+from ray_messaging.cluster.handles.actor_calls import known_dead
 from ray_messaging.cluster.lifecycle import leave
 from ray_messaging.errors import AlreadyExists, Closed, MessagingError, TransitError, UnknownName
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from ray_messaging import Messaging
 from ray_messaging.cli import app
-from ray_messaging.cluster import health as health_module
+from ray_messaging.cluster import health_check as health_module
 from ray_messaging.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

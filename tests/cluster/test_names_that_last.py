@@ -7,7 +7,7 @@ import ray
 
 from ray_messaging import Messager, Messaging, rules
 from ray_messaging.errors import ConfigError
-from ray_messaging.observability import mailboxes
+from ray_messaging.observability.health import mailbox_checks as mailboxes
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -6,7 +6,7 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, vanish
 
 from ray_messaging import CommitFailed, ConfigError, Fenced, Outgoing
-from ray_messaging.observability.mailboxes import judge_kept
+from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
 from ray_messaging.transports.base import AckRange, Cursor, Limits, SelectiveAcks
 from ray_messaging.transports.memory import MemoryServer
@@ -361,7 +361,7 @@ async def test_health_tells_what_is_acknowledged_apart_from_what_waits(pair, ser
     facts = await asyncio.to_thread(ask_server, server, exp_id)
     [mailbox] = facts.kept.mailboxes
     assert (mailbox.messages, mailbox.acked) == (3, 2)
-    assert "in which 1 messages wait" in str(judge_kept(facts.kept)[0])
+    assert "in which 1 messages wait" in str(check_kept(facts.kept)[0])
 
 
 @only_mqtt

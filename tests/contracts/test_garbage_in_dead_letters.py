@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
-from ray_messaging.observability.mailboxes import judge_kept
+from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.transports.dead_letters import LETTER_BYTES
 from ray_messaging.transports.redis.server_probe import ask_server
 
@@ -51,7 +51,7 @@ def found(server, exp_id):
     """Return what health finds of the dead letters."""
 
     def found():
-        (finding,) = [each for each in judge_kept(ask_server(server, exp_id).kept) if each.what == "dead letters"]
+        (finding,) = [each for each in check_kept(ask_server(server, exp_id).kept) if each.what == "dead letters"]
         return finding
 
     return found

@@ -14,8 +14,8 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, ServerRefused
 from ray_messaging.messager import Messager
-from ray_messaging.observability.mailboxes import judge_kept
-from ray_messaging.observability.server import judge_server
+from ray_messaging.observability.health.mailbox_checks import check_kept
+from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports.redis import server_probe as probe
 from ray_messaging.transports.redis.server_probe import ask_server, client_of
 
@@ -27,7 +27,7 @@ def client(redis_process):
 
 
 def problems(config, **options):
-    findings = judge_server(ask_server(config), **options)
+    findings = check_server(ask_server(config), **options)
     assert all(finding.remedy for finding in findings if finding.level != "ok")
     return {finding.what: finding.level for finding in findings if finding.level != "ok"}
 
@@ -88,7 +88,7 @@ async def test_a_server_that_is_well(server, exp_id):
     assert facts.settings["appendfsync"] in {"always", "everysec", "no"}
     assert facts.kept.mailboxes == []
     # Its clock is this machine's: what is measured is how busy that is.
-    findings = judge_server(facts, embedded=True)  # it may leave writing to the disk to the system
+    findings = check_server(facts, embedded=True)  # it may leave writing to the disk to the system
     found = {finding.what for finding in findings if finding.level != "ok"}
     assert found <= {"server round trip", "server clock", "server memory"}, findings
     assert pickle.loads(pickle.dumps(facts)) == facts
@@ -98,10 +98,10 @@ def test_persistence_that_is_off(redis_process, client):
     client.config_set("appendfsync", "no")
     assert problems(redis_process.config)["server persistence"] == "warning"
     client.config_set("appendonly", "no")
-    found = [f for f in judge_server(ask_server(redis_process.config)) if f.what == "server persistence"]
+    found = [f for f in check_server(ask_server(redis_process.config)) if f.what == "server persistence"]
     assert [(finding.level, finding.value) for finding in found] == [("warning", "none")]
     client.config_set("save", "60 1")
-    found = [f for f in judge_server(ask_server(redis_process.config)) if f.what == "server persistence"]
+    found = [f for f in check_server(ask_server(redis_process.config)) if f.what == "server persistence"]
     assert [finding.value for finding in found] == ["snapshots only"]
 
 
@@ -175,7 +175,7 @@ def test_a_clock_that_is_wrong(redis_process, monkeypatch):
 
 
 def mailbox_problems(config, exp_id):
-    findings = judge_kept(ask_server(config, exp_id).kept)
+    findings = check_kept(ask_server(config, exp_id).kept)
     return {finding.what: finding.level for finding in findings if finding.level != "ok"}
 
 

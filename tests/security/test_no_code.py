@@ -32,7 +32,7 @@ ALLOWED = {
     # Only its length is looked at.
     ("cluster/lifecycle.py", "cloudpickle"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.
-    ("embedded/guard_link.py", "loads"),
+    ("embedded/guard_client.py", "loads"),
     ("embedded/server.py", "loads"),
     ("embedded/guard.py", "loads"),
 }

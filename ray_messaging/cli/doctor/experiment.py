@@ -1,7 +1,7 @@
 """Examine an experiment that runs, from the command line."""
 
 from ray_messaging.cli.clusters import asked_clusters, join_ray
-from ray_messaging.cluster.health import examine, named_actors
+from ray_messaging.cluster.health_check import check_health, named_actors
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
@@ -26,7 +26,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
             value=exp_id,
         )
     experiment = None if config is None else Experiment(exp_id, "", config, MessagingConfig())
-    return examine(exp_id, experiment, {})
+    return check_health(exp_id, experiment, {})
 
 
 def running_experiments() -> list[str]:

@@ -17,11 +17,11 @@ from ray_messaging.cli.doctor.experiment import running_experiments
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.observability import Finding, Health
-from ray_messaging.observability.actors import judge_disk
-from ray_messaging.observability.findings import critical, ok, warning
-from ray_messaging.observability.reports import Disk
-from ray_messaging.observability.server import judge_server
-from ray_messaging.observability.shares import in_bytes
+from ray_messaging.observability.health.actor_checks import check_disk
+from ray_messaging.observability.health.findings import critical, ok, warning
+from ray_messaging.observability.health.reports import Disk
+from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.usage import in_bytes
 from ray_messaging.transports.redis.server_probe import ask_server
 
 MEMINFO = Path("/proc/meminfo")
@@ -77,7 +77,7 @@ def _embedded_server() -> Iterator[Finding]:
     except MessagingError as error:
         yield critical("embedded server", str(error).splitlines()[0], "or give a server of your own: redis=...")
         return
-    problems = [finding for finding in judge_server(facts, embedded=True) if finding.level != "ok"]
+    problems = [finding for finding in check_server(facts, embedded=True) if finding.level != "ok"]
     yield from problems
     if not problems:
         kind = facts.info.get("valkey_version", "of an unknown version")
@@ -106,7 +106,7 @@ def _disks() -> Iterator[Finding]:
         while not path.exists() and path != path.parent:
             path = path.parent
         usage = shutil.disk_usage(path)
-        yield judge_disk(what, Disk(folder, usage.free, usage.total))
+        yield check_disk(what, Disk(folder, usage.free, usage.total))
 
 
 def _files() -> Finding:

@@ -13,9 +13,9 @@ from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
 from ray_messaging.observability import Finding, Health
-from ray_messaging.observability.findings import critical, ok, warning
-from ray_messaging.observability.server import judge_server
-from ray_messaging.observability.shares import in_bytes
+from ray_messaging.observability.health.findings import critical, ok, warning
+from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.health.usage import in_bytes
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.server_probe import COPY_FROM, ServerFacts, ask_server, client_of
 
@@ -29,7 +29,7 @@ _RIGHTS = "give this user the rights that docs/operations.md lists, or another u
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
     """Return whether a server of the user's will do; `exp_id`: for this experiment, whose keys alone we may use."""
     facts = ask_server(config)
-    findings = judge_server(facts, allow_eviction=config.allow_eviction)
+    findings = check_server(facts, allow_eviction=config.allow_eviction)
     if not facts.error:
         findings += [*_limits(facts), *_trial(config, exp_id)]
     return Health(f"the server at {facts.where}", findings)

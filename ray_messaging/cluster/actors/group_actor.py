@@ -9,14 +9,14 @@ import ray
 
 from ray_messaging.cluster.actors.group_host import GroupHost
 from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
-from ray_messaging.cluster.handles.calls import NAMESPACE
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
 from ray_messaging.messages import Messages
 from ray_messaging.model.id_column import IdColumn
-from ray_messaging.observability.reports import Report
+from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import Token

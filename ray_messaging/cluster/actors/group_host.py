@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_messaging.cluster.actors.caller_admission import CallerAdmission
-from ray_messaging.cluster.owners import is_dead
+from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.id_column import IdColumn
-from ray_messaging.observability.reports import Report
+from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import DeliveryLeases, Token

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.observability.reports import Disk, Report
+from ray_messaging.observability.health.reports import Disk, Report
 
 LOST = "shut the experiment down, see why the server lost its data, and start again by on_existing='resume'"
 

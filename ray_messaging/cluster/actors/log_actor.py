@@ -14,7 +14,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import MessagingError
-from ray_messaging.observability.reports import Report
+from ray_messaging.observability.health.reports import Report
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ray_messaging.cluster.handles.calls import result, translated
+from ray_messaging.cluster.handles.actor_calls import result, translated
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.common.backoff import BLOCKED_LISTENER_RETRY
 from ray_messaging.common.limits import LOG_NEWS_TIMEOUT_S

@@ -4,7 +4,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from ray_messaging.cluster.handles.calls import result, translated
+from ray_messaging.cluster.handles.actor_calls import result, translated
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import RedisConfig
 

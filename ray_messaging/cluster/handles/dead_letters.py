@@ -11,7 +11,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connected import Connected
-from ray_messaging.cluster.handles.run_aside import run_aside
+from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.common.tables import data_frame
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, FrameError, UnknownName
@@ -239,7 +239,7 @@ class DeadLetters:
             async with self._store() as store:
                 return await work(store)
 
-        return run_aside(run)
+        return run_in_own_loop(run)
 
     @asynccontextmanager
     async def _store(self) -> AsyncIterator[RedisDead]:

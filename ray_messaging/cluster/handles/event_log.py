@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from ray_messaging.cluster.handles.calls import NAMESPACE
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.handles.remote_log import RemoteSource
 from ray_messaging.cluster.spec import Experiment, no_log
 from ray_messaging.errors import Closed, ConfigError

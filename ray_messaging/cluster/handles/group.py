@@ -10,7 +10,7 @@ from typing import Any, Self
 from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
-from ray_messaging.cluster.handles.calls import gone, insist, known_dead, result, wait_restart
+from ray_messaging.cluster.handles.actor_calls import gone, insist, known_dead, result, wait_restart
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
 from ray_messaging.errors import CommitFailed, InvalidAddress, MessagingError, OutcomeUnknown

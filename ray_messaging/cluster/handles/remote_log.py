@@ -3,7 +3,7 @@
 from copy import copy
 from typing import Any, NamedTuple
 
-from ray_messaging.cluster.handles.calls import result
+from ray_messaging.cluster.handles.actor_calls import result
 
 
 class Seen(NamedTuple):

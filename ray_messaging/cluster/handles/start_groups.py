@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import ray
 
 from ray_messaging.cluster.actors.group_actor import GroupActor
-from ray_messaging.cluster.handles.calls import result
+from ray_messaging.cluster.handles.actor_calls import result
 from ray_messaging.cluster.lifecycle import ACTOR, remote
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists

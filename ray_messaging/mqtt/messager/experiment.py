@@ -7,7 +7,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.handles.calls import translated
+from ray_messaging.cluster.handles.actor_calls import translated
 from ray_messaging.cluster.messaging import Messaging, find_interceptor
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError

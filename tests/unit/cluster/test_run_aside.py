@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ray_messaging.cluster.handles.run_aside import run_aside
+from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 
 
 def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):
@@ -23,4 +23,4 @@ def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_aside(wait_for_ever)
+        run_in_own_loop(wait_for_ever)

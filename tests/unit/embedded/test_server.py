@@ -16,7 +16,7 @@ import pytest
 import redis
 from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, wait_ended, wait_until
 
-from ray_messaging.embedded import guard_link as server_link
+from ray_messaging.embedded import guard_client as server_link
 from ray_messaging.embedded import server as server_module
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, ServerFailed

@@ -16,10 +16,10 @@ import pytest
 from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
-from ray_messaging.embedded import keeper as server_keeper
 from ray_messaging.embedded import server as server_module
-from ray_messaging.embedded.keeper import ServerKeeper
+from ray_messaging.embedded import supervisor as server_keeper
 from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import ConfigError, ServerFailed
 
 NAME = "a-name-that-nobody-else-knows"
@@ -50,11 +50,11 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def keeper() -> Iterator[ServerKeeper]:
-    keeper = ServerKeeper(EmbeddedServer(HOST))
-    keeper.start(succeed=False)
-    yield keeper
-    keeper.stop()
+def supervisor() -> Iterator[ServerSupervisor]:
+    supervisor = ServerSupervisor(EmbeddedServer(HOST))
+    supervisor.start(succeed=False)
+    yield supervisor
+    supervisor.stop()
 
 
 def kill(pid: int) -> None:
@@ -62,8 +62,8 @@ def kill(pid: int) -> None:
     wait_ended(pid)
 
 
-def wait_back(keeper: ServerKeeper, restarts: int = 1) -> None:
-    wait_until(lambda: keeper.stats()["restarts"] == restarts and keeper.stats()["alive"])
+def wait_back(supervisor: ServerSupervisor, restarts: int = 1) -> None:
+    wait_until(lambda: supervisor.stats()["restarts"] == restarts and supervisor.stats()["alive"])
 
 
 # -- restart ------------------------------------------------------------------------------------------------------
@@ -118,16 +118,16 @@ def test_a_torn_end_is_cut_off_and_told(server, caplog):
     assert server.data_dir in caplog.text
 
 
-# -- the keeper ---------------------------------------------------------------------------------------------------
+# -- the supervisor ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("victim", ["server", "guard"])
-def test_the_keeper_restarts_and_counts(keeper, victim, caplog):
-    config, before = keeper.config(), keeper.stats()
+def test_the_keeper_restarts_and_counts(supervisor, victim, caplog):
+    config, before = supervisor.config(), supervisor.stats()
     kill(before["pid"] if victim == "server" else guard_in(before["data_dir"]))
-    wait_back(keeper)
-    stats = keeper.stats()
-    assert keeper.config() == config
+    wait_back(supervisor)
+    stats = supervisor.stats()
+    assert supervisor.config() == config
     assert stats["data_dir"] == before["data_dir"]
     assert stats["pid"] != before["pid"]
     assert ("SIGKILL" if victim == "server" else "guard") in stats["last_end"]
@@ -140,53 +140,53 @@ def test_the_keeper_restarts_and_counts(keeper, victim, caplog):
 
 
 @pytest.mark.long
-def test_the_keeper_gives_up_loudly(keeper, caplog, monkeypatch, temporary_root):
+def test_the_keeper_gives_up_loudly(supervisor, caplog, monkeypatch, temporary_root):
     monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 5)
-    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
+    monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
     for number in range(1, 6):
-        kill(keeper.stats()["pid"])
-        wait_back(keeper, number)
-    kill(keeper.stats()["pid"])
+        kill(supervisor.stats()["pid"])
+        wait_back(supervisor, number)
+    kill(supervisor.stats()["pid"])
     wait_until(lambda: any(record.levelno == logging.CRITICAL for record in caplog.records))
     with pytest.raises(ServerFailed, match="did not stay alive in 5 attempts") as caught:
-        keeper.config()
+        supervisor.config()
     assert "Ready to accept connections" in caught.value.log
-    assert not keeper.stats()["alive"]
-    assert "given up" in keeper.stats()["last_end"]  # what health() shows
-    assert Path(keeper.stats()["data_dir"]).exists()
-    keeper.stop()
+    assert not supervisor.stats()["alive"]
+    assert "given up" in supervisor.stats()["last_end"]  # what health() shows
+    assert Path(supervisor.stats()["data_dir"]).exists()
+    supervisor.stop()
     assert list(temporary_root.iterdir()) == []
 
 
 @pytest.mark.long
-def test_a_server_that_served_for_a_while_has_all_attempts_again(keeper, monkeypatch):
+def test_a_server_that_served_for_a_while_has_all_attempts_again(supervisor, monkeypatch):
     monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 2)
-    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
+    monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
     monkeypatch.setattr(server_keeper, "SETTLED_S", 0.0)
     for number in range(1, 5):
-        kill(keeper.stats()["pid"])
-        wait_back(keeper, number)
+        kill(supervisor.stats()["pid"])
+        wait_back(supervisor, number)
 
 
-def test_the_keeper_waits_for_its_port(keeper, caplog, monkeypatch):
-    monkeypatch.setattr(keeper, "_backoff", Backoff(RetryPolicy(0.1, 5.0)))
-    config = keeper.config()
-    os.kill(guard_in(keeper.stats()["data_dir"]), signal.SIGSTOP)
-    kill(keeper.stats()["pid"])
+def test_the_keeper_waits_for_its_port(supervisor, caplog, monkeypatch):
+    monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.1, 5.0)))
+    config = supervisor.config()
+    os.kill(guard_in(supervisor.stats()["data_dir"]), signal.SIGSTOP)
+    kill(supervisor.stats()["pid"])
     with socket.create_server((HOST, config.port)):
-        os.kill(guard_in(keeper.stats()["data_dir"]), signal.SIGCONT)
+        os.kill(guard_in(supervisor.stats()["data_dir"]), signal.SIGCONT)
         wait_until(lambda: "cannot start again" in caplog.text)
-    wait_back(keeper)
-    assert keeper.config() == config
+    wait_back(supervisor)
+    assert supervisor.config() == config
 
 
-def test_a_keeper_that_stops_leaves_nothing(keeper, temporary_root):
-    pid = keeper.stats()["pid"]
+def test_a_keeper_that_stops_leaves_nothing(supervisor, temporary_root):
+    pid = supervisor.stats()["pid"]
     kill(pid)  # a restart may be under way
-    keeper.stop()
-    assert not keeper.stats()["alive"]
+    supervisor.stop()
+    assert not supervisor.stats()["alive"]
     assert list(temporary_root.iterdir()) == []
-    assert not any(thread.name == "ray_messaging server keeper" for thread in threading.enumerate())
+    assert not any(thread.name == "ray_messaging server supervisor" for thread in threading.enumerate())
 
 
 # -- succession ---------------------------------------------------------------------------------------------------

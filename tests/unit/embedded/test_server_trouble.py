@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
 
-from ray_messaging.embedded import guard_link as server_link
+from ray_messaging.embedded import guard_client as server_link
 from ray_messaging.embedded import server as server_module
-from ray_messaging.embedded.keeper import ServerKeeper
 from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import ServerFailed
 
-THREAD = "ray_messaging server keeper"
+THREAD = "ray_messaging server supervisor"
 
 
 @pytest.fixture(autouse=True)
@@ -121,9 +121,9 @@ def test_a_guard_that_stands_still_leaves_nothing(server, temporary_root, monkey
 
 
 def test_the_keeper_goes_on_when_no_guard_could_be_started(monkeypatch, caplog):
-    keeper = ServerKeeper(EmbeddedServer(HOST))
-    keeper.start(succeed=False)
-    real, refusals = server_module.GuardLink, [BlockingIOError(11, "Resource temporarily unavailable")]
+    supervisor = ServerSupervisor(EmbeddedServer(HOST))
+    supervisor.start(succeed=False)
+    real, refusals = server_module.GuardClient, [BlockingIOError(11, "Resource temporarily unavailable")]
 
     def link():
         if refusals:
@@ -131,15 +131,15 @@ def test_the_keeper_goes_on_when_no_guard_could_be_started(monkeypatch, caplog):
         return real()
 
     try:
-        with client(keeper.config()) as connected:
+        with client(supervisor.config()) as connected:
             connected.set("key", 1)
-            monkeypatch.setattr(server_module, "GuardLink", link)
-            kill(guard_in(keeper.stats()["data_dir"]))
-            wait_until(lambda: keeper.stats()["restarts"] == 1)
+            monkeypatch.setattr(server_module, "GuardClient", link)
+            kill(guard_in(supervisor.stats()["data_dir"]))
+            wait_until(lambda: supervisor.stats()["restarts"] == 1)
             assert connected.get("key") == "1"
         assert "cannot start a guard process: [Errno 11]" in caplog.text
     finally:
-        keeper.stop()
+        supervisor.stop()
 
 
 class Late(EmbeddedServer):
@@ -162,11 +162,11 @@ class Late(EmbeddedServer):
 
 def test_a_keeper_that_stops_while_it_restarts_leaves_nothing(temporary_root):
     server = Late(HOST)
-    keeper = ServerKeeper(server)
-    keeper.start(succeed=False)
-    kill(keeper.stats()["pid"])
+    supervisor = ServerSupervisor(server)
+    supervisor.start(succeed=False)
+    kill(supervisor.stats()["pid"])
     assert server.restarting.wait(DEADLINE_S)
-    keeper.stop()
+    supervisor.stop()
     assert list(temporary_root.iterdir()) == []
     assert not any(thread.name == THREAD for thread in threading.enumerate())
 

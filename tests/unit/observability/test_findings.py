@@ -8,11 +8,11 @@ import pytest
 from ray_messaging.cluster.actors.health_reports import log_report
 from ray_messaging.common.task_health import STUCK_S, TaskHealth
 from ray_messaging.observability import Finding, Health
-from ray_messaging.observability.actors import MANY_ENTRIES, judge_actor, judge_actors, judge_disk
-from ray_messaging.observability.findings import critical, ok, warning
-from ray_messaging.observability.mailboxes import MANY_NAMES, SHOWN, judge_kept
-from ray_messaging.observability.reports import SERVER_ACTOR, ActorFacts, Disk, Report
-from ray_messaging.observability.server import judge_clock, judge_server
+from ray_messaging.observability.health.actor_checks import MANY_ENTRIES, check_actor, check_actors, check_disk
+from ray_messaging.observability.health.findings import critical, ok, warning
+from ray_messaging.observability.health.mailbox_checks import MANY_NAMES, SHOWN, check_kept
+from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
+from ray_messaging.observability.health.server_checks import check_clock, check_server
 from ray_messaging.transports.redis.server_probe import Kept, Mailbox, ServerFacts
 
 GIB = 2**30
@@ -35,7 +35,7 @@ WELL = {
 
 def server(settings=None, **info):
     facts = ServerFacts("host:1", info=WELL | info, settings=settings or {"appendfsync": "everysec", "timeout": "0"})
-    return judge_server(facts)
+    return check_server(facts)
 
 
 def problems(findings):
@@ -77,7 +77,7 @@ def test_what_is_wrong_with_a_server(info, settings, level, what, remedy):
 
 def test_an_embedded_server_may_leave_the_disk_to_the_system():
     facts = ServerFacts("h", info=WELL, settings={"appendfsync": "no"})
-    assert problems(judge_server(facts, embedded=True)) == []
+    assert problems(check_server(facts, embedded=True)) == []
 
 
 def test_memory_without_a_limit_is_judged_by_the_machine():
@@ -87,17 +87,17 @@ def test_memory_without_a_limit_is_judged_by_the_machine():
 
 
 def test_a_slow_server_and_one_that_is_away():
-    assert problems(judge_server(ServerFacts("h", info=WELL, round_trip_ms=50.0))) == [("warning", "server round trip")]
-    away = judge_server(ServerFacts("h", error="cannot reach it"))
+    assert problems(check_server(ServerFacts("h", info=WELL, round_trip_ms=50.0))) == [("warning", "server round trip")]
+    away = check_server(ServerFacts("h", error="cannot reach it"))
     assert problems(away) == [("critical", "server")]
-    refused = judge_server(ServerFacts("h", error="NOAUTH", refused=True))
+    refused = check_server(ServerFacts("h", error="NOAUTH", refused=True))
     assert "rights" in refused[0].remedy
     assert away[0].remedy != refused[0].remedy != ""
 
 
 def test_eviction_that_was_allowed_is_a_warning():
     facts = ServerFacts("h", info=WELL | {"maxmemory_policy": "allkeys-lru"})
-    assert problems(judge_server(facts, allow_eviction=True)) == [("warning", "server eviction")]
+    assert problems(check_server(facts, allow_eviction=True)) == [("warning", "server eviction")]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_eviction_that_was_allowed_is_a_warning():
     [(0.4, 0, "ok", ""), (3, 0, "warning", "3.0 s ahead of"), (-3, 0, "warning", "3.0 s behind"), (3, 2.5, "ok", "")],
 )
 def test_clocks(skew_s, margin_s, level, words):
-    found = judge_clock("clock", skew_s, margin_s)
+    found = check_clock("clock", skew_s, margin_s)
     assert found.level == level
     assert words in found.value
 
@@ -121,7 +121,7 @@ def mailbox(name="west", **changes):
 def kept(*mailboxes, **changes):
     facts = {"interceptor_epoch": 1, "logged": True, "dead_letters": 0, "dead_letters_dropped": 0, "noted": 0}
     facts |= {"noted_bytes": 0, "max_noted": 100, "max_noted_bytes": 1000, "mailboxes_in_all": len(mailboxes)}
-    return judge_kept(Kept(**facts | changes, mailboxes=list(mailboxes)))
+    return check_kept(Kept(**facts | changes, mailboxes=list(mailboxes)))
 
 
 def test_mailboxes_that_are_well():
@@ -151,8 +151,8 @@ def test_what_is_wrong_with_a_mailbox(changes, level, what):
 
 def test_a_mailbox_that_waits_for_a_dead_owners_lease():
     held = Kept(1, True, 0, 0, 0, 0, 100, 1000, 1, [mailbox(owner="run/one", hosts=True)])
-    assert problems(judge_kept(held)) == []
-    (found,) = [finding for finding in judge_kept(held, ["run/one"]) if finding.level != "ok"]
+    assert problems(check_kept(held)) == []
+    (found,) = [finding for finding in check_kept(held, ["run/one"]) if finding.level != "ok"]
     assert (found.level, found.what) == ("warning", "mailbox 'west'")
     assert found.value == "its owner is dead, its lease lasts 20 s more, and 5 messages wait"
 
@@ -210,24 +210,24 @@ def actor(name="group 'west'", *, report=True, **changes):
     ],
 )
 def test_what_is_wrong_with_an_actor(facts, level, what, words):
-    findings = list(judge_actor(facts))
+    findings = list(check_actor(facts))
     assert problems(findings) == [(level, what)]
     assert words in next(finding.remedy for finding in findings if finding.level == level)
-    assert problems(judge_actors([facts])) == [(level, what)]
+    assert problems(check_actors([facts])) == [(level, what)]
 
 
 def test_a_loop_that_waits_for_work_is_no_loop_that_hangs():
     idle = actor(loops=[TaskHealth("outbox", True, False, 1e6), TaskHealth("reader", True, True, 4.9)], restarts=2)
-    findings = judge_actors([idle])
+    findings = check_actors([idle])
     assert problems(findings) == []
     assert findings[0].value == "1 of 1 answer, with 2 loops; restarts so far: 2"
 
 
 def test_disks_of_all_sizes():
-    assert judge_disk("disk", Disk("/", 100 * GIB, 1000 * GIB)).level == "ok"
-    assert judge_disk("disk", Disk("/", 3 * GIB, 1000 * GIB)).level == "warning"
-    assert judge_disk("disk", Disk("/", GIB // 2, 1000 * GIB)).level == "critical"
-    assert judge_disk("disk", Disk("/", GIB // 2, 4 * GIB)).level == "ok"  # a small disk may be small
+    assert check_disk("disk", Disk("/", 100 * GIB, 1000 * GIB)).level == "ok"
+    assert check_disk("disk", Disk("/", 3 * GIB, 1000 * GIB)).level == "warning"
+    assert check_disk("disk", Disk("/", GIB // 2, 1000 * GIB)).level == "critical"
+    assert check_disk("disk", Disk("/", GIB // 2, 4 * GIB)).level == "ok"  # a small disk may be small
 
 
 # -- the whole ------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_names_that_last_are_counted_without_groups_and_without_those_that_are_o
 def test_what_rules_keep_is_worth_a_warning_when_it_takes_much_memory():
     def judged(**counts):
         stats = {"kept": {":answers": 2**20, ":violations": 3} | counts}
-        found = judge_actor(ActorFacts("interceptor", Report(0.0, stats=stats)))
+        found = check_actor(ActorFacts("interceptor", Report(0.0, stats=stats)))
         return next(finding for finding in found if finding.what == "interceptor: kept by rules")
 
     well = judged(quota=5, ban=0)
@@ -280,9 +280,9 @@ def test_what_rules_keep_is_worth_a_warning_when_it_takes_much_memory():
 
 def test_a_log_whose_server_lost_its_data_says_what_to_do():
     report = log_report({"error": "the server has lost", "lost": True}, "s3://bucket/log")
-    [finding] = [finding for finding in judge_actor(ActorFacts("log", report)) if finding.level == "critical"]
+    [finding] = [finding for finding in check_actor(ActorFacts("log", report)) if finding.level == "critical"]
     assert finding.value == "the server has lost"
     assert "resume" in finding.remedy
     report = log_report({"error": "the disk is full", "lost": False}, "s3://bucket/log")
-    [finding] = [finding for finding in judge_actor(ActorFacts("log", report)) if finding.level == "critical"]
+    [finding] = [finding for finding in check_actor(ActorFacts("log", report)) if finding.level == "critical"]
     assert "tries again by itself" in finding.remedy

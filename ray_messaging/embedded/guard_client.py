@@ -17,7 +17,7 @@ STOP_TIMEOUT_S: Final = 15.0  # the guard gives Valkey 5 s, then removes the dat
 GUARD: Final = Path(__file__).with_name("guard.py")
 
 
-class GuardLink:
+class GuardClient:
     """Start a guard process, and speak with it; `event` from any thread. `gone`: it has ended."""
 
     def __init__(self) -> None:

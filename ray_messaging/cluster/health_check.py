@@ -10,15 +10,15 @@ import ray
 from ray.exceptions import RayError
 from ray.util.client import ray as client
 
-from ray_messaging.cluster.handles.calls import NAMESPACE
-from ray_messaging.cluster.owners import known_dead
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.owner_liveness import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
-from ray_messaging.observability.actors import judge_actors
-from ray_messaging.observability.findings import Finding, Health, critical
-from ray_messaging.observability.mailboxes import judge_kept
-from ray_messaging.observability.reports import SERVER_ACTOR, ActorFacts
-from ray_messaging.observability.server import judge_server
+from ray_messaging.observability.health.actor_checks import check_actors
+from ray_messaging.observability.health.findings import Finding, Health, critical
+from ray_messaging.observability.health.mailbox_checks import check_kept
+from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts
+from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports.redis.server_probe import Kept, ServerFacts, ask_server
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _NO_TASK = critical(
 )
 
 
-def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
+def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
     """Return how an experiment is, after 5 s at most; by Ray Client once a task on the cluster has started, too.
 
     Args: experiment is what is known of it (None, or without the password: it is asked for); handles are actors that
@@ -63,20 +63,20 @@ def examine(exp_id: str, experiment: Experiment | None, handles: Mapping[str, An
     known = asked.experiment
     embedded = f"{prefix}server" in actors
     allow_eviction = known is not None and known.redis.allow_eviction
-    findings = [_UNKNOWN] if facts is None else judge_server(facts, allow_eviction=allow_eviction, embedded=embedded)
+    findings = [_UNKNOWN] if facts is None else check_server(facts, allow_eviction=allow_eviction, embedded=embedded)
     findings += [_NO_HEAD] if named is None else []
-    findings += judge_actors(found)
+    findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
         findings.append(_no_log(known))
     if facts is not None and facts.kept is not None:
-        findings += judge_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
+        findings += check_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
     return Health(f"experiment {exp_id!r}", findings)
 
 
 def _examine_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
     """Have a task examine it: a driver on Ray Client need not reach the server, nor does Ray tell it of actors."""
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
-    asking = ray.remote(num_cpus=0, max_retries=0)(examine).remote(exp_id, known, dict(handles))
+    asking = ray.remote(num_cpus=0, max_retries=0)(check_health).remote(exp_id, known, dict(handles))
     try:
         health: Health = ray.get(asking, timeout=DEADLINE_S + _TASK_S)
     except RayError as error:
@@ -85,13 +85,13 @@ def _examine_on_cluster(exp_id: str, experiment: Experiment | None, handles: Map
     return health
 
 
-def warn_of_losses(config: RedisConfig) -> None:
+def warn_of_data_loss(config: RedisConfig) -> None:
     """Say so in the log of whoever starts an experiment on a server that would lose it."""
     facts = ask_server(config)
     if facts.error:
         logger.warning("cannot ask from here how the server keeps its data: %s", facts.error)
         return
-    for finding in judge_server(facts, allow_eviction=config.allow_eviction):
+    for finding in check_server(facts, allow_eviction=config.allow_eviction):
         if finding.what in {"server persistence", "server eviction"} and finding.level != "ok":
             logger.warning("%s at %s: %s; %s", finding.what, facts.where, finding.value, finding.remedy)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ray_messaging.observability.findings import Finding, critical, ok, warning
-from ray_messaging.observability.shares import CRITICAL_SHARE, WARNING_SHARE, by_share, in_bytes
+from ray_messaging.observability.health.findings import Finding, critical, ok, warning
+from ray_messaging.observability.health.usage import CRITICAL_SHARE, WARNING_SHARE, in_bytes, usage_of_limit
 from ray_messaging.transports.redis.connection.facts import (
     Info,
     evicts,
@@ -20,7 +20,7 @@ SKEW_S = 1.0
 _RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server takes no messages"
 
 
-def judge_server(facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False) -> list[Finding]:
+def check_server(facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False) -> list[Finding]:
     """Return what is to be said of a server; of one that did not answer, that."""
     if facts.refused:
         return [critical("server", facts.error, "give another user, or this one the rights: see docs/operations.md")]
@@ -70,10 +70,10 @@ def _round_trip(facts: ServerFacts) -> Finding:
 
 
 def _clock(facts: ServerFacts) -> Finding:
-    return judge_clock("server clock", facts.skew_s, 0.0)
+    return check_clock("server clock", facts.skew_s, 0.0)
 
 
-def judge_clock(what: str, skew_s: float, margin_s: float) -> Finding:
+def check_clock(what: str, skew_s: float, margin_s: float) -> Finding:
     """Judge a clock that is ahead of ours by so much (s), give or take a margin."""
     if abs(skew_s) - margin_s > SKEW_S:
         return warning(
@@ -136,7 +136,7 @@ def _eviction(info: Info, *, allow_eviction: bool) -> Iterator[Finding]:
 def _memory(info: Info) -> Finding:
     used, most = number(info, "used_memory"), number(info, "maxmemory")
     if most:
-        return by_share("server memory", used, most, in_bytes, _RAISE_MAXMEMORY)
+        return usage_of_limit("server memory", used, most, in_bytes, _RAISE_MAXMEMORY)
     machine = number(info, "total_system_memory")
     text = f"{in_bytes(used)}, maxmemory is not set"
     if machine and used > WARNING_SHARE * machine:
@@ -150,7 +150,7 @@ def _memory(info: Info) -> Finding:
 def _clients(info: Info, settings: dict[str, str]) -> Iterator[Finding]:
     clients, most = number(info, "connected_clients"), number(info, "maxclients")
     if most:
-        yield by_share(
+        yield usage_of_limit(
             "server connections",
             clients,
             most,

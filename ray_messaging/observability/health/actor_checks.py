@@ -6,11 +6,11 @@ from typing import Any
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.interception.server.interceptor import ANSWERS, VIOLATIONS
 from ray_messaging.interception.server.lane_server import CONNECTIONS
-from ray_messaging.observability.findings import Finding, critical, ok, warning, worst_first
-from ray_messaging.observability.mailboxes import SHOWN
-from ray_messaging.observability.reports import SERVER_ACTOR, ActorFacts, Disk, Report
-from ray_messaging.observability.server import judge_clock
-from ray_messaging.observability.shares import by_share, in_bytes
+from ray_messaging.observability.health.findings import Finding, critical, ok, warning, worst_first
+from ray_messaging.observability.health.mailbox_checks import SHOWN
+from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
+from ray_messaging.observability.health.server_checks import check_clock
+from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
 
 MANY_RESTARTS = 5
 LOG_BEHIND_S = 60.0  # it writes a file every half minute
@@ -23,9 +23,9 @@ _WITHOUT = {
 }
 
 
-def judge_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
+def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
     """Return what is to be said of actors; well ones of many groups share a line."""
-    found = [finding for actor in actors for finding in judge_actor(actor)]
+    found = [finding for actor in actors for finding in check_actor(actor)]
     problems = worst_first(finding for finding in found if finding.level != "ok")
     if len(problems) > SHOWN:
         left = len(problems) - SHOWN
@@ -38,7 +38,7 @@ def judge_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
     return [ok("actors", text), *problems, *details[:SHOWN]]
 
 
-def judge_actor(actor: ActorFacts) -> Iterator[Finding]:
+def check_actor(actor: ActorFacts) -> Iterator[Finding]:
     """Yield what is to be said of one actor."""
     report = actor.report
     if report is None:
@@ -54,7 +54,7 @@ def judge_actor(actor: ActorFacts) -> Iterator[Finding]:
     yield from problems
     yield from _counters(actor.name, report)
     if report.disk is not None:
-        yield judge_disk("server disk" if actor.name == SERVER_ACTOR else f"{actor.name} disk", report.disk)
+        yield check_disk("server disk" if actor.name == SERVER_ACTOR else f"{actor.name} disk", report.disk)
     restarts = max(actor.restarts, report.stats.get("restarts", 0))
     if restarts >= MANY_RESTARTS:
         yield warning(
@@ -62,7 +62,7 @@ def judge_actor(actor: ActorFacts) -> Iterator[Finding]:
             f"{restarts:,} so far",
             "find out why in its log in Ray's session folder: memory, a rule, a disk?",
         )
-    clock = judge_clock(f"clock of {actor.name}", actor.skew_s, actor.margin_s)
+    clock = check_clock(f"clock of {actor.name}", actor.skew_s, actor.margin_s)
     if clock.level != "ok":
         yield clock
     if not problems and not report.error:
@@ -144,7 +144,7 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
     if "kept" in stats:
         yield _kept(actor, dict(stats["kept"]))
     if "lane_connections" in stats:
-        yield by_share(
+        yield usage_of_limit(
             f"{actor}: lane connections",
             stats["lane_connections"],
             CONNECTIONS,
@@ -189,7 +189,7 @@ def _kept(actor: str, kept: dict[str, int]) -> Finding:
     )
 
 
-def judge_disk(what: str, disk: Disk) -> Finding:
+def check_disk(what: str, disk: Disk) -> Finding:
     """Judge the room that is left for a folder."""
     text = f"{in_bytes(disk.free)} of {in_bytes(disk.total)} are free at {disk.path}"
     remedy = "free disk space, or use a folder on another disk: without it nothing is kept, and senders wait"

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterator
 
-from ray_messaging.observability.findings import Finding, critical, ok, warning, worst_first
-from ray_messaging.observability.shares import by_share, in_bytes
+from ray_messaging.observability.health.findings import Finding, critical, ok, warning, worst_first
+from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
 from ray_messaging.transports.redis.server_probe import Kept, Mailbox
 
 OLD_S = 300.0  # what is unread for longer than this is worth a word: steps of a simulation are shorter
@@ -11,7 +11,7 @@ SHOWN = 20  # findings of one kind
 MANY_NAMES = 500
 
 
-def judge_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
+def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
     """Return what is to be said of what a server keeps of an experiment; some owners are known to be dead."""
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
@@ -53,9 +53,9 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
     name = f"mailbox {mailbox.name!r}"
     remedy = "fetch more often, or in larger batches, or spread its agents over more groups: senders wait for room"
     if mailbox.max_messages:
-        full = by_share(name, mailbox.messages, mailbox.max_messages, "{:,} messages".format, remedy)
+        full = usage_of_limit(name, mailbox.messages, mailbox.max_messages, "{:,} messages".format, remedy)
         if full.level == "ok":
-            full = by_share(name, mailbox.nbytes, mailbox.max_bytes, in_bytes, remedy)
+            full = usage_of_limit(name, mailbox.nbytes, mailbox.max_bytes, in_bytes, remedy)
         if full.level != "ok":
             yield full
     if dead and mailbox.lease_s is not None:
@@ -96,14 +96,14 @@ def _log(kept: Kept) -> Iterator[Finding]:
             (mailbox.unlogged_bytes, mailbox.max_bytes, in_bytes),
         )
         if limit
-        and (finding := by_share(f"log's backlog of {mailbox.name!r}", used, limit, shown, remedy)).level != "ok"
+        and (finding := usage_of_limit(f"log's backlog of {mailbox.name!r}", used, limit, shown, remedy)).level != "ok"
     ]
     yield from worst_first(behind)[:SHOWN]
     rows = sum(mailbox.unlogged for mailbox in kept.mailboxes)
     if kept.max_noted:
-        noted = by_share("log's backlog", kept.noted, kept.max_noted, "{:,} notes".format, remedy)
+        noted = usage_of_limit("log's backlog", kept.noted, kept.max_noted, "{:,} notes".format, remedy)
         if noted.level == "ok":
-            noted = by_share("log's backlog", kept.noted_bytes, kept.max_noted_bytes, in_bytes, remedy)
+            noted = usage_of_limit("log's backlog", kept.noted_bytes, kept.max_noted_bytes, in_bytes, remedy)
         if noted.level != "ok":
             yield noted
             return

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if not TYPE_CHECKING:
-    from data import SUCCESSOR_NAME
+    from data_directory import SUCCESSOR_NAME
 else:
-    from ray_messaging.embedded.data import SUCCESSOR_NAME
+    from ray_messaging.embedded.data_directory import SUCCESSOR_NAME
 
 GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
 

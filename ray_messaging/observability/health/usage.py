@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from ray_messaging.observability.findings import Finding, critical, ok, warning
+from ray_messaging.observability.health.findings import Finding, critical, ok, warning
 
 WARNING_SHARE, CRITICAL_SHARE = 0.80, 0.95
 
 
-def by_share(what: str, used: int, limit: int, shown: Callable[[int], str], remedy: str) -> Finding:
+def usage_of_limit(what: str, used: int, limit: int, shown: Callable[[int], str], remedy: str) -> Finding:
     """Find how much of a limit is used: from 80% on a warning, from 95% on critical."""
     share = used / max(1, limit)
     text = f"{shown(used)} of {shown(limit)} ({share:.0%})"

@@ -13,7 +13,7 @@ from ray.util import get_node_ip_address
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.restarts import away, restarted
-from ray_messaging.cluster.handles.calls import NAMESPACE
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
@@ -22,7 +22,7 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
-from ray_messaging.observability.reports import Report
+from ray_messaging.observability.health.reports import Report
 
 logger = logging.getLogger(__name__)
 

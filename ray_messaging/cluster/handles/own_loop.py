@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def run_aside(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a thread and an event loop of its own, and wait for it; Ctrl-C cancels it."""
     running: list[tuple[asyncio.AbstractEventLoop, Callable[[], bool]]] = []
     interrupted: list[BaseException] = []

@@ -16,7 +16,7 @@ SETTLED_S: Final = 5.0  # one that has served for so long does not die of what i
 JOIN_S: Final = 5.0
 
 
-class ServerKeeper:
+class ServerSupervisor:
     """Start a server, and start it again whenever it dies; one that dies within seconds again and again is given up."""
 
     def __init__(self, server: EmbeddedServer) -> None:
@@ -26,7 +26,7 @@ class ServerKeeper:
         self._attempts = 0  # in a row
         self._backoff = Backoff(SERVER_RESTART)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="ray_messaging server keeper", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="ray_messaging server supervisor", daemon=True)
         self._began_at: float | None = None
         self._restarts = 0
         self._last_end = ""

@@ -1,0 +1,1 @@
+"""Findings about a server and its actors, from facts that were collected elsewhere."""
