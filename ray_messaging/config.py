@@ -83,7 +83,16 @@ def _of(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 -
     return Field(default, description=description, **limits)
 
 
-class RedisConfig(_Settings):
+class ServerConfig(_Settings):
+    """Address of a server; its class says of which kind, so that the backend is chosen by it."""
+
+    if TYPE_CHECKING:  # each kind describes them on its own
+        server: str
+        port: int
+        password: str | None
+
+
+class RedisConfig(ServerConfig):
     """Say where the Redis (or Valkey) server is; the repr never shows the password."""
 
     # An error about another field must not print the password.
@@ -158,7 +167,7 @@ class RedisConfig(_Settings):
             ) from None
 
 
-class MqttConfig(_Settings):
+class MqttConfig(ServerConfig):
     """Say where the MQTT broker is; the repr never shows the password."""
 
     # A typo in `password` must not go unnoticed, and an error about another field must not print it.

@@ -17,7 +17,7 @@ from ray_messaging.receiving.fetch_options import Commit
 from ray_messaging.receiving.lease_watch import Gone
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transaction import Transaction
-from ray_messaging.transports import open_transport
+from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire.frames import decode
 
 

@@ -13,13 +13,14 @@ from ray.util.client import ray as client
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.owner_liveness import known_dead
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.config import MessagingConfig, ServerConfig
 from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts
 from ray_messaging.observability.health.server_checks import check_server
-from ray_messaging.transports.redis.server_probe import Kept, ServerFacts, ask_server
+from ray_messaging.transports.backend import backend_of
+from ray_messaging.transports.server_facts import Kept, ServerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
     facts = asked.answer(deadline)
     known = asked.experiment
     embedded = f"{prefix}server" in actors
-    allow_eviction = known is not None and known.redis.allow_eviction
+    allow_eviction = facts is not None and facts.allow_eviction
     findings = [_UNKNOWN] if facts is None else check_server(facts, allow_eviction=allow_eviction, embedded=embedded)
     findings += [_NO_HEAD] if named is None else []
     findings += check_actors(found)
@@ -85,13 +86,13 @@ def _examine_on_cluster(exp_id: str, experiment: Experiment | None, handles: Map
     return health
 
 
-def warn_of_data_loss(config: RedisConfig) -> None:
+def warn_of_data_loss(config: ServerConfig) -> None:
     """Say so in the log of whoever starts an experiment on a server that would lose it."""
-    facts = ask_server(config)
+    facts = backend_of(config).probe()
     if facts.error:
         logger.warning("cannot ask from here how the server keeps its data: %s", facts.error)
         return
-    for finding in check_server(facts, allow_eviction=config.allow_eviction):
+    for finding in check_server(facts, allow_eviction=facts.allow_eviction):
         if finding.what in {"server persistence", "server eviction"} and finding.level != "ok":
             logger.warning("%s at %s: %s; %s", finding.what, facts.where, finding.value, finding.remedy)
 
@@ -127,7 +128,7 @@ class _Asked:
             return
         redis = self.experiment.redis
         try:
-            self._facts = ask_server(redis, self._exp_id)
+            self._facts = backend_of(redis).probe(self._exp_id)
         except Exception as error:  # noqa: BLE001 - it is told as a finding
             self._facts = ServerFacts(redis.server, error=f"asking failed ({type(error).__name__}: {error})")
 

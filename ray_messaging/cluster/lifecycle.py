@@ -15,7 +15,7 @@ from ray_messaging.cluster.actors.server_actor import ServerActor
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE, result, wait_dead
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
-from ray_messaging.config import RedisConfig
+from ray_messaging.config import ServerConfig
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, RuleError
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -42,7 +42,7 @@ class Owned:
         self._ray_is_ours = ray_is_ours
         self._untouched = False  # nothing is on the server but what this start has put there
 
-    def start(self, spec: InterceptorSpec, config: RedisConfig | None) -> Experiment:
+    def start(self, spec: InterceptorSpec, config: ServerConfig | None) -> Experiment:
         """Start the server, unless there is one, and the interceptor."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         if config is None:

@@ -27,15 +27,14 @@ from ray_messaging.cluster.lifecycle import (
 from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment, InterceptorSpec, absolute
 from ray_messaging.common.process_tuning import relax_process
-from ray_messaging.config import MessagingConfig, OnExisting, RedisConfig
+from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig
 from ray_messaging.errors import Closed, ConfigError, Fenced, MessagingError, UnknownName, ended
 from ray_messaging.interception.rules import Rule
 from ray_messaging.messager import GroupMessager
 from ray_messaging.model.agent_sets import column_of
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.observability import Health
-from ray_messaging.transports import redis_of
-from ray_messaging.transports.redis.server_probe import closed_names
+from ray_messaging.transports.backend import backend_of, experiment_config
 
 
 class Messaging(LogAccess, DeadLetterAccess):
@@ -57,7 +56,7 @@ class Messaging(LogAccess, DeadLetterAccess):
         cls,
         exp_id: str,
         *,
-        redis: RedisConfig | str | None = None,
+        redis: ServerConfig | str | None = None,
         rules: Sequence[Rule] = (),
         log_dir: str | Path | None = None,
         on_existing: OnExisting = "error",
@@ -76,7 +75,7 @@ class Messaging(LogAccess, DeadLetterAccess):
         check_name("exp_id", exp_id)
         if on_existing not in {"error", "resume", "reset"}:
             raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
-        config = redis_of(redis)
+        config = experiment_config(redis)
         settings = settings or MessagingConfig()
         if mirror:
             settings = settings.model_copy(update={"mirror": True})
@@ -258,7 +257,7 @@ class Messaging(LogAccess, DeadLetterAccess):
 
         Groups are not among them. Raises ConnectionFailed, ServerRefused.
         """
-        return closed_names(self._whole.redis, self.exp_id)
+        return backend_of(self._whole.redis).closed_names(self.exp_id)
 
     def remove_messager(self, name: str) -> None:
         """Remove a named messager's mailbox, and what else the server keeps of it; what is unread becomes dead letters.

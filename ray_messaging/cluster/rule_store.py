@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import ray
@@ -21,14 +21,11 @@ from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import VIOLATIONS
 from ray_messaging.interception.server.state.store import Kept, ServerBehindError
-from ray_messaging.interception.server.state.table import Fields
 from ray_messaging.interception.wire.verdicts import INTERCEPTOR
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.log import other_run
+from ray_messaging.transports.experiment_store import ExperimentStore, Fields, RuleState, StateWrite
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 10_000  # fields in one command
 _CALLS = 1_000  # changes of which a repeated call is recognised
 
 
@@ -42,106 +39,54 @@ class _Known(NamedTuple):
 class RuleStore:
     """Keep the rules of one run of an experiment, and their state."""
 
-    def __init__(self, transport: RedisTransport, run: str) -> None:
+    def __init__(self, server: ExperimentStore, exp_id: str, run: str) -> None:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # changes of the rules that were made -> what they returned
-        self._transport = transport
-        self._keys = transport.keys
-        self._link = transport.link
-        self._runs = f"rules/{transport.exp_id}/"
+        self._server = server
+        self._exp_id = exp_id
+        self._runs = f"rules/{exp_id}/"
         self._code = f"{self._runs}{run}/"
         self._kept: str | None = None  # the name under which Ray has the rules that are in force
         self._names: list[str] | None = None  # what the server does not have yet: the next such name, the rules' names
         self._known: dict[int, _Known] = {}
-        self._before: bytes | None = None  # the epoch that ours came after (b"": none), once we have one
         self._in_force: list[str] | None = None  # as `_names`: what the server has
-        # Writes to the server are numbered, under each epoch.
         self._writing: Kept | None = None
-        self._number = self._confirmed = 0
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
         """Return the tables of rules, by name, and the answers that rest on them."""
         names = [VIOLATIONS, *(rule.name for rule in rules if rule.state is not None)]
-        tables = {name: await self._hash(self._keys.table(name)) for name in names}
-        return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
-
-    async def _hash(self, key: str) -> Fields:
-        found = await self._link.command("HGETALL", key)
-        return dict(zip(found[::2], found[1::2], strict=True))
+        return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: Kept) -> None:
         """Write at once what changed; raises Fenced where another interceptor has taken over, ServerBehindError."""
-        keys = [self._keys.meta, self._keys.answers, self._keys.rules]
         names = self._in_force if kept.whole and self._names is None else self._names
-        if kept is not self._writing:  # else it is tried again
-            self._writing, self._number = kept, self._number + 1
-        args: list[Any] = [epoch, self._number, 0 if kept.whole else self._confirmed, int(kept.whole)]
-        args += [len(kept.answers), *(part for pair in kept.answers.items() for part in pair)]
-        args += [len(kept.forget), *kept.forget, -1 if names is None else len(names), *(names or ())]
-        for name, changes in kept.tables.items():
-            key = self._keys.table(name)
-            staged = self._keys.table(f":staged:{epoch}:{name}")  # no rule's name begins with a colon
-            keys += [key, staged]
-            put: Mapping[bytes, bytes] = changes.put
-            if changes.cleared:  # however much it is, it takes the old one's place at once
-                await self._stage(staged, put)
-                put = {}
-            args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
-            args += [len(changes.gone), *changes.gone]
-        written = await self._link.script("rules", keys, args)
-        if written == 0 and not await self._retake(epoch):
+        again, self._writing = kept is self._writing, kept
+        state = RuleState(kept.tables, kept.answers, kept.forget, names, kept.whole)
+        written = await self._server.write(epoch, state, again=again)
+        if written is StateWrite.FENCED:
             raise _fenced(epoch)
-        if written != 1:
+        if written is StateWrite.BEHIND:
             raise ServerBehindError
-        self._confirmed = self._number
         if names is not None:
             await self._enforced(names)
 
-    async def enthrone(self) -> int:
-        """Take a new epoch: a predecessor that lives on lets nothing pass from here on, and writes nothing."""
-        self._before, epoch = await self._transport.take_epoch("enthrone", "interceptor", [self._keys.meta], [])
-        return epoch
-
     async def stand(self, epoch: int, number: int) -> None:
-        """Have standing verdicts count under a number, unless a higher one does; raises Fenced as `save`."""
-        while await self._link.script("stand", [self._keys.meta], [epoch, number]) == 0:
-            if not await self._retake(epoch):
-                raise _fenced(epoch)
-
-    async def _retake(self, epoch: int) -> bool:
-        """Take our epoch again where the server is as it was just before we took it; tell whether that is so."""
-        if self._before is None:
-            return False
-        for before in {self._before, b""}:
-            args = [self._transport.run, before, epoch]
-            if await self._link.script("enthrone", [self._keys.meta], args) == 1:
-                self._number += 1
-                self._confirmed = self._number  # more than the server knows: all must be written anew
-                return True
-        return False
+        """Make delegated verdicts count under a number, unless a higher one does; raises Fenced as `save`."""
+        if await self._server.delegate(epoch, number) is StateWrite.FENCED:
+            raise _fenced(epoch)
 
     async def look(self, epoch: int) -> bool:
-        """Say that we live; tell whether the server has all that it had confirmed.
+        """Write a heartbeat; return whether the server has all that it had confirmed.
 
         Raises: Fenced where another interceptor has taken over, or the server has lost the experiment.
         """
-        confirmed = self._confirmed
-        run, holder, kept = await self._beat(epoch, lives=True)
-        if run != self._transport.run.encode():
-            raise other_run(self._transport.exp_id, epoch)
-        if holder == b"%d" % epoch:
-            return int(kept or 0) >= confirmed
-        if not await self._retake(epoch):
+        beat = await self._server.beat(epoch)
+        if beat is StateWrite.FENCED:
             raise _fenced(epoch)
-        return False
+        return beat is StateWrite.DONE
 
     async def leave(self, epoch: int) -> None:
-        """Say that we live no more."""
-        await self._beat(epoch, lives=False)
-
-    async def _beat(self, epoch: int, *, lives: bool) -> list[bytes | None]:
-        args = [self._transport.run, epoch, int(lives)]
-        found: list[bytes | None] = await self._link.script("beat", [self._keys.meta], args)
-        return found
+        """Write that the interceptor has ended."""
+        await self._server.end_heartbeat(epoch)
 
     async def _enforced(self, names: list[str]) -> None:
         before, self._kept = self._kept, names[0]
@@ -150,12 +95,6 @@ class RuleStore:
         self._in_force = names
         if before not in {None, names[0]}:
             await asyncio.to_thread(_internal_kv_del, before, namespace=NAMESPACE)
-
-    async def _stage(self, key: str, fields: Mapping[bytes, bytes]) -> None:
-        await self._link.command("DEL", key)
-        pairs = list(fields.items())
-        for low in range(0, len(pairs), _CHUNK):
-            await self._link.command("HSET", key, *(part for pair in pairs[low : low + _CHUNK] for part in pair))
 
     # -- the rules themselves -------------------------------------------------------------------------------------
 
@@ -183,7 +122,7 @@ class RuleStore:
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
         """Return the rules that were in force when a predecessor died; None: this run had none. Raises RuleError."""
-        name = await self._link.command("LINDEX", self._keys.rules, 0)
+        name = await self._server.rules_name()
         if name is None or not name.startswith(self._code.encode()):
             return None
         code = await asyncio.to_thread(_internal_kv_get, name, namespace=NAMESPACE)
@@ -206,7 +145,7 @@ class RuleStore:
             logger.error(
                 "the server has lost a change of the rules of %s, which Ray has: was it restored from older data? What "
                 "lists and counts it has lost, nobody knows",
-                self._transport.exp_id,
+                self._exp_id,
             )
         return names[0] if names else b"", code
 

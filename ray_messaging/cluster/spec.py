@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
-from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.config import MessagingConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Experiment:
 
     exp_id: str
     run: str
-    redis: RedisConfig
+    redis: ServerConfig
     settings: MessagingConfig
     log_dir: str | None = None
     withheld: bool = False  # this is a copy without the server's password

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.addressing.patterns import Patterns
+from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.mqtt.connection import reasons
@@ -341,3 +342,7 @@ class MqttTransport:
         """Take nothing more from foreign clients; it waits for our successor, if one may come."""
         if self._listener.mailbox is not None:
             self._listener.mailbox.deaf = True
+
+    def loops(self) -> list[TaskHealth]:
+        """Return nothing: no task of its own is watched."""
+        return []

@@ -12,6 +12,7 @@ import msgspec
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.addressing.patterns import Patterns
+from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import Closed, Fenced
 from ray_messaging.model.batch import Batch
 
@@ -366,3 +367,6 @@ class Transport(Protocol):
 
     async def waiting(self) -> dict[str, int]:
         """Return the messages that wait in each mailbox; what is acknowledged does not."""
+
+    def loops(self) -> list[TaskHealth]:
+        """Return the health of the transport's own tasks."""

@@ -74,8 +74,11 @@ class Requeued(IntEnum):
     LOG_FULL = 5
 
 
-class DeadStore(Protocol):
+class DeadLetterStore(Protocol):
     """Keep the dead letters of one experiment. Any call may be repeated, and has its effect once."""
+
+    async def known(self) -> bool:
+        """Return whether the server knows an experiment of this name."""
 
     async def facts(self) -> DeadFacts:
         """Count the letters, and those that were dropped."""
@@ -97,6 +100,9 @@ class DeadStore(Protocol):
 
     async def drop(self, letters: Sequence[str]) -> int:
         """Delete letters; return how many there were."""
+
+    async def count_anew(self) -> None:
+        """Forget how many letters were dropped so far."""
 
 
 def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:

@@ -12,7 +12,7 @@ from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
-from ray_messaging.transports.dead_letters import DeadFrame, DeadStore, Listeners, Requeued, Returned, unhandled
+from ray_messaging.transports.dead_letters import DeadFrame, DeadLetterStore, Listeners, Requeued, Returned, unhandled
 from ray_messaging.wire.frames import decode, encode
 
 _DIGITS = 20  # of an entry's id, which is of 64 bits
@@ -47,7 +47,7 @@ class Requeueing:
     Rules are not asked again. The event log, which has these messages from their first mailbox, takes none of them.
     """
 
-    def __init__(self, store: DeadStore, exp_id: str, patterns: Patterns = GLOBS) -> None:
+    def __init__(self, store: DeadLetterStore, exp_id: str, patterns: Patterns = GLOBS) -> None:
         self._store = store
         self._exp_id = exp_id
         self._patterns = patterns

@@ -14,7 +14,7 @@ from ray_messaging import ConfigError, Messaging, UnknownName
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
-from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -194,7 +194,7 @@ def test_ctrl_c_ends_what_would_take_long(town, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(RedisDead, "facts", take_long)
+    monkeypatch.setattr(RedisDeadLetters, "facts", take_long)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         with pytest.raises(KeyboardInterrupt):

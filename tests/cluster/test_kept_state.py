@@ -7,6 +7,7 @@ from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.interception.server.state.store import Kept
 from ray_messaging.interception.server.state.table import Changes
 from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 
 
 async def test_a_rule_that_is_named_like_another_ones_next_table_keeps_its_own(valkey_config, exp_id):
@@ -14,7 +15,7 @@ async def test_a_rule_that_is_named_like_another_ones_next_table_keeps_its_own(v
     await transport.connect()
     try:
         await transport.link.command("HSET", transport.keys.meta, "interceptor", 2)
-        store = RuleStore(transport, "run")
+        store = RuleStore(RedisExperimentStore(transport), exp_id, "run")
         counts = {"quota": Changes({b"1": b"1"}, []), "quota:2": Changes({b"7": b"7"}, [])}
         await store.save(2, Kept(counts, {}, []))
         await store.save(2, Kept({"quota": Changes({b"1": b"5"}, [], cleared=True)}, {}, []))

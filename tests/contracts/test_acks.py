@@ -10,9 +10,9 @@ from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
 from ray_messaging.transports.base import AckRange, Cursor, Limits, SelectiveAcks
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.memory.dead import MemoryDead
+from ray_messaging.transports.memory.dead_letters import MemoryDeadLetters
 from ray_messaging.transports.ranges import encode_ranges
-from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
 from ray_messaging.transports.redis.server_probe import ask_server
 from ray_messaging.transports.requeueing import Requeueing
 
@@ -268,7 +268,7 @@ async def test_what_was_acknowledged_is_no_dead_letter_and_is_not_requeued(messa
     await nameless.close()
     assert len(await store.dead()) == 2  # the second frame was handled
     heir = await messagers(name="heir", host=[1])
-    dead = (MemoryDead if isinstance(server, MemoryServer) else RedisDead)(heir.engine.transport)
+    dead = (MemoryDeadLetters if isinstance(server, MemoryServer) else RedisDeadLetters)(heir.engine.transport)
     requeueing = Requeueing(dead, heir.exp_id)
     outcomes = [await requeueing.requeue(letter) for letter in await dead.page("", 10)]
     assert [outcome.messages for outcome in outcomes] == [3, 1]

@@ -9,7 +9,7 @@ from support.contracts import client_of, fetch_all, until
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
 
 LETTERS = 12
@@ -48,7 +48,7 @@ async def test_each_comes_back_once_though_replies_are_lost(valkey_config, opene
     sent = await kill_off(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
     with Proxy(valkey_config, seed=3) as proxy:
-        store = RedisDead(transports(proxy.config))
+        store = RedisDeadLetters(transports(proxy.config))
         proxy.cut_replies = 0.3
         assert await bring_back(store, exp_id) == LETTERS  # a call that is repeated knows what it did
         proxy.cut_replies = 0.0
@@ -61,7 +61,7 @@ async def test_each_comes_back_once_though_replies_are_lost(valkey_config, opene
 async def test_each_comes_back_once_though_many_ask_for_it(valkey_config, opener, transports, exp_id):
     sent = await kill_off(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
-    stores = [RedisDead(transports(valkey_config)) for _ in range(4)]
+    stores = [RedisDeadLetters(transports(valkey_config)) for _ in range(4)]
     moved = await asyncio.gather(*(bring_back(store, exp_id) for store in stores))
     assert sum(moved) == LETTERS
     assert Counter(message.id for message in await fetch_all(new, LETTERS)) == Counter(sent)
@@ -72,7 +72,7 @@ async def test_each_comes_back_once_though_many_ask_for_it(valkey_config, opener
 async def test_each_is_dropped_once_though_replies_are_lost(valkey_config, opener, transports):
     await kill_off(opener, valkey_config)
     with Proxy(valkey_config, seed=5) as proxy:
-        store = RedisDead(transports(proxy.config))
+        store = RedisDeadLetters(transports(proxy.config))
         proxy.cut_replies = 0.3
         letters = await store.page("", 1000)
         dropped = [await store.drop([letter.id]) for letter in letters]
@@ -101,7 +101,7 @@ async def test_what_cannot_be_decoded_stops_no_reader_when_memory_is_full(redis_
         await client.aclose()
 
     async def dead():
-        return [one.frame for one in await RedisDead(transport).page("", 10)] == [b"garbage"]
+        return [one.frame for one in await RedisDeadLetters(transport).page("", 10)] == [b"garbage"]
 
     await until(dead)
 
@@ -110,7 +110,7 @@ async def test_a_full_memory_takes_nothing_back_and_loses_nothing(redis_process,
     await kill_off(opener, redis_process.config)
     new = await opener(redis_process.config, name="new", host=[1])
     transport = RedisTransport(redis_process.config, exp_id, patience_s=0.1)
-    store, client = RedisDead(transport), client_of(redis_process.config)
+    store, client = RedisDeadLetters(transport), client_of(redis_process.config)
     await client.config_set("maxmemory", "1mb")
     with pytest.raises(MailboxFull, match="maxmemory"):
         await bring_back(store, exp_id)

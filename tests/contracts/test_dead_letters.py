@@ -9,12 +9,12 @@ from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.transports import open_transport
+from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.transports.dead_letters import HEAD_BYTES, LETTER_BYTES, WHOLE_BYTES, Requeued, Returned, kept_of
-from ray_messaging.transports.memory.dead import MemoryDead
+from ray_messaging.transports.memory.dead_letters import MemoryDeadLetters
 from ray_messaging.transports.memory.transport import MemoryTransport
-from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.wire.frames import decode
 
@@ -32,7 +32,7 @@ async def sender(messagers):
 def office(sender, exp_id):
     """Look after the dead letters of the server under test."""
     transport = sender.engine.transport
-    store = (MemoryDead if isinstance(transport, MemoryTransport) else RedisDead)(transport)
+    store = (MemoryDeadLetters if isinstance(transport, MemoryTransport) else RedisDeadLetters)(transport)
 
     class Office:
         facts, page, get, drop = store.facts, store.page, store.get, store.drop

@@ -9,7 +9,7 @@ from support.contracts import WAIT_S, client_of, until
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Fenced, MailboxFull
-from ray_messaging.transports import open_transport
+from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import (
     LOG,
     LOG_STREAM,

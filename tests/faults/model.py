@@ -15,7 +15,7 @@ from ray_messaging import (
     OutcomeUnknown,
     Outgoing,
 )
-from ray_messaging.transports import open_transport
+from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.transports.log_store import LogMark
 from ray_messaging.wire.frames import decode

@@ -22,7 +22,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports import open_transport
+from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire import frames
 
 PASSING = (ConnectionFailed, MailboxFull, OutcomeUnknown)  # a sender goes on after these, a receiver after the first

@@ -17,7 +17,8 @@ from ray_messaging.observability.health.findings import critical, ok, warning
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.health.usage import in_bytes
 from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.server_probe import COPY_FROM, ServerFacts, ask_server, client_of
+from ray_messaging.transports.redis.server_probe import COPY_FROM, ask_server, client_of
+from ray_messaging.transports.server_facts import ServerFacts
 
 TRY_S = 10.0
 FEW_CLIENTS = 1_000  # a group takes up to 4 connections

@@ -17,7 +17,6 @@ from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import DeliveryLeases, Token
 from ray_messaging.receiving.fetch_options import NEXT, FetchOptions
-from ray_messaging.transports.redis import RedisTransport
 
 
 class GroupHost:
@@ -85,8 +84,7 @@ class GroupHost:
     def health(self) -> Report:
         """Say how it is doing."""
         engine = self.messager.engine
-        foreign = engine.transport.loops() if isinstance(engine.transport, RedisTransport) else []
-        return Report(time.time(), loops=[*engine.loops(), *foreign], stats=self.stats())
+        return Report(time.time(), loops=[*engine.loops(), *engine.transport.loops()], stats=self.stats())
 
     async def close(self) -> None:
         """Send what was accepted, commit what was handled, and leave."""

@@ -18,7 +18,7 @@ from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.common.process_tuning import tune_process
-from ray_messaging.config import RedisConfig
+from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
@@ -32,7 +32,7 @@ class InterceptorActor:
 
     # Ray runs an async __init__ on the actor's own loop, at every restart, too.
     async def __init__(  # type: ignore[misc]
-        self, spec: InterceptorSpec, redis: RedisConfig | None
+        self, spec: InterceptorSpec, redis: ServerConfig | None
     ) -> None:
         # An error here would kill the actor and reach nobody in its own form: whoever asks is told.
         self._failure: MessagingError | None = None
@@ -55,7 +55,7 @@ class InterceptorActor:
             await asyncio.sleep(ACTOR_START_RETRY.first_s)
             await begin()
 
-    async def _begin(self, spec: InterceptorSpec, redis: RedisConfig) -> bool:
+    async def _begin(self, spec: InterceptorSpec, redis: ServerConfig) -> bool:
         """Start; keep the reason of a failure for who asks. False: the server is away."""
         host = self._newest = InterceptorHost(spec, redis)
         try:

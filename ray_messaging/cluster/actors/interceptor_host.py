@@ -14,16 +14,15 @@ from ray_messaging.cluster.ownership import Ownership
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.config import RedisConfig
+from ray_messaging.config import ServerConfig
 from ray_messaging.errors import Fenced, InterceptorUnavailable, RuleError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneAddress, LaneServer
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
+from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.base import Limits
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.dead import RedisDead
 
 logger = logging.getLogger(__name__)
 
@@ -35,21 +34,19 @@ _EXIT_FACTOR = 1.5  # a rule that cannot be interrupted ends the process after s
 class InterceptorHost:
     """Hold the interceptor of one experiment, serve its lane, and keep what its rules must not forget."""
 
-    def __init__(self, spec: InterceptorSpec, redis: RedisConfig) -> None:
+    def __init__(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
         self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings, spec.log_dir)
-        self.transport = RedisTransport(
-            redis, spec.exp_id, patience_s=spec.settings.send_timeout_s, dead_bytes=spec.settings.dead_bytes
-        )
+        stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run)
+        self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
-        self.transport.run = spec.run
-        self._store = RuleStore(self.transport, spec.run)
-        self._ownership = Ownership(self.transport, self._store, spec)
+        self._store = RuleStore(self._server, spec.exp_id, spec.run)
+        self._ownership = Ownership(self._server, self._store, spec)
         self._heartbeat: Heartbeat | None = None
         self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer, self._stand)
         self._directory = Directory(spec.exp_id)
-        self._keeping = PendingChanges(self.transport.link, spec.settings.send_timeout_s)
+        self._keeping = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
         self._watchdog: Watchdog | None = None
 
@@ -219,7 +216,7 @@ class InterceptorHost:
 
     async def stats(self) -> dict[str, Any]:
         """Return counters, what waits in each mailbox, and what is among the dead letters."""
-        waiting, dead = await self.transport.waiting(), await RedisDead(self.transport).facts()
+        waiting, dead = await self.transport.waiting(), await self._dead_letters.facts()
         return self.counters() | {"waiting": waiting, "dead_letters": dead._asdict()}
 
     def counters(self) -> dict[str, Any]:
@@ -252,7 +249,7 @@ class InterceptorHost:
     async def remove(self, name: str) -> int:
         """Remove a mailbox, and what is kept of who sent under its name; return how many frames were unread."""
         frames = await self.transport.remove(name, None)
-        await self.transport.link.command("UNLINK", self.transport.keys.sender(name))
+        await self._server.forget_sender(name)
         return frames
 
     async def close(self, *, erase: bool) -> None:
@@ -262,7 +259,7 @@ class InterceptorHost:
         finally:
             await self._store.forget_rules()
             if erase:
-                await self._ownership.erase()
+                await self._server.erase()
             await self._let_go()
 
     async def abandon(self) -> None:

@@ -20,12 +20,12 @@ from ray_messaging.eventlog.reading.shaping import INTERNAL
 from ray_messaging.eventlog.writing.log_errors import died_before_loss
 from ray_messaging.eventlog.writing.segment_store import when_free
 from ray_messaging.eventlog.writing.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
+from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.base import Limits
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.log import other_run
+from ray_messaging.transports.experiment_store import other_run
 
 PAGE = 4096  # rows that are handed out at a time
-_CLEARED = "log_cleared"  # in meta: the server's time, in ms, when the list of `rows` was cleared
+_CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared
 
 
 class LogHost:
@@ -38,9 +38,8 @@ class LogHost:
         self._experiment = experiment
         self._on_existing = on_existing
         self._process = secrets.token_hex(4)
-        self._transport = RedisTransport(
-            experiment.redis, experiment.exp_id, patience_s=settings.send_timeout_s, dead_bytes=settings.dead_bytes
-        )
+        stores = backend_of(experiment.redis).stores(experiment.exp_id, settings, run=experiment.run)
+        self._transport, self._server = stores.transport, stores.experiment
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, 0.0, leased=False)
         self._writer = LogWriter(
             self._transport,
@@ -64,21 +63,15 @@ class LogHost:
         await self._take_folder()
         await self._writer.start()
         self._taken_over = self._writer.rows
-        cleared = await self._transport.link.command("HGET", self._transport.keys.meta, _CLEARED)
-        self._cleared_ms = int(cleared or -1)
+        self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
         """Tell whether the server knows the log of this run: one that was flushed does not, or knows a newer run's."""
-        return bool(await self._meta("log_run") == self._experiment.run.encode())
-
-    async def _meta(self, field: str) -> bytes | None:
-        found: bytes | None = await self._transport.link.command("HGET", self._transport.keys.meta, field)
-        return found
+        return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _check_run(self) -> None:
         """Raise Fenced where another start has the experiment: it has a log of its own, perhaps in this folder."""
-        self._transport.run = self._experiment.run
-        if await self._meta("run") not in {None, self._experiment.run.encode()}:
+        if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
 
     async def _take_folder(self) -> None:
@@ -87,7 +80,7 @@ class LogHost:
             return
         await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
         await when_free(self._folder, self._make_way, asyncio.sleep)
-        await self._transport.link.command("HSET", self._transport.keys.meta, "log_run", self._experiment.run)
+        await self._server.set_log_mark("run", self._experiment.run)
 
     def _make_way(self) -> None:
         """Claim the folder for this run, under its lock: no writer of another one names a file in it from here on."""
@@ -181,14 +174,10 @@ class LogHost:
     async def clear(self) -> None:
         """Begin the list of `rows` anew; the log keeps everything."""
         self._cleared = await self.ask("end", {})
-        now = await self._server_ms()
-        await self._transport.link.command("HSET", self._transport.keys.meta, _CLEARED, now)
-        while await self._server_ms() <= now:
+        now = await self._server.time_ms()
+        await self._server.set_log_mark(_CLEARED, now)
+        while await self._server.time_ms() <= now:
             pass  # what is sent once this has returned has a later millisecond
-
-    async def _server_ms(self) -> int:
-        seconds, micros = await self._transport.link.command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def stats(self) -> dict[str, Any]:
         """Return rows, segments, lag and what is wrong."""

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConnectionFailed
-from ray_messaging.transports.redis.connection.link import RedisLink
 
 T = TypeVar("T")
 
@@ -13,8 +13,9 @@ T = TypeVar("T")
 class PendingChanges:
     """Wait for changes to be kept, though not for ever: whoever made one is told that it is in force."""
 
-    def __init__(self, link: RedisLink, limit_s: float) -> None:
-        self._link = link
+    def __init__(self, server: ServerConfig, where: str, limit_s: float) -> None:
+        self._server = server
+        self._where = where
         self._limit_s = limit_s
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -27,11 +28,11 @@ class PendingChanges:
             return task.result()
         task.add_done_callback(_told)
         raise ConnectionFailed(
-            f"the change is in force, but not kept: the server at {self._link.where} has not taken it within "
+            f"the change is in force, but not kept: the server at {self._where} has not taken it within "
             f"{self._limit_s:g} s. Do not make it again: it is kept once the server takes writes, and lost if the "
             "interceptor dies before",
-            host=self._link.config.server,
-            port=self._link.config.port,
+            host=self._server.server,
+            port=self._server.port,
         )
 
 

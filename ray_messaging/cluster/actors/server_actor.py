@@ -7,7 +7,7 @@ from ray.util import get_node_ip_address
 
 from ray_messaging.cluster.actors.health_reports import server_report
 from ray_messaging.cluster.actors.restarts import restarted
-from ray_messaging.config import RedisConfig
+from ray_messaging.config import ServerConfig
 from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.observability.health.reports import Report
@@ -29,7 +29,7 @@ class ServerActor:
         self._supervisor = ServerSupervisor(EmbeddedServer(get_node_ip_address(), succession=succession))
         self._supervisor.start(succeed=restarted())  # an error, raised here, would reach nobody in its own form
 
-    def config(self) -> RedisConfig:
+    def config(self) -> ServerConfig:
         """Return where the server is, password included; raise why it does not run."""
         return self._supervisor.config()
 

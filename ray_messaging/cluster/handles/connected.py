@@ -6,7 +6,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.handles.actor_calls import result, translated
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.config import RedisConfig
+from ray_messaging.config import ServerConfig
 
 
 class Connected:
@@ -21,7 +21,7 @@ class Connected:
         return self._experiment.exp_id
 
     @property
-    def redis(self) -> RedisConfig:
+    def redis(self) -> ServerConfig:
         """Return where the server is: for a foreign Redis client, or a Messager of your own."""
         return self._whole.redis
 

@@ -13,13 +13,12 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connected import Connected
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.common.tables import data_frame
-from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.config import MessagingConfig, ServerConfig
 from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch
-from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadStore, unhandled
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.dead import RedisDead
+from ray_messaging.transports.backend import backend_of
+from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadLetterStore, unhandled
 from ray_messaging.transports.requeueing import Requeueing, readable
 
 T = TypeVar("T")
@@ -94,7 +93,7 @@ class DeadLetters:
     Iterating reads them page by page, in the order in which they died.
     """
 
-    def __init__(self, redis: RedisConfig, exp_id: str, settings: MessagingConfig | None = None) -> None:
+    def __init__(self, redis: ServerConfig, exp_id: str, settings: MessagingConfig | None = None) -> None:
         self.exp_id = check_name("exp_id", exp_id)
         self._redis = redis
         self._settings = settings or MessagingConfig()
@@ -174,7 +173,7 @@ class DeadLetters:
         """
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
-        async def run(store: RedisDead) -> Requeues:
+        async def run(store: DeadLetterStore) -> Requeues:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
@@ -206,7 +205,7 @@ class DeadLetters:
         """Delete letters (`everything`: and count anew what the limit took); return how many. Raises ConfigError."""
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
-        async def run(store: RedisDead) -> int:
+        async def run(store: DeadLetterStore) -> int:
             if chosen.ids is not None:
                 return await store.drop(chosen.ids)
             dropped, gathered = 0, list[str]()
@@ -232,7 +231,7 @@ class DeadLetters:
             found.id, found.mailbox, found.reason, found.at, found.frame, found.row, self.exp_id, found.acked
         )
 
-    def _run(self, work: Callable[[RedisDead], Awaitable[T]]) -> T:
+    def _run(self, work: Callable[[DeadLetterStore], Awaitable[T]]) -> T:
         """Work on the store from wherever we are called, an event loop that runs included, which waits meanwhile."""
 
         async def run() -> T:
@@ -242,14 +241,14 @@ class DeadLetters:
         return run_in_own_loop(run)
 
     @asynccontextmanager
-    async def _store(self) -> AsyncIterator[RedisDead]:
-        patience_s = self._settings.send_timeout_s
-        transport = RedisTransport(self._redis, self.exp_id, patience_s=patience_s, dead_bytes=_NO_LIMIT)
-        await transport.connect()
+    async def _store(self) -> AsyncIterator[DeadLetterStore]:
+        unlimited = self._settings.model_copy(update={"dead_bytes": _NO_LIMIT})
+        stores = backend_of(self._redis).stores(self.exp_id, unlimited)
+        await stores.transport.connect()
         try:
-            yield RedisDead(transport)
+            yield stores.dead_letters
         finally:
-            await transport.close()
+            await stores.transport.close()
 
 
 class _Chosen(NamedTuple):
@@ -267,7 +266,7 @@ class _Chosen(NamedTuple):
             return cls(None, mailbox)
         return cls([_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)], None)
 
-    async def letters(self, store: DeadStore) -> AsyncIterator[tuple[str, DeadFrame | None]]:
+    async def letters(self, store: DeadLetterStore) -> AsyncIterator[tuple[str, DeadFrame | None]]:
         """Yield id and letter of those that are there now; None for an id that is not."""
         if self.ids is not None:
             for name in self.ids:

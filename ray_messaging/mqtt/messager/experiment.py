@@ -14,7 +14,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.interception.client.verdict_client import ForeignVerdictClient, verdict_client_for
 from ray_messaging.interception.wire.verdicts import VerdictClient
 from ray_messaging.mqtt.messager.addresses import uuid_of
-from ray_messaging.transports import open_transport
+from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import Transport
 
 

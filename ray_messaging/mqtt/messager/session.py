@@ -15,7 +15,7 @@ from ray_messaging.mqtt.messager.addresses import Addresses
 from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
 from ray_messaging.mqtt.messager.experiment import NOBODY, join, make_judge
 from ray_messaging.sending.local_log import LocalLog
-from ray_messaging.transports import open_mqtt
+from ray_messaging.transports.backend import open_mqtt
 
 if TYPE_CHECKING:
     from ray_messaging.mqtt.transport import MqttTransport

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 
 from ray_messaging.observability.health.findings import Finding, critical, ok, warning, worst_first
 from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
-from ray_messaging.transports.redis.server_probe import Kept, Mailbox
+from ray_messaging.transports.server_facts import Kept, Mailbox
 
 OLD_S = 300.0  # what is unread for longer than this is worth a word: steps of a simulation are shorter
 SHOWN = 20  # findings of one kind

@@ -13,7 +13,7 @@ from ray_messaging.transports.redis.connection.facts import (
     kind_and_version,
     number,
 )
-from ray_messaging.transports.redis.server_probe import ServerFacts
+from ray_messaging.transports.server_facts import ServerFacts
 
 SLOW_MS = 20.0
 SKEW_S = 1.0

@@ -42,6 +42,10 @@ class DeadBox:
         """Count the letters, and those that were dropped."""
         return DeadFacts(len(self.letters), self._nbytes, self._dropped, self._dropped_bytes)
 
+    def count_anew(self) -> None:
+        """Forget how many letters were dropped so far."""
+        self._dropped = self._dropped_bytes = 0
+
 
 def _weight(letter: DeadFrame) -> int:
     return len(letter.frame) + LETTER_BYTES

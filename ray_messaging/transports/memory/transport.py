@@ -8,6 +8,7 @@ from math import inf
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.common.limits import DEAD_BYTES
+from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Closed
 from ray_messaging.transports.base import (
     LOG,
@@ -224,6 +225,10 @@ class MemoryTransport(MemoryPost):
         if self._sink is not None:
             self.server.unsubscribe(self._sink)
             self._sink = None
+
+    def loops(self) -> list[TaskHealth]:
+        """Return nothing: no task runs here."""
+        return []
 
     async def waiting(self) -> dict[str, int]:
         """Return the messages that wait in each mailbox; what is acknowledged does not."""

@@ -9,6 +9,7 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits
 from ray_messaging.transports.epochs import successor_of
+from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
@@ -23,9 +24,9 @@ _GUESS = 256 * 2**10  # of a frame's size, before the first one is seen
 class RedisLog:
     """Be the log's part of a RedisTransport."""
 
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
+    def __init__(self, link: RedisLink, keys: Keys, run: str = "") -> None:
         self.link = link
-        self.run = ""  # the start of the experiment that must have it; "": any
+        self.run = run  # the start of the experiment that must have it; "": any
         self.keys = keys
         self._lives = Lives(keys, script_text("revive"), link.config.timeout)
         link.greet = self._lives.greet
@@ -162,17 +163,6 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
         found.get(b"f", b""),
         found.get(b"n"),
         None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],  # cjson's [] is {}
-    )
-
-
-def other_run(exp_id: str, epoch: int) -> Fenced:
-    """Build the error for who serves a start of an experiment that does not have it any more."""
-    return Fenced(
-        f"experiment {exp_id!r} was started anew on its server since, by another cluster or with on_existing='reset', "
-        "or the server was flushed: nothing of this start passes any more. Shut it down, and start the experiment "
-        "again, or under another exp_id",
-        name=exp_id,
-        epoch=epoch,
     )
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -15,6 +14,7 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.redis.connection.facts import read_info
 from ray_messaging.transports.redis.connection.link import RedisLink, connection_options, script_text
+from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
 
 ANSWER_S = 2.0  # of one command
 _PINGS = 3
@@ -26,60 +26,6 @@ COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
 
-@dataclass(frozen=True, slots=True)
-class Mailbox:
-    """How one mailbox is doing; ages in seconds, None where unknown. `lease_s` None: nobody renews it."""
-
-    name: str
-    messages: int
-    nbytes: int
-    max_messages: int
-    max_bytes: int
-    oldest_s: float | None
-    lease_s: float | None
-    leased: bool
-    unlogged: int
-    unlogged_bytes: int
-    hosts: bool  # it alone listens for agents
-    owner: str = ""
-    acked: int = 0  # messages that are acknowledged behind something that is not
-
-    @property
-    def waits_for_its_name(self) -> bool:
-        """Tell whether it is a named messager's that is closed, and may come again; a group's is not."""
-        return self.lease_s is None and not self.leased and not self.hosts
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a server keeps of an experiment; of more than 1,000 mailboxes the first ones."""
-
-    interceptor_epoch: int
-    logged: bool
-    dead_letters: int
-    dead_letters_dropped: int
-    noted: int
-    noted_bytes: int
-    max_noted: int
-    max_noted_bytes: int
-    mailboxes_in_all: int
-    mailboxes: list[Mailbox]
-
-
-@dataclass(slots=True)
-class ServerFacts:
-    """What a server says; `error` says why it did not answer. `skew_s`: its clock minus ours, give or take."""
-
-    where: str
-    error: str = ""
-    refused: bool = False
-    info: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)  # empty where we may not ask for them
-    round_trip_ms: float = 0.0
-    skew_s: float = 0.0
-    kept: Kept | None = None
-
-
 def client_of(config: RedisConfig, timeout_s: float = ANSWER_S) -> "redis.Redis":
     """Make a blocking client that gives up soon."""
     options = connection_options(config) | {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
@@ -89,7 +35,7 @@ def client_of(config: RedisConfig, timeout_s: float = ANSWER_S) -> "redis.Redis"
 def ask_server(config: RedisConfig, exp_id: str | None = None) -> ServerFacts:
     """Ask a server how it is, and what it keeps of an experiment; what is wrong with it is in `error`."""
     link = RedisLink(config, 0.0)  # it knows how to say what is wrong
-    facts = ServerFacts(link.where)
+    facts = ServerFacts(link.where, allow_eviction=config.allow_eviction)
     try:
         with client_of(config) as client:
             _ask(client, facts, exp_id)

@@ -55,8 +55,10 @@ class RedisTransport(RedisLog):
     acks_apart = True
     largest_frame: int | None = None
 
-    def __init__(self, config: RedisConfig, exp_id: str, *, patience_s: float, dead_bytes: int = DEAD_BYTES) -> None:
-        super().__init__(RedisLink(config, patience_s), Keys(exp_id))
+    def __init__(
+        self, config: RedisConfig, exp_id: str, *, patience_s: float, dead_bytes: int = DEAD_BYTES, run: str = ""
+    ) -> None:
+        super().__init__(RedisLink(config, patience_s), Keys(exp_id), run)
         self.exp_id = exp_id
         self._caller = secrets.token_hex(8)
         self._dead_bytes = dead_bytes

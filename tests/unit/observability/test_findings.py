@@ -13,7 +13,7 @@ from ray_messaging.observability.health.findings import critical, ok, warning
 from ray_messaging.observability.health.mailbox_checks import MANY_NAMES, SHOWN, check_kept
 from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
 from ray_messaging.observability.health.server_checks import check_clock, check_server
-from ray_messaging.transports.redis.server_probe import Kept, Mailbox, ServerFacts
+from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
 
 GIB = 2**30
 WELL = {

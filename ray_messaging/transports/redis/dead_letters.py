@@ -12,7 +12,7 @@ _DIGITS = 20  # of 64 bits
 _STATE = ":dead"  # no mailbox can have this name
 
 
-class RedisDead:
+class RedisDeadLetters:
     """Be the dead letters' part of a RedisTransport."""
 
     def __init__(self, transport: RedisTransport) -> None:

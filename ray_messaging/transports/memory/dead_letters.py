@@ -11,7 +11,7 @@ from ray_messaging.transports.memory.server import Experiment, Mailbox, number
 from ray_messaging.transports.memory.transport import MemoryTransport
 
 
-class MemoryDead:
+class MemoryDeadLetters:
     """Be the dead letters' part of a MemoryTransport."""
 
     def __init__(self, transport: MemoryTransport) -> None:
@@ -20,6 +20,10 @@ class MemoryDead:
     @property
     def _exp(self) -> Experiment:
         return self._transport.server.experiments[self._transport.exp_id]
+
+    async def known(self) -> bool:
+        """Return whether the server knows an experiment of this name."""
+        return self._transport.exp_id in self._transport.server.experiments
 
     async def facts(self) -> DeadFacts:
         """Count the letters, and those that were dropped."""
@@ -71,6 +75,10 @@ class MemoryDead:
         for letter in there:
             self._exp.dead.release(letter)
         return len(there)
+
+    async def count_anew(self) -> None:
+        """Forget how many letters were dropped so far."""
+        self._exp.dead.count_anew()
 
 
 def _fits(box: Mailbox | None, frames: Sequence[Returned]) -> Requeued:

@@ -1,0 +1,125 @@
+"""Choice of the backend: the kind of server, by its config, that keeps messages and experiments."""
+
+from typing import Protocol, runtime_checkable
+
+from pydantic import BaseModel, ValidationError
+
+from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig, ServerConfig
+from ray_messaging.errors import ConfigError
+from ray_messaging.transports.base import Transport
+from ray_messaging.transports.dead_letters import DeadLetterStore
+from ray_messaging.transports.experiment_store import ExperimentStore
+from ray_messaging.transports.log_store import LogStore
+from ray_messaging.transports.memory import MemoryServer, MemoryTransport
+from ray_messaging.transports.server_facts import ServerFacts
+
+
+class ExperimentStores(Protocol):
+    """Stores of one experiment over one set of connections: those of the transport, which connects and closes them."""
+
+    @property
+    def transport(self) -> LogStore:
+        """Mailboxes, and the streams that the event log reads."""
+
+    @property
+    def dead_letters(self) -> DeadLetterStore:
+        """Dead letters."""
+
+    @property
+    def experiment(self) -> ExperimentStore:
+        """Run, interceptor epoch and rule state."""
+
+
+class Backend(Protocol):
+    """Factory for the stores on one server that can keep experiments."""
+
+    def transport(self, exp_id: str, settings: MessagingConfig) -> Transport:
+        """Make the transport of a messager."""
+
+    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> ExperimentStores:
+        """Make the stores of an experiment; `run` is the start of it that must hold it ("": any)."""
+
+    def probe(self, exp_id: str | None = None) -> ServerFacts:
+        """Ask the server for its state, and for that of an experiment. Blocks; an error is in the answer."""
+
+    def closed_names(self, exp_id: str) -> list[str]:
+        """Return the mailboxes of closed messagers with a name. Blocks. Raises ConnectionFailed, ServerRefused."""
+
+
+@runtime_checkable
+class BackendConfig(Protocol):
+    """Config of a server of another kind than ours: it brings its backend along, also to other processes."""
+
+    def open_backend(self) -> Backend:
+        """Make the backend."""
+
+
+def backend_of(config: ServerConfig) -> Backend:
+    """Make the backend for the server of an experiment (see `experiment_config`)."""
+    if isinstance(config, BackendConfig):
+        return config.open_backend()
+    from ray_messaging.transports.redis.backend import RedisBackend  # noqa: PLC0415 - loads redis-py
+
+    return RedisBackend(redis_config(config))
+
+
+def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
+    """Make the transport for a server: a config, a URL, or a MemoryServer; raise ConfigError."""
+    if isinstance(server, MemoryServer):
+        return MemoryTransport(server, exp_id, dead_bytes=settings.dead_bytes)
+    if isinstance(server, str):
+        server = MqttConfig.from_url(server) if server.startswith("mqtt") else RedisConfig.from_url(server)
+    if isinstance(server, MqttConfig):
+        return open_mqtt(server, exp_id, settings)
+    if isinstance(server, ServerConfig):
+        return backend_of(server).transport(exp_id, settings)
+    if isinstance(server, BaseModel):
+        return backend_of(redis_config(server)).transport(exp_id, settings)
+    raise ConfigError(
+        f"{type(server).__name__} says no server: pass a RedisConfig, an MqttConfig, a redis:// or mqtt:// URL or a "
+        "MemoryServer"
+    )
+
+
+def open_mqtt(server: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None) -> Transport:
+    """Make the transport for an MQTT broker; `log` takes the notes for the event log. Raises ConfigError."""
+    try:
+        from ray_messaging.mqtt.transport import MqttTransport  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"MQTT needs the extra: pip install 'ray-messaging[mqtt]' (there is no module {error.name!r})"
+        ) from error
+    return MqttTransport(server, exp_id, settings, log=log)
+
+
+def experiment_config(server: object) -> ServerConfig | None:
+    """Return the config of an experiment's server; None: an embedded one. Raises ConfigError."""
+    if isinstance(server, MqttConfig) or (isinstance(server, str) and server.startswith("mqtt")):
+        raise ConfigError(
+            "an experiment's server is Redis or Valkey: pass redis= a RedisConfig or a redis:// URL, or leave it out "
+            "for an embedded one. An MQTT broker goes to Messager(MqttConfig(...), exp_id), or ray_messaging.mqtt"
+        )
+    if server is None or isinstance(server, ServerConfig):
+        return server
+    if isinstance(server, str):
+        return RedisConfig.from_url(server)
+    if isinstance(server, MemoryServer):
+        raise ConfigError(
+            "a MemoryServer lives in one process, and an experiment's actors have their own: pass it to "
+            "Messager(MemoryServer(), exp_id) in a test; leave redis= out for an embedded server, or give it your own"
+        )
+    if isinstance(server, BaseModel):
+        return redis_config(server)
+    raise ConfigError(
+        f"redis={type(server).__name__} says no server: pass a RedisConfig or a redis:// URL, or leave it out for an "
+        "embedded server"
+    )
+
+
+def redis_config(server: BaseModel) -> RedisConfig:
+    """Return a checked RedisConfig with the fields of another config, as AgentSociety's own."""
+    try:
+        known = {name: getattr(server, name) for name in RedisConfig.model_fields if hasattr(server, name)}
+        return RedisConfig.model_validate(known)
+    except ValidationError as error:  # it shows no values: they may be passwords
+        raise ConfigError(f"this {type(server).__name__} says no server: {error}") from None

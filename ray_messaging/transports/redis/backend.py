@@ -1,0 +1,41 @@
+"""Backend for Redis and Valkey."""
+
+from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
+from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
+from ray_messaging.transports.redis.server_probe import ask_server, closed_names
+from ray_messaging.transports.redis.transport import RedisTransport
+from ray_messaging.transports.server_facts import ServerFacts
+
+
+class RedisStores:
+    """Stores of one experiment over the connections of one RedisTransport."""
+
+    def __init__(self, transport: RedisTransport) -> None:
+        self.transport = transport
+        self.dead_letters = RedisDeadLetters(transport)
+        self.experiment = RedisExperimentStore(transport)
+
+
+class RedisBackend:
+    """Factory for the stores on one Redis or Valkey server."""
+
+    def __init__(self, config: RedisConfig) -> None:
+        self._config = config
+
+    def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisTransport:
+        """Make the transport of a messager."""
+        patience_s, dead_bytes = settings.send_timeout_s, settings.dead_bytes
+        return RedisTransport(self._config, exp_id, patience_s=patience_s, dead_bytes=dead_bytes, run=run)
+
+    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisStores:
+        """Make the stores of an experiment; `run` is the start of it that must hold it ("": any)."""
+        return RedisStores(self.transport(exp_id, settings, run=run))
+
+    def probe(self, exp_id: str | None = None) -> ServerFacts:
+        """Ask the server for its state, and for that of an experiment."""
+        return ask_server(self._config, exp_id)
+
+    def closed_names(self, exp_id: str) -> list[str]:
+        """Return the mailboxes of closed messagers with a name."""
+        return closed_names(self._config, exp_id)

@@ -1,0 +1,114 @@
+"""An experiment on a real Ray cluster whose server is of the test's own kind: the cluster names no server."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+from cluster_support import wait_for
+
+from ray_messaging import Messaging, RedisConfig, rules
+from ray_messaging.config import ServerConfig
+from ray_messaging.transports.redis.backend import RedisBackend
+
+
+class Counted:
+    """A store, each use of which leaves its name in a file."""
+
+    def __init__(self, store, path):
+        self._store, self._path = store, path
+
+    def __getattr__(self, name):
+        with Path(self._path).open("a") as file:
+            file.write(f"{type(self._store).__name__}.{name}\n")
+        return getattr(self._store, name)
+
+
+class CountedStores:
+    """The stores of an experiment, counted."""
+
+    def __init__(self, stores, path):
+        self.transport = Counted(stores.transport, path)
+        self.dead_letters = Counted(stores.dead_letters, path)
+        self.experiment = Counted(stores.experiment, path)
+
+
+class CountedBackend:
+    """A backend that counts: a real one would talk to another kind of server."""
+
+    def __init__(self, config):
+        self._path = config.path
+        redis = RedisConfig(server=config.server, port=config.port, password=config.password)
+        self._backend = RedisBackend(redis)
+
+    def transport(self, exp_id, settings):
+        return Counted(self._backend.transport(exp_id, settings), self._path)
+
+    def stores(self, exp_id, settings, *, run=""):
+        return CountedStores(self._backend.stores(exp_id, settings, run=run), self._path)
+
+    def probe(self, exp_id=None):
+        return Counted(self._backend, self._path).probe(exp_id)
+
+    def closed_names(self, exp_id):
+        return Counted(self._backend, self._path).closed_names(exp_id)
+
+
+class CountedConfig(ServerConfig):
+    """The address of a server of the test's own kind."""
+
+    server: str
+    port: int
+    password: str | None = None
+    path: str
+
+    def open_backend(self):
+        """Make the backend."""
+        return CountedBackend(self)
+
+
+@pytest.fixture
+def counted(ray_cluster, redis_config, tmp_path):
+    """Return a config of the test's own, and a function that counts the uses of its stores."""
+    here = sys.modules[__name__]
+    ray.cloudpickle.register_pickle_by_value(here)
+    path = tmp_path / "uses"
+    config = CountedConfig(
+        server=redis_config.server, port=redis_config.port, password=redis_config.password, path=str(path)
+    )
+    yield config, lambda: Counter(path.read_text().splitlines())
+    ray.cloudpickle.unregister_pickle_by_value(here)
+
+
+def test_an_experiment_on_a_backend_of_the_tests_own(counted, exp_id, tmp_path):
+    config, uses = counted
+    limits = [rules.BlackList([(1, 4)]), rules.RateLimit(1000)]
+    with Messaging.start(exp_id, redis=config, rules=limits, log_dir=tmp_path / "log") as messaging:
+        west, east = messaging.create_group("west", [1, 2]), messaging.create_group("east", [3, 4])
+        fates = [west.send(1, to, {"n": to}).fate for to in (3, 4, 99)]
+        assert fates == ["delivered", "blocked", "undeliverable"]
+        assert [message.payload for message in east.fetch(timeout=20)] == [{"n": 3}]
+        east.ack()
+        west.send(2, 4, {"n": 5})
+        messaging.remove_group("east")  # with a message that nobody has read
+        assert [letter.mailbox for letter in messaging.dead_letters] == ["east"]
+        assert messaging.dead_letters.drop(everything=True) == 1
+        assert messaging.closed_messagers() == []
+        assert messaging.stats()["blocked"] == 1
+        assert {"server", "interceptor"} <= {finding.what.split()[0] for finding in messaging.health().findings}
+        assert wait_for(lambda: len(messaging.log.query()) == 4, "the log")
+        assert isinstance(messaging.redis, CountedConfig)
+        assert isinstance(Messaging.connect(exp_id).redis, CountedConfig)
+    with Messaging.start(exp_id, redis=config, on_existing="reset"):
+        pass
+    found = uses()
+    for use in (
+        *("RedisTransport.listen", "RedisTransport.send", "RedisTransport.commit", "RedisTransport.remove"),
+        *("RedisTransport.open_log", "RedisTransport.read_log", "RedisTransport.log_written"),
+        *("RedisDeadLetters.page", "RedisDeadLetters.drop", "RedisDeadLetters.facts"),
+        *("RedisExperimentStore.claim", "RedisExperimentStore.take_interceptor_epoch", "RedisExperimentStore.beat"),
+        *("RedisExperimentStore.write", "RedisExperimentStore.erase_earlier", "RedisExperimentStore.forget_sender"),
+        *("RedisBackend.probe", "RedisBackend.closed_names"),
+    ):
+        assert found[use] > 0, (use, found)
