@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from cluster_support import wait_for
+from support.cluster import wait_for
 
 from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.config import ServerConfig
