@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import report as drawing
 from benchmarks.figures import Plan
-from benchmarks.results import FILE, Run
-from benchmarks.runner import Part
+from benchmarks.reports import markdown as drawing
+from benchmarks.runs.results import FILE, Run
+from benchmarks.runs.runner import Part
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -47,7 +47,7 @@ def run(
     Each part runs in a process of its own, one after the other. What fails is told, and does not end the others; the
     exit code is 1 then. Environments of peers that are not there yet are built first.
     """
-    from benchmarks import parts
+    from benchmarks.runs import parts
 
     usual = Plan.of(quick)
     plan = Plan(quick, seconds or usual.seconds, repeats or usual.repeats)
@@ -108,8 +108,8 @@ def _build(names: list[str], envs: Path) -> bool:
 def _measure(plan: Plan, chosen: list[Part], needed: list[str], envs: Path, out: Path) -> Run:
     """Run the parts; the JSON is written after each, so that what ends us leaves what was measured."""
     from benchmarks.machine import facts
-    from benchmarks.runner import run_all
-    from benchmarks.screen import Showing
+    from benchmarks.reports.screen import Showing
+    from benchmarks.runs.runner import run_all
 
     _build(needed, envs)
     found = Run(facts(), plan)
@@ -146,7 +146,7 @@ def _write(found: Run, folder: Path) -> None:
 
 
 def _show(found: Run, *, as_json: bool) -> None:
-    from benchmarks.screen import show
+    from benchmarks.reports.screen import show
 
     if as_json:
         typer.echo(found.to_json())

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.mosquitto import Mosquitto
 from benchmarks.peers.environments import FOLDER, python
-from benchmarks.runner import MissingError
+from benchmarks.runs.runner import MissingError
 
 HOST = "127.0.0.1"
 START_S, LOOK_S = 10.0, 0.02

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.plots import bars, curves
-from benchmarks.results import Run
+from benchmarks.runs.results import Run
 
 STYLE = {"font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.figures import OURS, Figure
 from benchmarks.plots.style import BLUE, HIGHER, LOWER, ORANGE, PURPLE, canvas, colour, save, short
-from benchmarks.report import plain, quotient, significant
-from benchmarks.results import Run
+from benchmarks.reports.markdown import plain, quotient, significant
+from benchmarks.runs.results import Run
 
 PERCENTILES = {"p50": BLUE, "p99": ORANGE, "p99.9": PURPLE}
 Panel = tuple[str, list[Figure]]

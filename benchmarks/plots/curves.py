@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.figures import OURS, Figure
 from benchmarks.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, canvas, save, short
-from benchmarks.results import Run
+from benchmarks.runs.results import Run
 
 PAINTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, GREY)
 MARKERS = ("o", "s", "^", "D", "v", "P")

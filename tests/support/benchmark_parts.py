@@ -8,8 +8,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are no part of the package
 
 from benchmarks.figures import OURS, Figure, Plan
-from benchmarks.results import Outcome, Run
-from benchmarks.runner import Part
+from benchmarks.runs.results import Outcome, Run
+from benchmarks.runs.runner import Part
 
 FACTS = {
     "cores": 2, "cpu": "a CPU", "memory_gib": 4.0, "system": "Linux", "versions": {"ray": "2"}, "commit": "abc",

@@ -7,54 +7,56 @@ from support.benchmark_parts import FACTS, TELL, figure, part, run_of
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as commands
-from benchmarks import machine, parts, promises, report
+from benchmarks import machine
 from benchmarks.axes import AXES
 from benchmarks.figures import LIMIT, TURNS
 from benchmarks.peers import PEERS
-from benchmarks.results import Outcome, Run
+from benchmarks.reports import markdown, targets
+from benchmarks.runs import parts
+from benchmarks.runs.results import Outcome, Run
 
 
 class TestReport:
     def test_ratios_are_ours_by_theirs(self):
         ours, theirs = figure(values=[2000.0, 3000.0, 1000.0]), figure("NATS core", [500.0])
-        text = report.by_point([ours, theirs])
+        text = markdown.by_point([ours, theirs])
         assert "| bulk | 2,000 | messages/s | 2,000 (1,000 to 3,000) | 500 | 4 x |" in text
         slower = [figure(values=[0.25], unit="ms", case="lone p50"), figure("zmq", [0.125], unit="ms", case="lone p50")]
-        assert "| 0.25 | 0.125 | 2 x |" in report.by_point(slower)
+        assert "| 0.25 | 0.125 | 2 x |" in markdown.by_point(slower)
 
     def test_many_peers_are_rows_the_best_first(self):
         peers = [figure(f"peer {rate}", [rate]) for rate in (1.0, 5.0, 3.0, 4.0)]
-        text = report.axis_tables([figure(LIMIT + "frames", [900.0]), *peers, figure()])
+        text = markdown.axis_tables([figure(LIMIT + "frames", [900.0]), *peers, figure()])
         names = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines()[4:]]
         assert names == ["**ray_messaging**", "peer 5.0", "peer 4.0", "peer 3.0", "peer 1.0", "limit: frames"]
         assert text.startswith("agents 2,000:")
 
     def test_a_peer_without_a_figure_has_an_empty_cell(self):
-        text = report.by_name([figure(), figure(case="awaited"), figure("queue", case="awaited", values=[10.0])])
+        text = markdown.by_name([figure(), figure(case="awaited"), figure("queue", case="awaited", values=[10.0])])
         assert "| queue |  |  | 10 | 10 x |" in text
 
     def test_figures_that_stand_alone_are_rows(self):
         alone = [figure(LIMIT + name, case=name, axis="limits") for name in ("codec", "store", "loopback", "call")]
-        assert "| codec | agents 2,000 | limit: codec | messages/s | 100 |  |" in report.axis_tables(alone)
+        assert "| codec | agents 2,000 | limit: codec | messages/s | 100 |  |" in markdown.axis_tables(alone)
 
     def test_notes_are_said_once(self):
         told = [figure(note="set up in 1 s"), figure(case="awaited", note="set up in 1 s; 3 lost")]
         elsewhere = figure(agents=200)
-        assert report.notes([*told, elsewhere]) == "- ray_messaging, agents 2,000: set up in 1 s; awaited: 3 lost"
+        assert markdown.notes([*told, elsewhere]) == "- ray_messaging, agents 2,000: set up in 1 s; awaited: 3 lost"
 
         everywhere = [figure(note="one core", agents=agents) for agents in (200, 2000)]
-        assert report.notes([*everywhere, figure("zmq")]) == "- ray_messaging: one core"
+        assert markdown.notes([*everywhere, figure("zmq")]) == "- ray_messaging: one core"
 
     @pytest.mark.parametrize(
         ("value", "text"),
         [(0.0, "0"), (1234567.0, "1,230,000"), (0.012345, "0.0123"), (9.996, "10"), (1.5, "1.5"), (-5.25, "-5.25")],
     )
     def test_numbers_have_three_digits(self, value, text):
-        assert report.significant(value) == text
+        assert markdown.significant(value) == text
 
     def test_bytes_have_a_unit(self):
-        assert report.shown(figure(unit="bytes", values=[3 * 2**30])) == "3 GiB"
-        assert report.size(12) == "12 bytes"
+        assert markdown.shown(figure(unit="bytes", values=[3 * 2**30])) == "3 GiB"
+        assert markdown.size(12) == "12 bytes"
 
     def test_what_failed_and_what_is_missing_is_told(self):
         run = run_of(figure())
@@ -62,15 +64,15 @@ class TestReport:
             Outcome("axis log", "log", "failed", "exit code 1: a|b", 3.0),
             Outcome("mqtt", "peers", "missing", "no"),
         ]
-        text = report.markdown(run)
+        text = markdown.markdown(run)
         assert "| failed | axis log | exit code 1: a\\|b | 3 s |" in text
         assert "| missing | mqtt | no | 0 s |" in text
         assert run.failed
         assert not run_of(figure()).failed
 
     def test_a_busy_machine_is_told(self):
-        assert "busy" not in report.markdown(run_of(figure()))
-        assert "40% of its processors" in report.markdown(run_of(figure(), facts=FACTS | {"busy": 0.4}))
+        assert "busy" not in markdown.markdown(run_of(figure()))
+        assert "40% of its processors" in markdown.markdown(run_of(figure(), facts=FACTS | {"busy": 0.4}))
 
     def test_all_of_a_run_is_kept(self, tmp_path):
         run = run_of(figure(), figure("NATS core"))
@@ -82,7 +84,7 @@ class TestReport:
 
 class TestMustShow:
     def checked(self, text, *figures):
-        return next(each for each in promises.checked(figures) if text in each.promise.text)
+        return next(each for each in targets.checked(figures) if text in each.target.text)
 
     def test_a_ratio(self):
         def rate(value, agents=1_000_000):
@@ -100,7 +102,7 @@ class TestMustShow:
         assert self.checked("lost", lost).kept is False
         slow = figure(axis="latency", case="p99", unit="ms", values=[1.4], load="idle")
         assert self.checked("p99, idle", slow).kept is True
-        assert "| ✅ | lone message p99, idle (ms) | 1.4 | at most 1.5 |" in report.markdown(run_of(slow))
+        assert "| ✅ | lone message p99, idle (ms) | 1.4 | at most 1.5 |" in markdown.markdown(run_of(slow))
 
     def test_a_sum(self):
         at = {"axis": "agents", "case": "memory", "unit": "bytes", "agents": 1_000_000}
@@ -109,7 +111,7 @@ class TestMustShow:
         assert self.checked("memory in all", ours)[1:3] == (None, None)
 
     def test_names_only_what_is_measured(self):
-        named = [each for promise in promises.MUST_SHOW for each in (promise.figure, promise.beside) if each]
+        named = [each for target in targets.TARGETS for each in (target.figure, target.beside) if each]
         assert {each.axis for each in named} <= {TURNS, *AXES}
         measured = {peer.name for peer in PEERS}
         assert {each.who for each in named if each.axis == TURNS} <= measured

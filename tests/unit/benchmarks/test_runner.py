@@ -7,7 +7,7 @@ import pytest
 from support.benchmark_parts import TELL, figure, has_ended, part
 
 from benchmarks.figures import OURS, Figure, Plan, percentiles
-from benchmarks.runner import MissingError, Part, Watcher, run_all, run_part
+from benchmarks.runs.runner import MissingError, Part, Watcher, run_all, run_part
 
 
 class TestFigures:

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import pytest
 from support.benchmark_parts import figure, has_ended, run_of
 
-from benchmarks import parts, promises, report
 from benchmarks.figures import OURS, TURNS, Plan, Task, paired
 from benchmarks.peers import BY_TURNS
-from benchmarks.runner import ROOT
-from benchmarks.sessions import members
-from benchmarks.side import Side
-from benchmarks.turns import FIRST_WARM_S, by_turns
+from benchmarks.reports import markdown, targets
+from benchmarks.runs import parts
+from benchmarks.runs.runner import ROOT
+from benchmarks.runs.sessions import members
+from benchmarks.runs.side import Side
+from benchmarks.runs.turns import FIRST_WARM_S, by_turns
 
 TASK = Task(["bulk"], 1.0, 1, 300, 0.3)
 PEER = "NATS core"
@@ -97,16 +98,16 @@ class TestPairs:
         # The medians of both rates are 40 and 40; no round was measured at less than twice theirs but one.
         run = run_of(figure(values=[40.0, 20.0, 90.0], **AT), figure(PEER, [40.0, 10.0, 45.0], **AT))
         text = "one awaited call each, 2,000 agents, beside NATS core"
-        shown = next(each for each in promises.checked(run.figures()) if each.promise.text == text)
+        shown = next(each for each in targets.checked(run.figures()) if each.target.text == text)
         assert (shown.value, shown.kept, shown.values) == (2.0, True, [1.0, 2.0, 2.0])
-        drawn = report.markdown(run)
+        drawn = markdown.markdown(run)
         assert f"| ✅ | {text} | 2 x (1 to 2) | at least 1 x |" in drawn
         assert "| awaited | 2,000 | NATS core | messages/s | 40 (20 to 90) | 40 (10 to 45) | 2 x (1 to 2) |" in drawn
 
     def test_everything_beside_peers_is_measured_by_turns(self):
         asked = {
             (each.figure.case.partition(" ")[0], each.beside.who, each.figure.at["agents"])
-            for each in promises.MUST_SHOW
+            for each in targets.TARGETS
             if each.figure.axis == TURNS
         }
         assert asked == {(kind, each.peer, each.agents) for each in BY_TURNS for kind in each.kinds}
@@ -116,7 +117,7 @@ class TestPairs:
         [part] = parts.choose(Plan(seconds=1.5), ["by turns: ours and NATS core"], tmp_path)
         job = json.loads(part.stdin({"port": 7}))
         ours, theirs = job["sides"]
-        assert ours["command"] == [sys.executable, "-m", "benchmarks.drive"]
+        assert ours["command"] == [sys.executable, "-m", "benchmarks.runs.driver"]
         assert theirs["command"][0] == str(tmp_path / "brokers" / "python")
         assert ours["job"] == {"peer": OURS, "agents": 2000, "server": None}
         assert theirs["job"] == {"peer": PEER, "agents": 2000, "server": {"port": 7}}
@@ -184,7 +185,7 @@ class TestProcess:
         ]
         job = {"agents": 2000, "rounds": 2, "tasks": [vars(TASK)], "sides": sides}
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.turns"],
+            [sys.executable, "-m", "benchmarks.runs.turns"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         process.stdin.write(json.dumps(job))

@@ -1,4 +1,4 @@
-"""One target under atheris, which watches what code an input reaches: started by `benchmarks.fuzz --guided`.
+"""One target under atheris, which watches what code an input reaches: started by `python tests/fuzz --guided`.
 
 An input is a seed for the target's own way to make inputs where its first byte is odd, and the input itself where it is
 even: the first gets far inside, the second is what coverage can lead.

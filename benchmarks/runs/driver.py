@@ -1,6 +1,6 @@
 """Measure one peer, in the environment that has it: tasks as JSON lines on stdin, figures as JSON lines on stdout.
 
-    PYTHON -m benchmarks.drive <<< '{"peer": "pyzmq asyncio", "agents": 2000, "server": null}
+    PYTHON -m benchmarks.runs.driver <<< '{"peer": "pyzmq asyncio", "agents": 2000, "server": null}
         {"kinds": ["bulk", "awaited", "lone"], "seconds": 0.7, "repeats": 1, "pings": 200, "warm_s": 0.7}'
 
 The first line says whom to start; each further one is a task, done when it is read, so that whoever holds the other end

@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.figures import OURS, Figure
-from benchmarks.promises import checked
-from benchmarks.report import (
+from benchmarks.reports.markdown import (
     PEERS,
     TITLES,
     bound,
@@ -24,8 +23,9 @@ from benchmarks.report import (
     unit,
     where,
 )
-from benchmarks.results import Outcome, Run
-from benchmarks.runner import Watcher
+from benchmarks.reports.targets import checked
+from benchmarks.runs.results import Outcome, Run
+from benchmarks.runs.runner import Watcher
 
 PIPE_WIDTH = 160  # a file or a pipe has no width of its own
 STATES = {"measured": "green", "failed": "bold red", "missing": "yellow"}
@@ -100,7 +100,7 @@ def show(run: Run) -> None:
     for axis in run.axes():
         found = list(run.figures(axis))
         screen.print(heat_map(found) if axis == PEERS else axis_table(axis, found))
-    if (must_show := promises(run)).row_count:
+    if (must_show := targets_table(run)).row_count:
         screen.print(must_show)
     for outcome in run.trouble():
         screen.print(Text(f"{outcome.state}: {outcome.name}{why(outcome)}", STATES[outcome.state]))
@@ -160,7 +160,7 @@ def _heat(better: float) -> str:
     return next((style for least, style in HEAT if better >= least), COLDEST)
 
 
-def promises(run: Run) -> Table:
+def targets_table(run: Run) -> Table:
     """Draw what the run must show, as far as it measured that."""
     every = checked(run.figures())
     found = [each for each in every if each.kept is not None]
@@ -170,5 +170,5 @@ def promises(run: Run) -> Table:
         table.add_column(head, justify=side)  # type: ignore[arg-type]
     for each in found:
         mark = Text("yes", "green") if each.kept else Text("NO", "bold red")
-        table.add_row(mark, each.promise.text, measured(each), bound(each))
+        table.add_row(mark, each.target.text, measured(each), bound(each))
     return table

@@ -34,7 +34,7 @@ class Which:
 
 
 @dataclass(frozen=True)
-class Promise:
+class Target:
     """A bound of one figure, with what is added to it, or of its ratio to another one of the same run.
 
     Where both took turns, the ratio is the median of the rounds' ratios.
@@ -68,25 +68,23 @@ class Promise:
 
 
 class Checked(NamedTuple):
-    """A promise with what the run has of it, None where that was not measured; values: the ratio of each round."""
+    """A target with what the run has of it, None where that was not measured; values: the ratio of each round."""
 
-    promise: Promise
+    target: Target
     value: float | None = None
     kept: bool | None = None
     values: Sequence[float] = ()
 
 
-def _beside_peer(
-    what: str, case: str, peer: str, bound: float, agents: int = 2000, *, at_least: bool = True
-) -> Promise:
+def _beside_peer(what: str, case: str, peer: str, bound: float, agents: int = 2000, *, at_least: bool = True) -> Target:
     text = f"{what}, {agents:,} agents, beside {peer}"
     at: dict[str, int | float | str] = {"agents": agents, "beside": peer}
-    return Promise(text, Which(TURNS, case, OURS, at), bound, Which(TURNS, case, peer, at), at_least)
+    return Target(text, Which(TURNS, case, OURS, at), bound, Which(TURNS, case, peer, at), at_least)
 
 
-def _log(until: str, case: str) -> Promise:
+def _log(until: str, case: str) -> Target:
     text = f"bulk with the log on, until {until}, beside the log off"
-    return Promise(text, Which("log", case, at={"log": "on"}), 0.5, Which("log", "bulk", at={"log": "off"}))
+    return Target(text, Which("log", case, at={"log": "on"}), 0.5, Which("log", "bulk", at={"log": "off"}))
 
 
 def _million(case: str) -> Which:
@@ -96,37 +94,37 @@ def _million(case: str) -> Which:
 XADD_HOP = LIMIT + "bare XADD to reader"
 IDLE = {"load": "idle"}
 
-MUST_SHOW = (
+TARGETS = (
     _beside_peer("bulk", "bulk", SEED, 1000),
     _beside_peer("bulk", "bulk", SEED, 3000, 10_000),
     _beside_peer("bulk", "bulk", "Ray actor calls", 1.5),
     _beside_peer("bulk", "bulk", "redis-py frames", 0.6),
     _log("the last has arrived", "bulk"),
     _log("the log has it, too", "bulk, until logged"),
-    Promise("messages lost when the log lags", Which("log", "lost when the log lags"), 0, at_least=False),
+    Target("messages lost when the log lags", Which("log", "lost when the log lags"), 0, at_least=False),
     _beside_peer("one awaited call each", "awaited", SEED, 500),
     _beside_peer("one awaited call each", "awaited", "NATS core", 1),
     _beside_peer("one awaited call each", "awaited", "pyzmq asyncio", 1),
     _beside_peer("lone message p50", "lone p50", SEED, 0.15, at_least=False),
     _beside_peer("lone message p50", "lone p50", SEED, 0.15, 10_000, at_least=False),
-    Promise(
+    Target(
         "lone message p50, idle, beside a bare XADD to its reader",
         Which("latency", "p50", at=IDLE),
         2,
         Which("latency", "p50", XADD_HOP, IDLE),
         at_least=False,
     ),
-    Promise("lone message p99, idle (ms)", Which("latency", "p99", at=IDLE), 1.5, at_least=False),
-    Promise("1,000,000 agents: set up (s)", _million("set up"), 60, at_least=False),
-    Promise("1,000,000 agents: a step of one message each (s)", _million("step"), 3, at_least=False),
-    Promise(
+    Target("lone message p99, idle (ms)", Which("latency", "p99", at=IDLE), 1.5, at_least=False),
+    Target("1,000,000 agents: set up (s)", _million("set up"), 60, at_least=False),
+    Target("1,000,000 agents: a step of one message each (s)", _million("step"), 3, at_least=False),
+    Target(
         "1,000,000 agents: memory in all, Ray's own processes, too (bytes)",
         _million("memory"),
         4 * GB,
         at_least=False,
         added=Which("agents", "memory", "Ray's own processes", {"agents": 1_000_000}),
     ),
-    Promise(
+    Target(
         "bulk at 1,000,000 agents, beside 200",
         _million("bulk"),
         0.75,
@@ -138,4 +136,4 @@ MUST_SHOW = (
 def checked(figures: Iterable[Figure]) -> list[Checked]:
     """Hold all of them against a run."""
     measured = list(figures)
-    return [promise.checked(measured) for promise in MUST_SHOW]
+    return [target.checked(measured) for target in TARGETS]

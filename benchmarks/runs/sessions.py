@@ -1,6 +1,6 @@
 """All processes of a session: to freeze them, to let them go on, and to end them, whoever dies meanwhile.
 
-    python -m benchmarks.sessions SESSION     ends them once its stdin has ended
+    python -m benchmarks.runs.sessions SESSION     ends them once its stdin has ended
 
 Ray's workers have process groups of their own: only the session holds them all. Where a driver is killed, some of Ray's
 processes stay, and frozen ones see no end of anything.

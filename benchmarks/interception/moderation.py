@@ -3,7 +3,7 @@
 All messages are sent, each once; precision and recall are those of what was blocked, and the log must account for the
 last message: one fate each, each blocked one with its rule.
 
-python -m benchmarks.moderation [--data FILE] [--json FILE]
+python -m benchmarks.interception.moderation [--data FILE] [--json FILE]
 """
 
 import argparse
@@ -22,7 +22,7 @@ import ray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.classifier import AskClassifier, Text, read_collection, serving, training_rows
+from benchmarks.interception.classifier import AskClassifier, Text, read_collection, serving, training_rows
 from ray_messaging import Messaging, rules
 from ray_messaging.eventlog.event_log import EventLog
 

@@ -1,6 +1,6 @@
 """How fast the event log answers: a folder of ten million rows, asked by agent.
 
-python -m benchmarks.log_query [--rows 10000000] [--agents 1000 100000] [--json FILE]
+python -m benchmarks.event_log.query [--rows 10000000] [--agents 1000 100000] [--json FILE]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Fault by fault: what was lost, what came twice, what broke its order, and how long nothing came.
 
-python -m benchmarks.faults [--quick] [--only NAME ...] [--without-ray] [--json FILE] [--markdown FILE]
+python tests/faults [--quick] [--only NAME ...] [--without-ray] [--json FILE] [--markdown FILE]
 
 The cases are those of tests/faults: real servers and real processes, each message in a ledger. --quick leaves out the
 long ones, --only takes those whose name holds a text. The exit code is 1 where a promise broke or a case failed.
@@ -23,8 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-TESTS = Path(__file__).parent.parent / "tests"
-sys.path.insert(0, str(TESTS))  # the cases live where they are asserted
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder: the cases are in the package `faults`
 
 MODULES = ("server", "process", "link", "loss", "overload", "hostile", "embedded", "group", "interceptor", "cluster")
 ON_RAY = ("embedded", "group", "interceptor", "cluster")

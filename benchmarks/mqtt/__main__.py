@@ -16,9 +16,9 @@ import numpy as np
 import ray
 
 from benchmarks.mosquitto import IN_FLIGHT, Mosquitto
-from benchmarks.mqtt_peer import SeedPeer
+from benchmarks.mqtt.comparison import measure_all, options, screen, table
+from benchmarks.mqtt.seed_peer import SeedPeer
 from benchmarks.peers.ours import MessagerHalf
-from benchmarks.side_by_side import measure_all, options, screen, table
 from benchmarks.work import SUBTOPICS, Half, payload
 from ray_messaging import Messager, Messaging, Outgoing, mqtt, rules
 from ray_messaging.common.process_tuning import tune_process

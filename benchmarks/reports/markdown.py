@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.axes import AXES
 from benchmarks.figures import LIMIT, OURS, TURNS, Figure, paired
 from benchmarks.machine import BUSY
-from benchmarks.promises import Checked, checked
-from benchmarks.results import Run
+from benchmarks.reports.targets import Checked, checked
+from benchmarks.runs.results import Run
 
 FILE = "benchmarks.md"
 PEERS = "peers"
@@ -61,23 +61,23 @@ def busy_warning(run: Run) -> str:
 
 def must_show(run: Run) -> str:
     """Draw the ratios and bounds."""
-    rows = [[MARKS[each.kept], each.promise.text, measured(each), bound(each)] for each in checked(run.figures())]
+    rows = [[MARKS[each.kept], each.target.text, measured(each), bound(each)] for each in checked(run.figures())]
     return table(["", "what", "measured", "must be"], rows)
 
 
 def measured(each: Checked) -> str:
-    """Show what a promise came to."""
+    """Show what a target came to."""
     if each.value is None:
         return "not measured"
-    if not each.promise.beside:
+    if not each.target.beside:
         return significant(each.value)
     return times(each.values) if len(each.values) > 1 else f"{significant(each.value)} x"
 
 
 def bound(each: Checked) -> str:
     """Show what it must come to."""
-    times = " x" if each.promise.beside else ""
-    return f"at {'least' if each.promise.at_least else 'most'} {significant(each.promise.bound)}{times}"
+    times = " x" if each.target.beside else ""
+    return f"at {'least' if each.target.at_least else 'most'} {significant(each.target.bound)}{times}"
 
 
 def trouble(run: Run) -> str:

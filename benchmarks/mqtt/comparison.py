@@ -11,8 +11,8 @@ import ray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.drive import lone, rate
 from benchmarks.figures import percentiles
+from benchmarks.runs.driver import lone, rate
 
 PINGS = 1000
 

@@ -1,6 +1,6 @@
 """A spam classifier behind HTTP, in a process of its own: naive Bayes over words, and who asks it.
 
-python -m benchmarks.classifier FILE SEED     prints its port, and serves until its stdin is closed
+python -m benchmarks.interception.classifier FILE SEED     prints its port, and serves until its stdin is closed
 """
 
 import asyncio
@@ -97,7 +97,7 @@ async def _read_body(reader: asyncio.StreamReader) -> bytes:
 @contextmanager
 def serving(path: Path, seed: int) -> Iterator[int]:
     """Serve the classifier in a process of its own; give its port."""
-    command = [sys.executable, "-m", "benchmarks.classifier", str(path), str(seed)]
+    command = [sys.executable, "-m", "benchmarks.interception.classifier", str(path), str(seed)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -21,9 +21,9 @@ import ray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.drive import lone, rate
 from benchmarks.figures import percentiles
 from benchmarks.peers.ours import Ours
+from benchmarks.runs.driver import lone, rate
 from ray_messaging import Messaging
 from ray_messaging.interception.client.verdict_client import verdict_client_for
 from ray_messaging.model.batch import Batch

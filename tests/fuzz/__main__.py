@@ -5,8 +5,8 @@ is survived if it is decoded and every column of it can be read and written agai
 stands for that (FrameError; of channels InvalidAddress; the lane ends the connection). Anything else, one that takes
 for ever, and one that wants more than 1 GiB, is a finding: it is written to a file.
 
-python -m benchmarks.fuzz [--runs 1000000] [--target frames|verdicts|...|all] [--workers 2] [--seed 1] [--json FILE]
-python -m benchmarks.fuzz --guided 600 --target frames     # coverage-guided, by atheris; installed into --tools
+python tests/fuzz [--runs 1000000] [--target frames|verdicts|...|all] [--workers 2] [--seed 1] [--json FILE]
+python tests/fuzz --guided 600 --target frames     # coverage-guided, by atheris; installed into --tools
 """
 
 import argparse
@@ -25,7 +25,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-TESTS = Path(__file__).parents[1] / "tests"
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder
 ATHERIS = "atheris==3.0.0"
 CHUNK = 2_000
 CHUNK_S = 300  # a machine that is busy may be a hundred times slower; one input that never ends is found all the same
@@ -34,7 +35,6 @@ MEMORY_BYTES = 2**30
 
 def main():
     """Run what the command line says; exit with 1 where there was a finding."""
-    sys.path.insert(0, str(TESTS))
     from support.fuzzing import TARGETS
 
     options = read_options(list(TARGETS))
@@ -88,7 +88,6 @@ def run_target(name, options):
 
 def prepare():
     """Bound what a process may take: an input that wants gigabytes fails here."""
-    sys.path.insert(0, str(TESTS))
     from support import fuzzing  # noqa: F401 - before memory is counted
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -158,7 +157,14 @@ def run_guided(name, options):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tools), str(TESTS), str(TESTS.parent)])}
     limits = [f"-max_total_time={options.guided}", "-max_len=4096", "-rss_limit_mb=2048", "-timeout=60"]
     where = f"-artifact_prefix={options.findings}/{name}-guided-"
-    command = [sys.executable, "-m", "benchmarks.fuzz_guided", name, *limits, where, f"-seed={options.seed}"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("guided.py")),
+        name,
+        *limits,
+        where,
+        f"-seed={options.seed}",
+    ]
     return subprocess.run(command, env=environment, check=False).returncode
 
 

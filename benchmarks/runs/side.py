@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from typing import IO, Self
 
 from benchmarks.figures import DONE, Figure
-from benchmarks.runner import WORDS_KEPT, error_line
-from benchmarks.sessions import freeze, thaw
+from benchmarks.runs.runner import WORDS_KEPT, error_line
+from benchmarks.runs.sessions import freeze, thaw
 
 GRACE_S = 30.0  # for Ray and our server to end by themselves
 
 
 class Side:
-    """Start a driver (`python -m benchmarks.drive`), and have it do tasks while it is `awake`.
+    """Start a driver (`python -m benchmarks.runs.driver`), and have it do tasks while it is `awake`.
 
     `who` is whose figures it tells, `job` its first line. It starts with the `with` block, frozen, and ends with it: by
     itself, or killed with all of its session where the block fails, or where this process is killed.
@@ -37,7 +37,7 @@ class Side:
             start_new_session=True,
         )
         # It ends the session when we end it, or when we are killed; until it is told a job, the driver starts nothing.
-        keep = [sys.executable, "-m", "benchmarks.sessions", str(self._process.pid)]
+        keep = [sys.executable, "-m", "benchmarks.runs.sessions", str(self._process.pid)]
         self._keeper = subprocess.Popen(keep, stdin=subprocess.PIPE, start_new_session=True)
         try:
             self.ask(self._job)

@@ -1,6 +1,6 @@
 """Measure ours and a peer by turns, a repetition of ours, one of theirs, and so on; figures as JSON lines on stdout.
 
-    python -m benchmarks.turns < job, as JSON: agents, rounds, tasks, sides: each who, command, and a driver's job
+    python -m benchmarks.runs.turns < job, as JSON: agents, rounds, tasks, sides: each who, command, and a driver's job
 
 A shared machine is twice as fast now as some minutes later. What is measured within seconds meets the same machine, so
 that the ratio of a round says more than both rates. Each has processes and servers of its own; while one has its turn
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.figures import TURNS, Figure, Task, emit
-from benchmarks.side import Side
+from benchmarks.runs.side import Side
 
 FIRST_WARM_S = 1.0  # in the first turn; later on a short one fills caches and renews leases
 

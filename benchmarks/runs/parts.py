@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.axes import AXES
 from benchmarks.figures import OURS, TURNS, Plan, Task
 from benchmarks.peers import BY_TURNS, PEERS, Peer, Turns, named
-from benchmarks.runner import Part
+from benchmarks.runs.runner import Part
 
 AXIS = "peers"
 # Two or three times what they take: who reaches that hangs.
@@ -85,7 +85,7 @@ def _turns(turns: Turns, plan: Plan, envs: Path) -> Part:
     return Part(
         f"by turns: ours and {peer.name}, {turns.agents:,} agents",
         TURNS,
-        lambda: [sys.executable, "-m", "benchmarks.turns"],
+        lambda: [sys.executable, "-m", "benchmarks.runs.turns"],
         stdin,
         _limit(TURNS_LIMIT_S, plan),
         partial(_serving, peer.server, envs),
@@ -99,7 +99,7 @@ def _job(peer: Peer, agents: int, server: dict[str, Any] | None) -> dict[str, An
 def _command(peer: Peer, envs: Path) -> list[str]:
     from benchmarks.peers.environments import python
 
-    return [str(python(envs, peer.environment)) if peer.environment else sys.executable, "-m", "benchmarks.drive"]
+    return [str(python(envs, peer.environment)) if peer.environment else sys.executable, "-m", "benchmarks.runs.driver"]
 
 
 def _serving(kind: str, envs: Path) -> AbstractContextManager[dict[str, Any] | None]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.figures import NOT_HERE, Figure
-from benchmarks.results import Outcome
+from benchmarks.runs.results import Outcome
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GRACE_S = 5.0  # to end by itself once it is told to
 LINE_LIMIT = 1_000_000
 WORDS_KEPT = 40  # last lines of what is no figure, for whoever asks why a part failed

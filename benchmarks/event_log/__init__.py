@@ -1,0 +1,1 @@
+"""Cost and query speed of the event log."""

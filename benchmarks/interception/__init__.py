@@ -1,0 +1,1 @@
+"""Cost of rules, and moderation of a real collection."""

@@ -1,0 +1,1 @@
+"""Our MQTT transport beside AgentSociety's."""

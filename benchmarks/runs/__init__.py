@@ -1,0 +1,1 @@
+"""Parts of a run, each in a process of its own, and their results."""
