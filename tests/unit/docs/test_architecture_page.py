@@ -1,0 +1,64 @@
+"""docs/architecture.md, docs/README.md and CONTRIBUTING.md: every path and link that they name exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
+FOLDERS = ("tests/", "docs/", "benchmarks/", "ray_messaging/", ".ci/")
+PATH = re.compile(r"`([\w./]+(?:/|\.(?:py|lua|md)))`")
+
+
+def without_blocks(page):
+    """Return a page's text, but for its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def missing(text, base):
+    """Return the paths in code that do not exist; a path that does not begin with a folder's name is under `base`."""
+    return [
+        path for path in PATH.findall(text) if not (ROOT / ("" if path.startswith(FOLDERS) else base) / path).exists()
+    ]
+
+
+@pytest.mark.parametrize(("page", "base"), [("docs/architecture.md", "ray_messaging"), ("CONTRIBUTING.md", "")])
+def test_every_path_exists(page, base):
+    assert missing(without_blocks(page), base) == []
+
+
+def test_a_path_that_does_not_exist_is_found():
+    assert missing("see `wire/frames.py`, `wire/of_nothing.py` and `docs/`", "ray_messaging") == ["wire/of_nothing.py"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page)):
+        path, _, anchor = link.partition("#")
+        if link.startswith("http"):
+            continue
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(str(target.relative_to(ROOT)))):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_readme_fits_its_limits():
+    text = (ROOT / "README.md").read_text()
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(text.splitlines()) <= 150
+    assert max(table.count("\n") for table in tables) <= 12
