@@ -8,11 +8,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
-]
 FOLDERS = ("tests/", "docs/", "benchmarks/", "ray_messaging/", ".ci/")
 PATH = re.compile(r"`([\w./]+(?:/|\.(?:py|lua|md)))`")
 
