@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from ray_messaging.eventlog.reading.event_rows import LogRow
     from ray_messaging.interception import rules
     from ray_messaging.interception.rules.rule import Rule
-    from ray_messaging.message import Message, Outgoing
+    from ray_messaging.message import Message, Messages, Outgoing
     from ray_messaging.messager import Messager
-    from ray_messaging.messages import Messages
     from ray_messaging.observability.health.findings import Finding, Health
     from ray_messaging.receipt import Receipt, Receipts
 
@@ -65,7 +64,7 @@ _HOMES = {
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
     "Message": "ray_messaging.message",
     "Messager": "ray_messaging.messager",
-    "Messages": "ray_messaging.messages",
+    "Messages": "ray_messaging.message",
     "Messaging": "ray_messaging.cluster.messaging",
     "MessagingConfig": "ray_messaging.config",
     "MqttConfig": "ray_messaging.config",

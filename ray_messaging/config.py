@@ -1,4 +1,4 @@
-"""Settings: where the server is, and the limits of a messager."""
+"""Settings: addresses of servers, and limits of a messager."""
 
 import warnings
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ else:
 
 
 class Setting(NamedTuple):
-    """Describe a field as people read it."""
+    """Description of a field for users."""
 
     name: str
     kind: str
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 
 
 class _Legible(ModelMetaclass):
-    """Leave pydantic's own members out of `dir` and `help` of a class: they are ten times as long as ours."""
+    """Metaclass that hides pydantic's own members in `dir` and `help`: they are ten times as long as ours."""
 
     def __dir__(self) -> list[str]:
         ours = [base for base in self.__mro__ if base not in BaseModel.__mro__]
@@ -52,7 +52,7 @@ class _Legible(ModelMetaclass):
 
 
 class _Settings(BaseModel, metaclass=_Legible):
-    """Name its fields, with their defaults and what they set, in its docstring."""
+    """Base of settings classes. It adds a list of the fields to the class docstring."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - as BaseModel's
@@ -61,7 +61,7 @@ class _Settings(BaseModel, metaclass=_Legible):
 
 
 def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
-    """Yield what there is to say of each field: docs/configuration.md has it as a table."""
+    """Yield the description of each field. The table in docs/configuration.md is made of these."""
     for name, field in config.model_fields.items():
         kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
         default = "required" if field.is_required() else _shown(name, field.default)
@@ -79,12 +79,12 @@ def _shown(name: str, value: object) -> str:
 
 
 def _of(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - a field of any type
-    """Build a field from its default and what it sets, with the unit; docs/configuration.md has a row for each."""
+    """Build a field from its default and its description, with the unit; docs/configuration.md has a row for each."""
     return Field(default, description=description, **limits)
 
 
 class ServerConfig(_Settings):
-    """Address of a server; its class says of which kind, so that the backend is chosen by it."""
+    """Address of a server. Its class selects the backend."""
 
     if TYPE_CHECKING:  # each kind describes them on its own
         server: str
@@ -93,12 +93,12 @@ class ServerConfig(_Settings):
 
 
 class RedisConfig(ServerConfig):
-    """Say where the Redis (or Valkey) server is; the repr never shows the password."""
+    """Address of the Redis (or Valkey) server; the repr never shows the password."""
 
     # An error about another field must not print the password.
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
-    server: str = Field(description="its host name or address; what begins with / is a unix socket")
+    server: str = Field(description="its host name or address; a path that begins with / is a unix socket")
     port: int = _of(6379, "its TCP port", ge=0, le=65535)
     password: str | None = _of(None, "its password", repr=False)
     db: int = _of(0, "the number of the database", ge=0)
@@ -108,43 +108,45 @@ class RedisConfig(ServerConfig):
     ssl_ca_certs: str | None = _of(None, "a file of authorities to trust beside the system's")
     ssl_certfile: str | None = _of(None, "a file with our own certificate, where the server asks for one")
     ssl_keyfile: str | None = _of(None, "a file with its key")
-    allow_eviction: bool = _of(False, "take a server that deletes data, unread messages too, when its memory is full")
-    socket_dir: str | None = _of(None, "a folder with its unix socket, PORT.sock, which is quicker where it is there")
+    allow_eviction: bool = _of(False, "accept a server that deletes data, unread messages too, when its memory is full")
+    socket_dir: str | None = _of(None, "a folder with its unix socket, PORT.sock, which is faster if it exists")
 
     @model_validator(mode="before")
     @classmethod
     def _name_the_unknown(cls, fields: object) -> object:
-        # AgentSociety's users have files with more in them; a typo in `password` must not go unnoticed all the same.
+        # AgentSociety's settings files have more keys. A typo in `password` must be noticed all the same.
         unknown = sorted(map(str, fields.keys() - cls.model_fields.keys())) if isinstance(fields, dict) else []
         if unknown:
             known = ", ".join(cls.model_fields)
-            warnings.warn(f"RedisConfig has no {', '.join(unknown)}, and ignores it: it has {known}", stacklevel=3)
+            warnings.warn(
+                f"RedisConfig has no {', '.join(unknown)}, and ignores it: its fields are {known}", stacklevel=3
+            )
         return fields
 
     @model_validator(mode="after")
     def _is_whole(self) -> "RedisConfig":
-        # Who sets a CA or a key believes that it protects.
+        # A CA or a key without TLS would protect nothing.
         if not self.ssl and (self.ssl_ca_certs or self.ssl_certfile or self.ssl_keyfile):
             raise ValueError("ssl_ca_certs, ssl_certfile and ssl_keyfile need ssl=True")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError("ssl_keyfile needs ssl_certfile")
         if self.socket_dir is not None and (self.ssl or self.server.startswith("/")):
-            raise ValueError("socket_dir stands beside a host and a port, without ssl: write one way to the server")
+            raise ValueError("socket_dir stands beside a host and a port, without ssl")
         return self
 
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
-        """Read redis://, rediss:// or unix:// ([user][:password]@host[:port][/db]); raise ConfigError otherwise.
+        """Parse redis://, rediss:// or unix:// ([user][:password]@host[:port][/db]); raise ConfigError otherwise.
 
-        Behind a question mark: allow_eviction=1, and db=number.
+        After a question mark: allow_eviction=1, and db=number.
         """
         try:
             parts = urlsplit(url)
         except ValueError:
-            raise ConfigError("cannot read the server's address: write redis://[user:password@]host:port/db") from None
+            raise ConfigError("invalid server address: write redis://[user:password@]host:port/db") from None
         if parts.scheme not in {"redis", "rediss", "unix"}:
             raise ConfigError(
-                f"cannot read a server's address with scheme {parts.scheme!r}: "
+                f"invalid server address, its scheme is {parts.scheme!r}: "
                 "write redis://host:port/db, rediss://host:port/db or unix:///path"
             )
         query = dict(pair.partition("=")[::2] for pair in parts.query.split("&") if pair)
@@ -162,13 +164,13 @@ class RedisConfig(ServerConfig):
         except (ValidationError, ValueError):
             # The cause would show the password.
             raise ConfigError(
-                "cannot read the server's address: write redis://[user:password@]host:port/db, with a port of 0 to "
+                "invalid server address: write redis://[user:password@]host:port/db, with a port of 0 to "
                 "65535, a number for db, 0 or 1 for allow_eviction, and / @ : in the password as %2F %40 %3A"
             ) from None
 
 
 class MqttConfig(ServerConfig):
-    """Say where the MQTT broker is; the repr never shows the password."""
+    """Address of the MQTT broker; the repr never shows the password."""
 
     # A typo in `password` must not go unnoticed, and an error about another field must not print it.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
@@ -178,7 +180,7 @@ class MqttConfig(ServerConfig):
     username: str | None = _of(None, "the user's name")
     password: str | None = _of(None, "the user's password, which needs a username", repr=False)
     timeout: float = _of(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
-    keepalive_s: int = _of(30, "seconds without a word after which a ping is sent, or the peer is gone", ge=1, le=65535)
+    keepalive_s: int = _of(30, "seconds of silence before a ping; then the peer counts as gone", ge=1, le=65535)
     ssl: bool = _of(False, "connect by TLS")
     ssl_ca_certs: str | None = _of(None, "a file of the authorities to trust; without it: the system's")
     ssl_certfile: str | None = _of(None, "a file with our own certificate, where the broker asks for one")
@@ -186,8 +188,7 @@ class MqttConfig(ServerConfig):
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
-        # paho leaves a lone password out without a word, and a key or a CA of a connection without TLS: who sets one
-        # believes that it protects.
+        # paho silently ignores a password without a username, and a key or a CA without TLS.
         if self.password is not None and self.username is None:
             raise ValueError("a password needs a username")
         if not self.ssl and (self.ssl_ca_certs or self.ssl_certfile or self.ssl_keyfile):
@@ -198,16 +199,16 @@ class MqttConfig(ServerConfig):
 
     @classmethod
     def from_url(cls, url: str) -> "MqttConfig":
-        """Read mqtt:// or mqtts:// ([user[:password]@]host[:port]; mqtts: port 8883); raise ConfigError otherwise."""
+        """Parse mqtt:// or mqtts:// ([user[:password]@]host[:port]; mqtts: port 8883); raise ConfigError otherwise."""
         how = "write mqtt://[user:password@]host:port, or mqtts:// for TLS"
         try:
             parts = urlsplit(url)
         except ValueError:
-            raise ConfigError(f"cannot read the broker's address: {how}") from None
+            raise ConfigError(f"invalid broker address: {how}") from None
         if parts.scheme not in {"mqtt", "mqtts"}:
-            raise ConfigError(f"cannot read a broker's address with scheme {parts.scheme!r}: {how}")
+            raise ConfigError(f"invalid broker address, its scheme is {parts.scheme!r}: {how}")
         default_port = 8883 if parts.scheme == "mqtts" else 1883
-        # A password with a raw / or ? in it ends there: what follows it must not go unnoticed.
+        # A raw / or ? in a password ends it. Do not ignore the rest.
         more = parts.path.strip("/") + parts.query + parts.fragment
         try:
             return cls(
@@ -220,13 +221,13 @@ class MqttConfig(ServerConfig):
         except (ValidationError, ValueError):
             # The cause would show the password.
             raise ConfigError(
-                f"cannot read the broker's address: {how}, with a port of 1 to 65535, nothing behind it, a user with a "
+                f"invalid broker address: {how}, with a port of 1 to 65535 at the end, a user with each "
                 "password, and / @ : in the password as %2F %40 %3A"
             ) from None
 
 
 class MessagingConfig(_Settings):
-    """Set the limits of a messager; sizes in messages or bytes, times in seconds."""
+    """Limits of a messager: sizes in messages or bytes, times in seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -234,28 +235,28 @@ class MessagingConfig(_Settings):
         MAILBOX_MESSAGES, "messages that may wait unread in a mailbox; then senders wait"
     )
     mailbox_bytes: PositiveInt = _of(MAILBOX_BYTES, "bytes that may wait unread in a mailbox; then senders wait")
-    inbox_messages: PositiveInt = _of(100_000, "messages that a receiver reads ahead of what is fetched")
+    inbox_messages: PositiveInt = _of(100_000, "messages that a receiver reads ahead of fetches")
     outbox_messages: PositiveInt = _of(200_000, "messages that may wait in a messager to be sent; then `send` waits")
     outbox_bytes: PositiveInt = _of(256 * 2**20, "bytes that may wait in a messager to be sent; then `send` waits")
     payload_bytes: int = _of(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=PAYLOAD_LIMIT)
-    state_bytes: int = _of(64 * 2**20, "bytes of what a transaction keeps, 256 MiB at most", gt=0, le=TRANSACTION_BYTES)
-    complete_messages: PositiveInt = _of(1_000_000, "messages that one fetch with `complete=True` hands out at most")
-    complete_bytes: PositiveInt = _of(256 * 2**20, "bytes that one fetch with `complete=True` hands out at most")
-    frame_rows: PositiveInt = _of(FRAME_ROWS, "messages in one entry of a mailbox; a batch of ours has no more")
-    frame_bytes: PositiveInt = _of(FRAME_BYTES, "bytes in one entry of a mailbox")
-    send_timeout_s: PositiveFloat = _of(30.0, "seconds that a send goes on trying: no server, no room, no log")
-    interceptor_timeout_s: PositiveFloat = _of(30.0, "seconds that a send waits for an interceptor without an answer")
+    state_bytes: int = _of(64 * 2**20, "bytes of a transaction's state, 256 MiB at most", gt=0, le=TRANSACTION_BYTES)
+    complete_messages: PositiveInt = _of(1_000_000, "most messages of one fetch with `complete=True`")
+    complete_bytes: PositiveInt = _of(256 * 2**20, "most bytes of one fetch with `complete=True`")
+    frame_rows: PositiveInt = _of(FRAME_ROWS, "most messages in one entry of a mailbox")
+    frame_bytes: PositiveInt = _of(FRAME_BYTES, "most bytes in one entry of a mailbox")
+    send_timeout_s: PositiveFloat = _of(30.0, "seconds for which a send is retried: no server, full mailbox, full log")
+    interceptor_timeout_s: PositiveFloat = _of(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _of(
-        RULE_TIMEOUT_S, "seconds at one batch after which a rule has failed, and is interrupted"
+        RULE_TIMEOUT_S, "seconds for one batch; then the rule has failed, and is interrupted"
     )
-    lease_s: PositiveFloat = _of(30.0, "seconds after which a messager that is not heard of counts as gone")
-    loan_s: PositiveFloat = _of(60.0, "seconds that a caller over Ray may hold what it fetched; then others get it")
-    dead_bytes: PositiveInt = _of(DEAD_BYTES, "bytes of dead letters; beyond it the oldest are dropped, and counted")
+    lease_s: PositiveFloat = _of(30.0, "seconds without a sign of life after which a messager counts as gone")
+    loan_s: PositiveFloat = _of(60.0, "seconds until messages that a Ray caller fetched are redelivered to others")
+    dead_bytes: PositiveInt = _of(DEAD_BYTES, "bytes of dead letters; above it the oldest are dropped, and counted")
     log_list_messages: int = _of(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
     log_list_bytes: int = _of(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
-    mirror: bool = _of(False, "PUBLISH also what mailboxes take, for foreign clients that listen along")
-    strict_senders: bool | None = _of(None, "send for one's own agents alone, or the user; None: if it is a group")
-    standing_verdicts: bool = _of(True, "let senders apply rules on ids alone; False: each batch is asked about")
+    mirror: bool = _of(False, "PUBLISH messages to mailboxes too, for foreign clients that listen")
+    strict_senders: bool | None = _of(None, "send only for one's own agents, or the user; None: if it is a group")
+    standing_verdicts: bool = _of(True, "let senders apply rules that read ids only; False: ask for each batch")
 
 
 OnExisting = Literal["error", "resume", "reset"]

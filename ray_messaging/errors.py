@@ -1,36 +1,36 @@
-"""The errors of ray_messaging: what went wrong, which value, what to do.
+"""The errors of ray_messaging.
 
 MessagingError
-├── ConfigError                 a setting cannot work; nothing was started
+├── ConfigError                 a setting that cannot work; nothing was started
 │   └── ServerRefused           the server refused the password, the user or the db (also a ConnectionFailed)
-├── InvalidAddress              an id, channel, subtopic, group or experiment name that cannot be used
-│   └── UnknownSender           a from_id that is no agent of the group that is to send for it
-├── InvalidPayload              a payload that is no JSON object
-├── InvalidMsg                  a Msg, or the dict of one, that cannot be: its role, its keys, its class
+├── InvalidAddress              an invalid id, channel, subtopic, group or experiment name
+│   └── UnknownSender           a from_id that is not an agent of the sending group
+├── InvalidPayload              a payload that is not a JSON object
+├── InvalidMsg                  an invalid Msg, or dict of one: its role, its keys, its class
 ├── InvalidColumns              columns of a bulk send that do not fit together
 ├── PayloadTooLarge             a payload above the limit
 ├── UnknownName                 an experiment, group or agent that does not exist
 ├── AlreadyExists               an experiment, group or agent claim that exists already
-├── TransactionError            a transaction that cannot be opened, or go on
-├── CommitFailed                messages that were handled, and could not be committed: others have them by now
-├── FetchTooLarge               a complete fetch of more than may be handed out at once
-├── NotListening                fetching from a messager that does not listen
+├── TransactionError            a transaction that cannot be opened or continued
+├── CommitFailed                processed messages that could not be committed: they were redelivered
+├── FetchTooLarge               a complete fetch above its limits
+├── NotListening                a fetch from a messager that does not listen
 ├── Closed                      a messager, group or experiment that was closed
-├── Fenced                      somebody newer has taken over this mailbox or this sender's name
-├── FrameError                  bytes that are no valid frame
+├── Fenced                      a newer process has taken over this mailbox or this sender's name
+├── FrameError                  bytes that are not a valid frame
 ├── RuleError                   a rule that cannot be used
-├── TraceError                  a trace file with a broken line
-├── LogError                    the event log's folder cannot be used: not writable, full, damaged, not there
-├── InvalidQuery                a question to the event log that it cannot understand
+├── TraceError                  a trace file with an invalid line
+├── LogError                    the event log's folder cannot be used: not writable, full, damaged, missing
+├── InvalidQuery                an invalid query of the event log
 ├── Unbalanced                  sends in the event log that did not end in exactly one fate
 ├── ServerFailed                the embedded server did not start, or died
-└── TransitError                a message's way was cut
+└── TransitError                a message could not be delivered
     ├── ConnectionFailed        the server cannot be reached
-    ├── InterceptorUnavailable  nobody gives verdicts, so nothing may pass
-    ├── MailboxFull             a receiver does not keep up
+    ├── InterceptorUnavailable  there was no verdict, so nothing may pass
+    ├── MailboxFull             a receiver is too slow
     └── OutcomeUnknown          a send that may or may not have happened
 
-Every error carries its facts as attributes, and pickles with them.
+Every error has its facts as attributes, and keeps them when pickled.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ from typing import Any
 
 
 class MessagingError(Exception):
-    """Be the root of every error this package raises on purpose.
+    """Root of every error that this package raises on purpose.
 
-    One raised for sends carries what is known: `receipts`, one for each (None where unknown), and the `message_ids` of
-    those it concerns.
+    An error of a send carries `receipts`, one for each message (None where unknown), and the `message_ids` that it
+    concerns.
     """
 
     receipts: Sequence[Any] | None = None
@@ -63,19 +63,19 @@ class InvalidAddress(MessagingError, ValueError):
 
 
 class UnknownSender(InvalidAddress):
-    """A message's from_id, `value`, is no agent of the `group` that is to send it; None: nobody says whose it is."""
+    """A message's from_id, `value`, is not an agent of the sending `group`; None: the message has no from_id."""
 
     group: str
 
 
 class InvalidPayload(MessagingError, TypeError):
-    """A payload is no JSON object."""
+    """A payload is not a JSON object."""
 
 
 class InvalidMsg(MessagingError, ValueError, AssertionError):
-    """A Msg, or the dict of one, cannot be; `value`, and of a dict's keys the `missing` and the `extra`.
+    """A Msg, or the dict of one, is invalid: `value`, and for a dict the `missing` and `extra` keys.
 
-    AgentScope raises ValueError for a role, AssertionError for a dict: who catches either catches this.
+    AgentScope raises ValueError for a role and AssertionError for a dict. This error is both.
     """
 
     value: object
@@ -98,7 +98,7 @@ class UnknownName(MessagingError, LookupError):
 
 
 class AlreadyExists(MessagingError, ValueError):
-    """An experiment, a group or an agent's claim exists already; `kind`, `value` and, where known, `owner`."""
+    """An experiment, a group or an agent's claim already exists; `kind`, `value` and, where known, `owner`."""
 
     kind: str
     value: object
@@ -110,13 +110,13 @@ class NotListening(MessagingError, RuntimeError):
 
 
 class TransactionError(MessagingError, RuntimeError):
-    """A transaction cannot be opened or go on: another one is open, it is over, or it takes too much."""
+    """A transaction cannot be opened or continued: another is open, it has ended, or it is too large."""
 
 
 class CommitFailed(MessagingError, RuntimeError):
-    """Messages that were handled could not be committed: mostly, they were held too long, and went to another handle.
+    """Processed messages could not be committed, mostly because they were held too long and were redelivered.
 
-    `group` names the mailbox, `messages` says how many; `held_s` and `loan_s` are None where time is not the reason.
+    `group` is the mailbox, `messages` their number; `held_s` and `loan_s` are None where time is not the reason.
     """
 
     group: str
@@ -126,7 +126,7 @@ class CommitFailed(MessagingError, RuntimeError):
 
 
 class FetchTooLarge(MessagingError, ValueError):
-    """A complete fetch would hand out too much: `messages` and `size` (bytes), `limit_messages` and `limit` (bytes)."""
+    """A complete fetch is above its limits: `messages` and `size`, `limit_messages` and `limit` (sizes in bytes)."""
 
     messages: int
     size: int
@@ -137,30 +137,30 @@ class FetchTooLarge(MessagingError, ValueError):
 class Closed(MessagingError, RuntimeError):
     """The messager, group or experiment was closed.
 
-    `unsent`: it was before this send began, so nothing of it was sent.
+    `unsent`: it was closed before this send began, so nothing was sent.
     """
 
     unsent: bool = False
 
 
 def ended(exp_id: str, *, unsent: bool = False) -> Closed:
-    """Build the error for who goes on in an experiment that has ended."""
+    """Build the error for a call in an experiment that has ended."""
     return Closed(
-        f"experiment {exp_id!r} has ended: it was shut down or started anew, or whoever started it is gone. Close what "
-        f"you have of it, and take Messaging.connect({exp_id!r}) where it runs again, or Messaging.start({exp_id!r})",
+        f"experiment {exp_id!r} has ended: it was shut down or started anew, or its driver has died. Close your "
+        f"handles, then call Messaging.connect({exp_id!r}) if it runs again, or Messaging.start({exp_id!r})",
         unsent=unsent,
     )
 
 
 class Fenced(MessagingError, RuntimeError):
-    """Somebody newer has taken over; `name` holds the mailbox or sender, `epoch` ours."""
+    """A newer process has taken over; `name` is the mailbox or sender, `epoch` ours."""
 
     name: str
     epoch: int
 
 
 class FrameError(MessagingError, ValueError):
-    """Bytes are no valid frame."""
+    """Bytes are not a valid frame."""
 
 
 class InvalidColumns(MessagingError, ValueError):
@@ -181,14 +181,14 @@ class TraceError(MessagingError, ValueError):
 
 
 class LogError(MessagingError, RuntimeError):
-    """The event log's folder cannot be used, or lacks rows (`lost`: the server lost them); `path` says which."""
+    """The event log's folder, `path`, cannot be used, or lacks rows (`lost`: the server lost them)."""
 
     path: str
     lost: bool = False
 
 
 class InvalidQuery(MessagingError, ValueError):
-    """A question to the event log cannot be understood; `field` and `value`."""
+    """A query of the event log is invalid; `field` and `value`."""
 
     field: str
     value: object
@@ -201,19 +201,19 @@ class Unbalanced(MessagingError, AssertionError):
 
 
 class ServerFailed(MessagingError, RuntimeError):
-    """The embedded server did not start, or died; `log` holds its last lines."""
+    """The embedded server did not start, or died; `log` has its last lines."""
 
     log: str
 
 
 class TransitError(MessagingError):
-    """A message's way was cut."""
+    """A message could not be delivered."""
 
 
 class ConnectionFailed(TransitError, ConnectionError):
     """The server cannot be reached; `host` and `port`.
 
-    `unsent`: it was, answered each time that it takes nothing now, and so has nothing of what was sent.
+    `unsent`: it was reached, refused each attempt, and so has nothing of the send.
     """
 
     host: str
@@ -222,17 +222,17 @@ class ConnectionFailed(TransitError, ConnectionError):
 
 
 class InterceptorUnavailable(TransitError):
-    """Nobody gave a verdict in time, so nothing passed."""
+    """There was no verdict in time, so nothing was sent."""
 
 
 class MailboxFull(TransitError):
-    """A receiver does not keep up; `mailbox` holds its name."""
+    """A receiver is too slow, and its mailbox is full; `mailbox` is its name."""
 
     mailbox: str
 
 
 class OutcomeUnknown(TransitError):
-    """A send may or may not have happened: the server could not be asked."""
+    """A send may or may not have happened: the server did not answer."""
 
 
 class ServerRefused(ConfigError, ConnectionFailed):

@@ -1,9 +1,13 @@
-"""What users hold: a message received, a message to send."""
+"""The messages that users hold: one received, a fetched batch, one to send."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, overload
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import (
     AGENT_CHAT,
@@ -15,6 +19,7 @@ from ray_messaging.addressing.channels import (
     check_subtopic,
     no_channel,
 )
+from ray_messaging.common.tables import data_frame
 from ray_messaging.compat.msg import Msg, Payload, msg_of
 from ray_messaging.errors import FrameError, InvalidPayload
 from ray_messaging.model.batch import Batch
@@ -25,9 +30,9 @@ _UNSET: Any = object()
 
 
 class Message:
-    """Be one message received; a view of its frame, taken apart when it is looked at.
+    """One received message: a view of its frame, decoded on access.
 
-    It also answers like redis-py's dicts: `message["channel"]` and `message["data"]` as bytes, `["type"]`,
+    It also answers like the dicts of redis-py: `message["channel"]` and `message["data"]` as bytes, `["type"]`,
     `["pattern"]`.
     """
 
@@ -42,17 +47,17 @@ class Message:
 
     @property
     def id(self) -> str:
-        """Return the message's id: the same in receipts, logs and under every retry."""
+        """Return the message's id. It is the same in receipts, in logs and after every retry."""
         return self._batch.message_id(self._row)
 
     @property
     def from_id(self) -> AgentId | None:
-        """Return who sent it; None is the user, or a foreign client."""
+        """Return the sender's id; None is the user or a foreign client."""
         return self._batch.from_ids[self._row]
 
     @property
     def to_id(self) -> AgentId | None:
-        """Return whom it was sent to; None where the channel is no agent's."""
+        """Return the recipient's id; None where the channel is not an agent's."""
         return self._batch.to_ids[self._row]
 
     @property
@@ -63,16 +68,16 @@ class Message:
 
     @property
     def channel(self) -> str:
-        """Return the channel it came by."""
+        """Return the channel on which it was sent."""
         return build_channel(self._exp_id, self.to_id, self._batch.topic_of(self._row))
 
     @property
     def data(self) -> bytes:
-        """Return the payload as it travelled: JSON text, or whatever a foreign client published."""
+        """Return the encoded payload: JSON text, or any bytes from a foreign client."""
         lines = self._batch.lines
         if lines is None:
             raise InvalidPayload(
-                "this message came by its ids alone: a rule that reads payloads sets needs_payload = True"
+                "this message has no payload, only ids: a rule that reads payloads sets needs_payload = True"
             )
         return lines.row(self._row)
 
@@ -84,39 +89,39 @@ class Message:
                 self._payload = _decode(self.data)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise FrameError(
-                    f"the payload of message {self.id} on {self.channel} is no JSON ({error}): read message.data"
+                    f"the payload of message {self.id} on {self.channel} is not JSON ({error}): read message.data"
                 ) from error
         return self._payload
 
     @property
     def msg(self) -> Msg | None:
-        """Return the Msg that was sent, built on first use; None where the payload is none.
+        """Return the payload as a Msg, built on first use; None where the payload is not a Msg.
 
-        Raises: InvalidMsg for a payload that says it is one, and is broken.
+        Raises: InvalidMsg for a payload that has a Msg's marks, and is broken.
         """
-        if not hasattr(self, "_msg"):  # most messages are never asked: no time is spent on it before
+        if not hasattr(self, "_msg"):  # created late: for most messages it is never read
             try:
                 payload = self.payload
-            except FrameError:  # what is no JSON is no Msg
+            except FrameError:
                 payload = None
             self._msg = msg_of(payload)
         return self._msg
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step its sender was in, if it said so."""
+        """Return the sender's simulation step, None where the sender gave none."""
         step = self._batch.step
         return step if step is None or isinstance(step, int) else int(step[self._row])
 
     @property
     def sent_at(self) -> float:
-        """Return when it was sent, in unix seconds."""
+        """Return the time of sending, in unix seconds."""
         times = self._batch.sent_at
         return times if isinstance(times, float) else float(times[self._row])
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the labels that rules put on it."""
+        """Return the labels that rules gave it."""
         return self._batch.labels_of(self._row)
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - redis-py's dicts mix types
@@ -134,15 +139,15 @@ class Message:
         return key in _KEYS
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys of redis-py's dicts."""
+        """Return the keys of a redis-py dict."""
         return _KEYS
 
     def values(self) -> tuple[Any, ...]:
-        """Return what redis-py's dicts hold."""
+        """Return the values of a redis-py dict."""
         return tuple(self[key] for key in _KEYS)
 
     def items(self) -> tuple[tuple[str, Any], ...]:
-        """Return key and value of each entry of redis-py's dicts."""
+        """Return the keys and values of a redis-py dict."""
         return tuple((key, self[key]) for key in _KEYS)
 
     def __iter__(self) -> Iterator[str]:
@@ -161,8 +166,6 @@ class Message:
         return self[key] if key in _KEYS else default
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import numpy as np  # noqa: PLC0415 - only for the rare pickle of a single message
-
         return Message, (self._exp_id, self._batch.take(np.array([self._row])), 0, self._pattern)
 
     def __repr__(self) -> str:
@@ -172,11 +175,138 @@ class Message:
 _KEYS = ("type", "pattern", "channel", "data")
 
 
-class Outgoing:
-    """Be one message to send, or one payload to many recipients.
+class Slice(NamedTuple):
+    """Rows `low` to `high` of one frame."""
 
-    Build it with a channel, or by `to_agent` and `to_agents` with recipients; ids are checked here, the channel when it
-    is sent. A from_id of None is the user; so is one that is left out, except in a group, which wants to be told.
+    batch: Batch
+    low: int
+    high: int
+    pattern: bytes | None = None
+
+
+class Messages(Sequence[Message]):
+    """A batch of received messages in order of arrival: a sequence, with columns as numpy arrays.
+
+    `more` is False where the reader's last answer from the server had nothing behind these messages. True: there are
+    more, or the reader has not asked since. Only a fetch with `complete=True` asks by itself.
+    """
+
+    __slots__ = ("_ends", "exp_id", "more", "slices")
+
+    def __init__(self, exp_id: str, slices: Sequence[Slice], more: bool = False) -> None:  # noqa: FBT001 - as unpickled
+        self.exp_id = exp_id
+        self.slices = list(slices)
+        self.more = more
+        self._ends = [*accumulate([part.high - part.low for part in self.slices])]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(f"message {index} of {len(self)}")
+        at = bisect_right(self._ends, row)
+        part = self.slices[at]
+        return Message(self.exp_id, part.batch, row - self._ends[at] + part.high, part.pattern)
+
+    def __iter__(self) -> Iterator[Message]:
+        for batch, low, high, pattern in self.slices:
+            for row in range(low, high):
+                yield Message(self.exp_id, batch, row, pattern)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Messages | list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __add__(self, other: Iterable[Message]) -> list[Message]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Message]) -> list[Message]:
+        return [*other, *self]
+
+    @property
+    def from_ids(self) -> NDArray[Any]:
+        """Return the senders: int64 (n,), or object where some are str or None."""
+        return _joined([part.batch.from_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
+
+    @property
+    def to_ids(self) -> NDArray[Any]:
+        """Return the recipients: int64 (n,), or object where some are str or None."""
+        return _joined([part.batch.to_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
+
+    @property
+    def sent_at(self) -> NDArray[np.float64]:
+        """Return the times of sending, float64 (n,), in unix seconds."""
+        return np.array(_joined([_column(part, part.batch.sent_at) for part in self.slices]), np.float64)
+
+    @property
+    def steps(self) -> NDArray[Any]:
+        """Return the senders' simulation steps: int64 (n,), or object where some have none."""
+        return _joined([_column(part, part.batch.step) for part in self.slices])
+
+    @property
+    def payloads(self) -> list[Any]:
+        """Return the payloads, decoded; raise FrameError where a foreign client sent no JSON."""
+        return [message.payload for message in self]
+
+    @property
+    def data(self) -> list[bytes]:
+        """Return the encoded payloads."""
+        found: list[bytes] = []
+        for part in self.slices:
+            lines = part.batch.lines
+            if lines is not None and lines.index is None:
+                found += lines.list[part.low : part.high]
+            elif lines is not None:
+                found += [lines.row(row) for row in range(part.low, part.high)]
+        return found
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return a pandas.DataFrame of id, channel, from_id, to_id, step, sent_at (unix s), payload."""
+        return data_frame(
+            {
+                "id": [message.id for message in self],
+                "channel": [message.channel for message in self],
+                "from_id": self.from_ids,
+                "to_id": self.to_ids,
+                "step": self.steps,
+                "sent_at": self.sent_at,
+                "payload": self.payloads,
+            }
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Messages, (self.exp_id, self.slices, self.more)
+
+    def __repr__(self) -> str:
+        return f"Messages({len(self):,} messages)"
+
+
+def _column(part: Slice, values: Any) -> NDArray[Any]:  # noqa: ANN401 - a column, or one value for all
+    if isinstance(values, np.ndarray):
+        return values[part.low : part.high]
+    return np.full(part.high - part.low, values, None if values is not None else object)
+
+
+def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(columns) if columns else np.zeros(0, np.int64)
+
+
+class Outgoing:
+    """One message to send, or one payload for many recipients.
+
+    Build it with a channel, or with recipients by `to_agent` and `to_agents`. Ids are checked here, the channel when it
+    is sent. A from_id of None is the user. So is a missing one, except in a group, where from_id is required.
     """
 
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
@@ -198,7 +328,7 @@ class Outgoing:
     def to_agent(
         cls, to_id: AgentId, payload: Payload, from_id: SenderId = OMITTED, subtopic: str = AGENT_CHAT
     ) -> "Outgoing":
-        """Address one agent."""
+        """Build a message for one agent."""
         made = cls(None, payload, from_id, to_id)
         made.subtopic = check_subtopic(subtopic)
         return made
@@ -211,7 +341,7 @@ class Outgoing:
         from_id: SenderId = OMITTED,
         subtopic: str = AGENT_CHAT,
     ) -> "Outgoing":
-        """Address many agents with one payload, which is encoded once; there is one receipt for each."""
+        """Build a message with one payload for many agents. It is encoded once; each agent has a receipt."""
         made = cls(None, payload, from_id)
         made.to_ids = [check_id(to_id) for to_id in to_ids]
         made.subtopic = check_subtopic(subtopic)

@@ -10,8 +10,7 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.engine import Engine
-from ray_messaging.message import Message, Outgoing
-from ray_messaging.messages import Messages
+from ray_messaging.message import Message, Messages, Outgoing
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.fetch_options import Commit
 from ray_messaging.receiving.lease_watch import Gone

@@ -1,4 +1,4 @@
-"""Build and parse channels and Redis keys; no other module writes either down.
+"""Channels and Redis keys: their text is built and parsed here only.
 
 A channel is the address that users and foreign Redis clients see:
 
@@ -6,8 +6,8 @@ A channel is the address that users and foreign Redis clients see:
     exps:{exp_id}:user-payback                      the user's
     anything else without control characters        a plain channel
 
-Inside, a channel is an `Address`: the agent's id (None on plain channels) and a topic. A topic is the subtopic of an
-agent's channel, or `:` and the whole name of a plain one; as no subtopic holds a colon, the two never meet.
+Internally a channel is an `Address`: the agent's id (None on plain channels) and a topic. A topic is the subtopic of an
+agent's channel, or `:` and the whole name of a plain one. The two never collide, as a subtopic holds no colon.
 """
 
 import re
@@ -23,7 +23,7 @@ AgentId = int | str
 
 
 class Omitted(Enum):
-    """The from_id of a message where none was written: not the same as None, which is the user."""
+    """The from_id of a message without one. It differs from None, which is the user."""
 
     OMITTED = "omitted"
 
@@ -38,7 +38,7 @@ USER_PAYBACK = "user-payback"
 
 NAME_LENGTH = 200
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-# What a str id or a subtopic must not hold: the separator, Redis's glob characters, and control characters.
+# Invalid in a str id or a subtopic: the separator, Redis's glob characters, and control characters.
 _UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
 _UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
 _OURS = "rm:{"
@@ -47,14 +47,14 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 class Address(NamedTuple):
-    """Where a message goes: an agent and a subtopic, or a plain channel."""
+    """Destination of a message: an agent and a subtopic, or a plain channel."""
 
     agent_id: AgentId | None
     topic: str
 
 
 def check_name(kind: str, name: object) -> str:
-    """Return `name` if it can name an experiment, a group or a mailbox; raise InvalidAddress otherwise."""
+    """Return `name` if it is a valid name of an experiment, group or mailbox; raise InvalidAddress otherwise."""
     if isinstance(name, str) and len(name) <= NAME_LENGTH and _NAME.fullmatch(name):
         return name
     raise InvalidAddress(
@@ -76,9 +76,9 @@ def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
 
 
 def check_id(agent_id: object) -> AgentId:
-    """Return an id in its one form: an int64, or a str that spells no integer; raise InvalidAddress otherwise.
+    """Return an id in canonical form: an int64, or a str that is not an integer; raise InvalidAddress otherwise.
 
-    numpy integers become int; a str that spells an integer is that integer, as no channel can tell them apart.
+    numpy integers become int. A str that spells an integer becomes that integer, as a channel cannot distinguish them.
     """
     if type(agent_id) is int and INT64_MIN <= agent_id <= INT64_MAX:
         return agent_id
@@ -108,7 +108,7 @@ def _is_bool(value: object) -> bool:
 
 
 def check_subtopic(subtopic: object) -> str:
-    """Return `subtopic` if it can stand in a channel; raise InvalidAddress otherwise."""
+    """Return `subtopic` if it is valid in a channel; raise InvalidAddress otherwise."""
     if not isinstance(subtopic, str):
         raise InvalidAddress(f"subtopic {subtopic!r} must be a str", value=subtopic)
     _check_text("subtopic", subtopic, _UNFIT)
@@ -126,20 +126,20 @@ def payback_channel(exp_id: str) -> str:
 
 
 def no_channel(channel: object) -> InvalidAddress:
-    """Build the error on what is no channel: mostly it is an agent's id."""
+    """Build the error for a channel that is not a str. Mostly it is an agent's id."""
     try:
-        who = repr(check_id(channel))
+        agent = repr(check_id(channel))
     except InvalidAddress:
-        who = "agent_id"
+        agent = "agent_id"
     return InvalidAddress(
-        f"channel {channel!r} must be a str: that of agent {who} is messager.get_agent_chat_channel({who}), and "
-        f"Outgoing.to_agent({who}, payload) needs none",
+        f"channel {channel!r} must be a str: that of agent {agent} is messager.get_agent_chat_channel({agent}), and "
+        f"Outgoing.to_agent({agent}, payload) needs none",
         value=channel,
     )
 
 
 def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> Address:
-    """Take a channel apart; raise InvalidAddress where it is malformed, a pattern, or of another experiment."""
+    """Parse a channel; raise InvalidAddress if it is malformed, a pattern, or of another experiment."""
     if not isinstance(channel, str):
         raise no_channel(channel)
     if len(channel) > 4 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
@@ -164,9 +164,9 @@ def parse_channel(exp_id: str, channel: object, patterns: Patterns = GLOBS) -> A
 
 
 def _check_not_ours(channel: str) -> None:
-    if channel.startswith(_OURS):  # whoever published the brackets would make subscriptions deaf
+    if channel.startswith(_OURS):  # a foreign client could fake our own Pub/Sub marks
         raise InvalidAddress(
-            f"channel {channel!r} begins as our own keys do: choose another name than {_OURS}...", value=channel
+            f"channel {channel!r} begins as our own keys: choose a name that does not begin with {_OURS}", value=channel
         )
 
 
@@ -195,13 +195,13 @@ def all_agents(exp_id: str) -> str:
 
 
 class ChannelNames:
-    """Name the channels of one experiment, by AgentSociety's method names."""
+    """The channels of one experiment, by AgentSociety's method names."""
 
     def __init__(self, exp_id: str) -> None:
         self.exp_id = check_name("exp_id", exp_id)
 
     def get_subtopic_channel(self, agent_id: AgentId, subtopic: str) -> str:
-        """Return an agent's channel of any subtopic."""
+        """Return an agent's channel for any subtopic."""
         return agent_channel(self.exp_id, agent_id, subtopic)
 
     def get_user_survey_channel(self, agent_id: AgentId) -> str:
@@ -222,7 +222,7 @@ class ChannelNames:
 
 
 def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> AgentId:
-    """Return to_id in its one form; raise InvalidAddress where it contradicts an agent's channel."""
+    """Return to_id in canonical form; raise InvalidAddress if it contradicts an agent's channel."""
     checked = check_id(to_id)
     if recipient is not None and checked != recipient:
         raise InvalidAddress(
@@ -234,7 +234,7 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 class Keys:
-    """Build the Redis keys of one experiment; the hash tag keeps them on one primary of a cluster."""
+    """The Redis keys of one experiment. The hash tag keeps them on one primary of a cluster."""
 
     def __init__(self, exp_id: str) -> None:
         prefix = f"rm:{{{exp_id}}}:"
@@ -243,24 +243,24 @@ class Keys:
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        self.rules = prefix + "rules"  # the name under which Ray keeps the rules in force, then their own names
-        self.answers = prefix + "answers"  # verdicts that rest on what was counted
+        self.rules = prefix + "rules"  # the name of the active rules in Ray, then their own names
+        self.answers = prefix + "answers"  # verdicts that depend on rules' counts
         self.dead = prefix + "dead"
-        self.ended = prefix + "ended"  # names the streams of mailboxes that are gone, which the event log still reads
-        self.own = prefix + "own"  # Pub/Sub: brackets round what our own script publishes
-        self.wide = self.own + ":wide"  # Pub/Sub: who takes all agents' channels, and drops what is not for it
+        self.ended = prefix + "ended"  # streams of removed mailboxes that the event log still reads
+        self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages
+        self.wide = self.own + ":wide"  # Pub/Sub: messagers that take all agents' channels, and filter
         self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: its messager is connected
 
     def table(self, name: str) -> str:
-        """Build the key of what a rule of this name counts."""
+        """Build the key of a rule's counts."""
         return f"{self.prefix}rule:{name}"
 
     def stream(self, stream: str) -> str:
-        """Build the key of a stream: `mailbox:born`, as mailboxes that had one name after the other share none."""
+        """Build the key of a stream, `mailbox:born`: successive mailboxes of one name have streams of their own."""
         return f"{self.prefix}mailbox:{stream}"
 
     def ended_stream(self, stream: str) -> str:
-        """Build the key of a stream, the mailbox of which is gone."""
+        """Build the key of a removed mailbox's stream."""
         return f"{self.ended}:{stream}"
 
     def state(self, mailbox: str) -> str:
@@ -268,7 +268,7 @@ class Keys:
         return f"{self.prefix}state:{mailbox}"
 
     def lease(self, mailbox: str) -> str:
-        """Build the key that lives as long as a mailbox's messager renews it."""
+        """Build the key of a mailbox's lease, which its messager renews."""
         return f"{self.prefix}lease:{mailbox}"
 
     def sender(self, sender: str) -> str:

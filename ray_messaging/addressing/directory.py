@@ -1,4 +1,4 @@
-"""Who listens where: the records of all mailboxes, and for each message the mailboxes it goes to."""
+"""Directory: the records of all mailboxes, and each message's route to them."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,13 +14,13 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import INT, STR, IdColumn
 
-_KNOWN = 100_000  # routes kept for messages sent alone
-NOBODY = 0  # the route of a channel that no mailbox listens on
-_LEAST = -(2**63)  # of what a column of ids can hold
+_CACHED_ROUTES = 100_000  # of messages that are sent one by one
+NOBODY = 0  # the route of a channel without a mailbox
+_LEAST = -(2**63)  # int64
 
 
 class Claim(msgspec.Struct, array_like=True):
-    """Some agents and the subtopics on which a mailbox listens for them; ints is int64, little endian."""
+    """Agents, and the subtopics on which a mailbox listens for them; ints is int64, little endian."""
 
     subtopics: tuple[str, ...]
     ints: bytes
@@ -28,7 +28,7 @@ class Claim(msgspec.Struct, array_like=True):
 
 
 class Record(msgspec.Struct, array_like=True):
-    """What one mailbox listens on; append-only, as it is kept in Redis as msgpack."""
+    """The subscriptions of one mailbox; append-only, as it is kept in Redis as msgpack."""
 
     mailbox: str
     claims: list[Claim]
@@ -39,7 +39,7 @@ class Record(msgspec.Struct, array_like=True):
     frame_bytes: int = FRAME_BYTES
 
     def agents(self) -> AgentSet:
-        """Return the agents it listens for."""
+        """Return the agents of its claims."""
         found = NO_AGENTS
         for claim in self.claims:
             found |= AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
@@ -47,7 +47,7 @@ class Record(msgspec.Struct, array_like=True):
 
     @property
     def agent_channels(self) -> int:
-        """Return on how many agents' channels it listens."""
+        """Return the number of agents' channels."""
         return sum(len(claim.subtopics) * (len(claim.ints) // 8 + len(claim.strings)) for claim in self.claims)
 
 
@@ -69,13 +69,13 @@ def decode_record(data: bytes) -> Record:
         check_name("mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a mailbox's record in the directory cannot be read: {error}") from error
-    if record.frame_rows < 1 or record.frame_bytes < 1:  # nothing could be cut for it
-        raise FrameError(f"the record of mailbox {record.mailbox} in the directory cannot be: it takes no frame")
+    if record.frame_rows < 1 or record.frame_bytes < 1:  # no frame would be small enough
+        raise FrameError(f"the record of mailbox {record.mailbox} in the directory is invalid: it takes no frame")
     return record
 
 
 class _Table:
-    """Map int64 ids to routes: by a dense array where the ids lie close together, else by binary search."""
+    """Map of int64 ids to routes: a dense array where the ids are close together, else binary search."""
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[np.int32]) -> None:
         self.ids, self.routes = ids, routes  # ids ascend
@@ -83,21 +83,21 @@ class _Table:
         span = int(self.ids[-1]) - self.before
         self.dense: NDArray[np.int32] | None = None
         if span <= 8 * len(ids) + 1024 and self.before >= _LEAST:
-            self.dense = np.full(span + 2, NOBODY, np.int32)  # its two ends answer for all that lie outside
+            self.dense = np.full(span + 2, NOBODY, np.int32)  # its two ends answer for all ids outside
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
         if self.dense is not None:
-            # A difference that is too large for 64 bits comes round to a place that lies outside, too.
+            # A difference that overflows 64 bits wraps to an index outside the range, too.
             return self.dense.take(values - self.before, mode="clip")
         places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
         return np.where(self.ids[places] == values, self.routes[places], NOBODY).astype(np.int32)
 
 
 class Directory:
-    """Answer which mailboxes listen, as of one version of the store's directory.
+    """Subscriptions of all mailboxes, as of one version of the store's directory.
 
-    A route is an index into `routes`, each a tuple of mailboxes; route 0 is nobody.
+    A route is an index into `routes`, a list of tuples of mailboxes. Route 0 has no mailbox.
     """
 
     def __init__(self, exp_id: str, patterns: Patterns = GLOBS) -> None:
@@ -115,13 +115,13 @@ class Directory:
         self._tables: dict[str, _Table | None] = {}
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
-        self._known: dict[tuple[AgentId | None, str], int] = {}
-        # By their literal beginnings: who listens by a pattern per agent has as many as agents.
+        self._cached: dict[tuple[AgentId | None, str], int] = {}
+        # By their literal prefixes: there may be a pattern for each agent.
         self._globs: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
         self._glob_lengths: list[int] = []
 
     def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001 - a DirectoryDelta
-        """Take over the records that changed; `mailboxes` names all that are there."""
+        """Apply the changed records; `mailboxes` names all mailboxes that exist."""
         self.logged = logged
         self.records.update((record.mailbox, record) for record in changed)
         there = set(mailboxes)
@@ -138,7 +138,7 @@ class Directory:
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return an agent that an exclusive mailbox other than `besides` claims, and that mailbox."""
+        """Return the first agent that an exclusive mailbox other than `besides` claims, with that mailbox."""
         asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:
@@ -152,18 +152,18 @@ class Directory:
         return self.routes[route]
 
     def route_one(self, agent_id: AgentId | None, topic: str) -> int:
-        """Return the route of one message; it is kept until the directory changes."""
+        """Return the route of one message. It is cached until the directory changes."""
         key = (agent_id, topic)
-        route = self._known.get(key)
+        route = self._cached.get(key)
         if route is None:
             route = int(self.route(_one(agent_id, topic))[0])
             self._keep(key, route)
         return route
 
     def _keep(self, key: tuple[AgentId | None, str], route: int) -> None:
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
-        self._known[key] = route
+        if len(self._cached) >= _CACHED_ROUTES:
+            self._cached.clear()
+        self._cached[key] = route
 
     def route(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each message, int32 (n,)."""
@@ -217,7 +217,7 @@ class Directory:
         return _Table(ids, routes)
 
     def _extend(self, route: int, mailbox: str) -> int:
-        """Return the route that goes to one mailbox more."""
+        """Return the route with one more mailbox."""
         if mailbox in self.routes[route]:
             return route
         wider = (*self.routes[route], mailbox)
@@ -227,11 +227,11 @@ class Directory:
         return self._route_ids[wider]
 
     def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
-        """Route where somebody listens by a pattern: each channel is matched once."""
+        """Route a batch where some mailbox listens by a pattern: each channel is matched once."""
         routes = np.zeros(len(batch), np.int32)
         for row, to_id in enumerate(batch.to_ids.tolist()):
             key = (to_id, batch.topic_of(row))
-            route = self._known.get(key)
+            route = self._cached.get(key)
             if route is None:
                 route = self._match(*key)
                 self._keep(key, route)
@@ -239,7 +239,7 @@ class Directory:
         return routes
 
     def _match(self, to_id: AgentId | None, topic: str) -> int:
-        """Return the route of a channel, those counted in who listen by a pattern."""
+        """Return the route of a channel, including mailboxes that listen by a pattern."""
         route = int(self._route_topic(topic, IdColumn.of([to_id]))[0])
         channel = build_channel(self.exp_id, to_id, topic)
         for length in self._glob_lengths:

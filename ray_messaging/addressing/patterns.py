@@ -1,4 +1,4 @@
-"""Subscriptions that stand for many channels: the seam, and Redis's globs."""
+"""Patterns: subscriptions that match many channels. The interface, and Redis's globs."""
 
 import re
 from collections.abc import Callable
@@ -11,31 +11,31 @@ _GLOB = re.compile(r"[*?\[\]\\]")
 
 
 class Patterns(Protocol):
-    """Say which subscriptions a server takes for patterns, and what they match."""
+    """The pattern language of a server."""
 
     def is_pattern(self, channel: str) -> bool:
-        """Tell whether a subscription is a pattern rather than one channel."""
+        """Return whether a subscription is a pattern rather than one channel."""
 
     def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tells whether the pattern matches a channel; raise InvalidAddress."""
+        """Return a function that tests a channel against the pattern; raise InvalidAddress."""
 
     def prefix(self, pattern: str) -> str:
-        """Return what every channel begins with that the pattern matches; no more than that is asked of it."""
+        """Return the literal prefix of all matching channels. The compiled pattern is called only for these."""
 
     def check(self, channel: str) -> None:
-        """Raise InvalidAddress for a plain channel that the server cannot carry, or would take for another one."""
+        """Raise InvalidAddress for a plain channel that the server cannot carry, or would confuse with another."""
 
 
 def is_glob(channel: str) -> bool:
-    """Tell whether a subscription is a Redis pattern rather than one channel."""
+    """Return whether a subscription is a Redis pattern rather than one channel."""
     return _GLOB.search(channel) is not None
 
 
 @lru_cache(100_000)
 def glob_pattern(glob: str) -> re.Pattern[bytes]:
-    """Translate a Redis pattern, which speaks of bytes, knows [^a] but not [!a], and escapes by a backslash."""
+    """Translate a Redis pattern. It matches bytes, has [^a] but not [!a], and escapes by a backslash."""
     text, at = glob.encode(), 0
-    parts = [b""]  # what stands between stars
+    parts = [b""]  # between stars
     while at < len(text):
         character = text[at : at + 1]
         at += 1
@@ -51,13 +51,13 @@ def glob_pattern(glob: str) -> re.Pattern[bytes]:
         parts[-1] += part
     if len(parts) == 1:
         return re.compile(parts[0], re.DOTALL)
-    # Each part at the first place where it fits, for good: whoever subscribes to *a*a*a*b must not stop all senders.
+    # Each part matches at its first position, without backtracking: *a*a*a*b must not block all senders.
     middle = b"".join(b"(?>.*?%s)" % part for part in parts[1:-1] if part)
     return re.compile(b"%s%s.*%s" % (parts[0], middle, parts[-1]), re.DOTALL)
 
 
 def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
-    """Translate what stands between [ and ] (or the end); return it and where it ends."""
+    """Translate the set between [ and ] (or the end); return it and the index of its end."""
     inverted = text[at : at + 1] == b"^"
     at += inverted
     found: set[int] = set()
@@ -77,26 +77,26 @@ def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
 
 
 class Globs:
-    """Be Redis's patterns."""
+    """Redis's patterns."""
 
     def is_pattern(self, channel: str) -> bool:
-        """Tell whether a subscription is a pattern rather than one channel."""
+        """Return whether a subscription is a pattern rather than one channel."""
         return is_glob(channel)
 
     def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tells whether the pattern matches a channel; raise InvalidAddress."""
+        """Return a function that tests a channel against the pattern; raise InvalidAddress."""
         try:
             matched = glob_pattern(pattern).fullmatch
         except UnicodeEncodeError:
-            raise InvalidAddress(f"pattern {pattern!r} cannot be used: it is no UTF-8", value=pattern) from None
+            raise InvalidAddress(f"pattern {pattern!r} cannot be used: it is not UTF-8", value=pattern) from None
         return lambda channel: matched(channel.encode()) is not None
 
     def prefix(self, pattern: str) -> str:
-        """Return what every channel begins with that the pattern matches."""
+        """Return the literal prefix of all matching channels."""
         return _GLOB.split(pattern, maxsplit=1)[0]
 
     def check(self, channel: str) -> None:
-        """Take any: a channel is nothing but a name."""
+        """Accept any channel."""
 
 
 GLOBS = Globs()

@@ -1,1 +1,1 @@
-"""What every room uses: limits, retries, the health of background tasks."""
+"""Policies shared by all rooms: retries, limits, health of background tasks."""

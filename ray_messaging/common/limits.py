@@ -1,4 +1,4 @@
-"""Limits and defaults that several rooms share. What a user may set is a field of `MessagingConfig`."""
+"""Limits and defaults that several rooms share. Those that a user may set are fields of `MessagingConfig`."""
 
 MIB = 2**20
 

@@ -1,16 +1,16 @@
-"""Tune a process for messages: many small objects that live as long as a batch, and large buffers by turns."""
+"""Tuning of a process for messages: many small objects that live as long as a batch, and large buffers."""
 
 import ctypes
 import gc
 import os
 from collections.abc import Mapping
 
-_OBJECTS = 50_000  # new ones between two looks: each message that is awaited has a few
-# As Python 3.11 and 3.12, and later ones, begin: with other values somebody has chosen.
+_OBJECTS = 50_000  # new ones between two collections: each awaited message has a few
+# Defaults of Python 3.11 and later. Other values were chosen by the user.
 _UNTOUCHED = {(700, 10, 10), (2000, 10, 10), (2000, 10, 0)}
-# Of glibc's malloc, by mallopt's numbers and by the variables that it reads at a process's start. Buffers of up to 32
-# MiB come from memory that the process keeps, of which 256 MiB may lie idle. Memory that comes fresh from the system
-# costs half a nanosecond a byte, which was a quarter of the time that messages took in bulk.
+# Settings of glibc's malloc: mallopt's numbers, and the variables that it reads at a process's start. Buffers of up to
+# 32 MiB come from memory that the process keeps, at most 256 MiB idle. Fresh memory from the system costs 0.5 ns a
+# byte, which was a quarter of the time of bulk messages.
 _KEPT = {-3: 32 * 2**20, -1: 256 * 2**20, -2: 16 * 2**20}
 KEPT_VARIABLES: Mapping[str, str] = {
     name: str(_KEPT[number])
@@ -19,19 +19,19 @@ KEPT_VARIABLES: Mapping[str, str] = {
 
 
 def tune_process() -> None:
-    """Tune an actor of ours: look for garbage less often, never at what was there at the start; keep freed memory."""
+    """Tune an actor of ours: collect garbage less often, never objects from the start; keep freed memory."""
     _tune_collector()
     keep_memory()
 
 
 def relax_process() -> None:
-    """Tune a process of the user's, as far as the user has not: look for garbage less often, keep freed memory."""
+    """Tune a user's process: collect garbage less often, keep freed memory. The user's own settings stay."""
     relax_collector()
     keep_memory()
 
 
 def keep_memory() -> None:
-    """Keep freed memory for the next batch, where malloc is glibc's and nobody has set it up by environment."""
+    """Keep freed memory for the next batch, if malloc is glibc's and the environment does not configure it."""
     if "GLIBC_TUNABLES" in os.environ or not KEPT_VARIABLES.keys().isdisjoint(os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -41,9 +41,9 @@ def keep_memory() -> None:
 
 
 def _tune_collector() -> None:
-    """Keep the garbage collector off what was there at the start, and let it look less often.
+    """Exclude objects from the start from garbage collection, and collect less often.
 
-    It took half of the awaited path: each message waits as a future, a coroutine and a receipt, none of them garbage.
+    Collection took half of the awaited path: each message is a future, a coroutine and a receipt, none of them garbage.
     """
     gc.collect()
     gc.freeze()
@@ -51,9 +51,9 @@ def _tune_collector() -> None:
 
 
 def relax_collector() -> None:
-    """Let the garbage collector look less often in a user's own process, unless the user has chosen how often.
+    """Collect garbage less often in a user's own process, unless the user has set the thresholds.
 
-    Nothing is frozen, and all generations go on being looked at: what there is beside the messaging may become garbage.
+    Nothing is frozen, and all generations are still collected: objects beside the messaging may become garbage.
     """
     if gc.isenabled() and gc.get_threshold() in _UNTOUCHED:
         gc.set_threshold(_OBJECTS, 20, 100)

@@ -1,16 +1,16 @@
-"""How a loop in the background is doing, and its end."""
+"""Health of background tasks, and their end."""
 
 import asyncio
 from typing import Any, NamedTuple
 
 _AGAIN_S = 0.2
-STUCK_S = 15.0  # a loop that has work comes round within this; a read of a mailbox may take 5 s
+STUCK_S = 15.0  # longest iteration of a busy loop; a read of a mailbox may take 5 s
 
 
 class TaskHealth(NamedTuple):
-    """Say whether a loop still runs, has work, and how long ago (s) it came round.
+    """State of a background loop: alive, busy, and the seconds since its last iteration.
 
-    One that waits for work is well, however long it waits. `limit_s`: with work to do it comes round within this.
+    A loop that waits for work is healthy, however long it waits. A busy one must finish an iteration within `limit_s`.
     """
 
     name: str
@@ -22,17 +22,17 @@ class TaskHealth(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """Tell whether it has work and does not get on with it."""
+        """Return whether it is busy without progress."""
         return self.alive and self.busy and self.age_s > self.limit_s
 
 
 async def end(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task until it has ended, however it ends.
+    """Cancel a task until it has ended, with any result.
 
-    Once is not enough: asyncio.wait_for of Python 3.11, by which redis-py connects, may drop a cancellation.
+    One cancellation is not enough: asyncio.wait_for of Python 3.11, which redis-py uses to connect, may drop it.
     """
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=_AGAIN_S)
     if not task.cancelled():
-        task.exception()  # whoever ends it does not ask why it had failed
+        task.exception()  # mark its exception as retrieved

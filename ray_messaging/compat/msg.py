@@ -1,4 +1,4 @@
-"""AgentScope's message: who says what, in which role; it travels as JSON that AgentScope reads, too."""
+"""AgentScope's message class. Its JSON is readable by AgentScope."""
 
 import time
 import warnings
@@ -17,7 +17,7 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 _TIMESTAMP = "%Y-%m-%d %H:%M:%S"
 _FIELDS = ("id", "name", "content", "role", "url", "metadata", "timestamp")
 _KEYS = frozenset(("__module__", "__name__", *_FIELDS))
-# AgentScope's own name goes into every dict: its `from_dict` and `deserialize` take no other.
+# Every dict names AgentScope's module: its `from_dict` and `deserialize` accept no other.
 _AGENTSCOPE = "agentscope.message.msg"
 _WRITERS = tuple((module, "Msg") for module in (_AGENTSCOPE, "agentscope.message", __name__, "ray_messaging"))
 _SHOWN = 10  # keys that an error names
@@ -25,13 +25,13 @@ _FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
 
 
 class Msg:
-    """Be a message of AgentScope 0.1: `name` says `content`, as system, user or assistant.
+    """A message of AgentScope 0.1: speaker `name`, `content`, and a role: system, user or assistant.
 
-    It may be sent wherever a payload is taken. Equal are two with the same class and fields; the hash is that of `id`,
-    so that it stays when content is edited. Keywords that AgentScope does not know are not used; a warning names them.
+    It is accepted as a payload. Two are equal if class and fields are equal. The hash is that of `id`, so that it stays
+    when content is edited. Keywords that AgentScope does not know are ignored with a warning.
 
-    Args: url is one URL or a list of them, metadata a str or dict; echo prints the message, its name in colour.
-    Raises: InvalidMsg, a ValueError, for a role that is none of the three.
+    Args: url is one URL or a list of them, metadata a str or dict; echo prints the message, its name in colour. Raises:
+    InvalidMsg, a ValueError, for any other role.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Msg:
         echo: bool = False,  # noqa: FBT001 - AgentScope's order
         **kwargs: Any,  # noqa: ANN401 - AgentScope takes any, and uses none
     ) -> None:
-        # By the properties: a subclass may have setters of its own.
+        # Through the properties: a subclass may override setters.
         self.id = uuid4().hex
         self.name = name
         self.content = content
@@ -61,7 +61,7 @@ class Msg:
 
     @property
     def id(self) -> str:
-        """Return its identity, 32 hex digits unless it was set."""
+        """Return its id: 32 hex digits, unless it was set."""
         return self._id
 
     @id.setter  # noqa: A003 - AgentScope's name
@@ -70,7 +70,7 @@ class Msg:
 
     @property
     def name(self) -> str:
-        """Return who says it."""
+        """Return the speaker's name."""
         return self._name
 
     @name.setter
@@ -79,7 +79,7 @@ class Msg:
 
     @property
     def content(self) -> Any:  # noqa: ANN401 - the contract's
-        """Return what is said: anything here, what JSON can hold when it is sent."""
+        """Return the content: any object; to send it, a JSON value."""
         return self._content
 
     @content.setter
@@ -88,7 +88,7 @@ class Msg:
 
     @property
     def role(self) -> Role:
-        """Return the speaker's role; setting raises InvalidMsg for one that is none of the three."""
+        """Return the speaker's role; setting any other than the three raises InvalidMsg."""
         return self._role
 
     @role.setter
@@ -97,7 +97,7 @@ class Msg:
 
     @property
     def url(self) -> str | list[str] | None:
-        """Return the URL or URLs of images, sounds, files that belong to it."""
+        """Return the URL or URLs of its images, sounds and files."""
         return self._url
 
     @url.setter
@@ -106,7 +106,7 @@ class Msg:
 
     @property
     def metadata(self) -> str | dict[str, Any] | None:
-        """Return what the application keeps beside the content."""
+        """Return the application's own data."""
         return self._metadata
 
     @metadata.setter
@@ -115,7 +115,7 @@ class Msg:
 
     @property
     def timestamp(self) -> str:
-        """Return when it was made, `%Y-%m-%d %H:%M:%S` in local time unless it was set."""
+        """Return its time of creation, `%Y-%m-%d %H:%M:%S` in local time, unless it was set."""
         return self._timestamp
 
     @timestamp.setter
@@ -123,7 +123,7 @@ class Msg:
         self._timestamp = value
 
     def formatted_str(self, colored: bool = False) -> str:  # noqa: FBT001 - AgentScope's signature
-        """Return `name: content`, and a line for each URL; `colored`: the name in a terminal colour of its own."""
+        """Return `name: content`, and a line for each URL; `colored`: each name has its own terminal colour."""
         name = _colored(str(self.name)) if colored else self.name
         urls = self.url if isinstance(self.url, list) else [] if self.url is None else [self.url]
         return "\n".join(f"{name}: {said}" for said in (self.content, *urls))
@@ -148,14 +148,14 @@ class Msg:
 
     @classmethod
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
-        """Build from what `to_dict` wrote, ours or AgentScope's; the dict is left as it is.
+        """Build from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
 
-        Nothing that the dict names is imported: Msg reads Msg's dicts, a subclass its own.
-        Raises: InvalidMsg for missing or extra keys, another class's dict, a bad role.
+        Nothing that the dict names is imported: Msg reads Msg's dicts, a subclass its own. Raises: InvalidMsg for
+        missing or extra keys, another class's dict, an invalid role.
         """
         if not isinstance(serialized_dict, dict):
             raise InvalidMsg(
-                f"a {type(serialized_dict).__name__} is no dict of a Msg: pass what to_dict() returned",
+                f"a {type(serialized_dict).__name__} is no dict of a Msg: pass the result of to_dict()",
                 value=serialized_dict,
             )
         if serialized_dict.keys() != _KEYS:
@@ -168,7 +168,7 @@ class Msg:
                 value=writer,
             )
         if cls is Msg:
-            made = cls.__new__(cls)  # its __init__ would make an id and a time for nothing, which takes 3 of 4 us
+            made = cls.__new__(cls)  # __init__ would make an id and a time in vain: 3 of 4 us
             fields = {f"_{key}": serialized_dict[key] for key in _FIELDS}
             made.__dict__.update(fields, _role=_checked_role(fields["_role"]))
             return made
@@ -185,10 +185,10 @@ class Msg:
             return NotImplemented
         if type(self) is not type(other):
             return False
-        # As tuples: what is the same object is equal, whatever its == says, and other ids are looked at no further.
+        # As tuples: identical objects are equal whatever their == returns, and different ids end the comparison.
         try:
             return tuple(getattr(self, key) for key in _FIELDS) == tuple(getattr(other, key) for key in _FIELDS)
-        except ValueError:  # two arrays are neither equal nor not
+        except ValueError:  # numpy arrays have no single truth value
             return False
 
     def __hash__(self) -> int:
@@ -200,7 +200,7 @@ class Msg:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        """Let pydantic validate one, or its dict, and write the dict."""
+        """Build the pydantic schema: it validates a Msg or its dict, and writes the dict."""
         fields = _dict_schema()
 
         def validated(value: object, from_dict: Callable[[object], Self]) -> object:
@@ -217,12 +217,12 @@ Payload: TypeAlias = dict[str, Any] | Msg
 
 
 def names_msg(payload: object) -> TypeGuard[dict[str, Any]]:
-    """Tell whether a payload says that it is a Msg; it may be broken nevertheless."""
+    """Return whether a payload has the marks of a Msg's dict. It may still be invalid."""
     return isinstance(payload, dict) and (payload.get("__module__"), payload.get("__name__")) in _WRITERS
 
 
 def msg_of(payload: object) -> Msg | None:
-    """Return the Msg that a payload is, None where it is none; raise InvalidMsg for one that is broken."""
+    """Return a payload as a Msg, None where it has no marks of one; raise InvalidMsg for an invalid one."""
     return Msg.from_dict(payload) if names_msg(payload) else None
 
 
@@ -230,7 +230,7 @@ def _checked_role(role: object) -> Role:
     if isinstance(role, str):
         for known in ROLES:
             if role == known:
-                return known  # not what was given: an enum's member would not come back from JSON
+                return known  # not the argument: an enum's member would not decode to itself
     raise InvalidMsg(f"role {role!r} must be one of {', '.join(map(repr, ROLES))}", value=role)
 
 
@@ -246,7 +246,7 @@ def _colored(name: str) -> str:
 def _wrong_keys(found: dict[Any, Any]) -> InvalidMsg:
     missing = tuple(sorted(_KEYS - found.keys()))
     extra = tuple(sorted(found.keys() - _KEYS, key=repr))
-    wrong = [f"{what} {_listed(keys)}" for what, keys in (("lacks", missing), ("has also", extra)) if keys]
+    wrong = [f"{verb} {_listed(keys)}" for verb, keys in (("lacks", missing), ("has also", extra)) if keys]
     return InvalidMsg(
         f"this dict {' and '.join(wrong)}: a Msg's dict has the keys {', '.join(('__module__', '__name__', *_FIELDS))}",
         value=found,

@@ -1,4 +1,4 @@
-"""Sets of agents and of channels for societies of a million: columns of int64, not a Python object for each."""
+"""Sets of agents and of channels, as int64 columns: a society of a million needs no Python object for each."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -13,7 +13,7 @@ _PIECE = 65_536  # ids that become objects at a time
 
 
 def column_of(agents: Iterable[AgentId] | IdColumn) -> IdColumn:
-    """Return ids as a column without repetitions, in their order; raise InvalidAddress naming the first bad one."""
+    """Return ids as a column without repetitions, in their order; raise InvalidAddress with the first invalid one."""
     ids = agents if isinstance(agents, IdColumn) else _column(agents)
     if ids.kinds is not None:
         return IdColumn.of([*dict.fromkeys(ids.tolist())])
@@ -31,20 +31,20 @@ def _column(agents: Iterable[AgentId]) -> IdColumn:
         try:
             return IdColumn(np.fromiter(listed, np.int64, len(listed)))
         except OverflowError:
-            pass  # found again below, with the id
+            pass  # raised again below, with the id
     return IdColumn.checked(listed)
 
 
 def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return values sorted, each once; those that are so already are taken as they are."""
+    """Return values sorted and without repetitions; a sorted input is returned unchanged."""
     if not bool((values[1:] > values[:-1]).all()):
-        values = np.sort(values, kind="stable")  # which merges what is sorted in parts; np.unique would hash
+        values = np.sort(values, kind="stable")  # merges sorted runs; np.unique would hash
         values = values[np.append(True, values[1:] != values[:-1])]
     return values
 
 
 class AgentSet(Collection[AgentId]):
-    """Be a set of agents; `ints` int64 (n,), ascending, and `strings`; it iterates over the one, then the other."""
+    """Set of agents: `ints`, ascending int64 (n,), and `strings`. Iteration yields the ints first."""
 
     __slots__ = ("ints", "strings")
 
@@ -54,7 +54,7 @@ class AgentSet(Collection[AgentId]):
 
     @classmethod
     def of(cls, agents: Iterable[AgentId] | IdColumn) -> "AgentSet":
-        """Build from ids; raise InvalidAddress naming the first bad one."""
+        """Build from ids; raise InvalidAddress with the first invalid one."""
         if isinstance(agents, AgentSet):
             return agents
         ids = column_of(agents)
@@ -114,7 +114,7 @@ NO_AGENTS = AgentSet(np.zeros(0, np.int64))
 
 
 class ChannelSet(Collection[str]):
-    """Be a set of channels: those of agents, by subtopic, and plain ones. No channel is kept as text but those."""
+    """Set of channels: those of agents, by subtopic, and plain ones. Only the plain ones are kept as text."""
 
     __slots__ = ("_agents", "_exp_id", "plain")
 
@@ -137,8 +137,8 @@ class ChannelSet(Collection[str]):
             return True
         try:
             agent_id, subtopic = parse_channel(self._exp_id, channel)
-        except InvalidAddress:  # whatever foreign clients write
+        except InvalidAddress:  # from a foreign client
             return False
-        # An id has one form: that of another name is another channel.
+        # An id has one canonical form: another spelling is another channel.
         known = agent_id is not None and agent_id in self._agents.get(subtopic, NO_AGENTS)
         return known and build_channel(self._exp_id, agent_id, subtopic) == channel

@@ -1,4 +1,4 @@
-"""A batch: messages of one sender as columns."""
+"""Batch: messages of one sender as columns."""
 
 from copy import copy
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ray_messaging.model.payload_column import PayloadColumn
 
 
 class Origin(NamedTuple):
-    """Say where a batch was read: the mailbox, the entry, and the loan that it is part of, if any."""
+    """Source of a batch that was read: mailbox, entry, and the delivery lease that it is part of, if any."""
 
     mailbox: str
     entry: str
@@ -20,13 +20,13 @@ class Origin(NamedTuple):
 
 
 class Batch(msgspec.Struct, eq=False, kw_only=True):
-    """Hold n messages of one sender as columns.
+    """N messages of one sender as columns.
 
     Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
-    the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and, unless
-    the batch is there for its ids alone, the payload `lines[i]`. `labels` maps a label to the rows that bear it
-    (uint32, ascending); `noted` are the rows of which the event log is told by a note instead (see `notes`); `rows` is
-    n, for those to whom a call for `len` is too slow.
+    the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and the
+    payload `lines[i]`, unless the batch carries ids only. `labels` maps a label to its rows (uint32, ascending).
+    `noted` are the rows that the event log takes from a note instead (see `log_notes`). `rows` is n, as an attribute
+    because a call of `len` is slow.
     """
 
     sender: str
@@ -42,16 +42,16 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     lines: PayloadColumn | None = None
     labels: dict[str, NDArray[np.uint32]] = {}
     noted: NDArray[np.uint32] | None = None
-    frame: bytes | None = None  # the bytes it was decoded from, as long as nothing was changed
-    rows: int = -1  # whoever knows it says so
-    origin: Origin | None = None  # of one that was read from a mailbox
+    frame: bytes | None = None  # the bytes it was decoded from, if unchanged
+    rows: int = -1  # -1: computed
+    origin: Origin | None = None  # of a batch that was read from a mailbox
 
     def __post_init__(self) -> None:
         if self.rows < 0:
             self.rows = len(self.from_ids)
 
     def __repr__(self) -> str:
-        return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may come into a log, which gets no payloads
+        return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may be logged: no payloads
 
     def __len__(self) -> int:
         return self.rows
@@ -66,11 +66,11 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return self.topics[0 if self.topic is None else self.topic[row]]
 
     def labels_of(self, row: int) -> tuple[str, ...]:
-        """Return the labels that one message bears."""
+        """Return the labels of one message."""
         return tuple(name for name, rows in self.labels.items() if row in rows) if self.labels else ()
 
     def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
-        """Return the same batch, the payloads of some rows replaced."""
+        """Return the same batch with the payloads of some rows replaced."""
         made = copy(self)
         made.frame = None
         if changed and self.lines is not None:
@@ -78,7 +78,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return made
 
     def take(self, rows: NDArray[np.intp]) -> "Batch":
-        """Return the batch of some rows, in the order given; the messages keep their numbers."""
+        """Return a batch of some rows, in the given order. Messages keep their numbers."""
         return Batch(
             sender=self.sender,
             epoch=self.epoch,
@@ -97,5 +97,5 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
 
 def _places(rows: NDArray[np.intp], wanted: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return where among `rows` those wanted stand."""
+    """Return the positions in `rows` of the wanted rows."""
     return np.flatnonzero(np.isin(rows, wanted)).astype(np.uint32)

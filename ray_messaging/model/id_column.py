@@ -1,4 +1,4 @@
-"""A column of ids: int64 values, with kinds and a string table only where some are no int."""
+"""Column of ids: int64 values, with kinds and a string table only where some ids are not ints."""
 
 from collections.abc import Iterable, Sequence
 from struct import Struct as Packer
@@ -18,25 +18,25 @@ _SIZE = 8  # bytes of a value
 _at = Packer("<q").unpack_from
 
 
-# A struct is made by C alone: each batch has two of these, and a message alone is a batch.
+# A struct is built in C: each batch has two of these, and a single message is a batch.
 class IdColumn(msgspec.Struct, eq=False):
-    """Hold n ids; `values` int64 (n,), `kinds` uint8 (n,) or None when all are ints, `strings` the table of str ids.
+    """N ids: `values` int64 (n,), `kinds` uint8 (n,) or None if all are ints, and the table `strings` of str ids.
 
-    Where kinds is STR, the value is an index into `strings`; where it is NONE, the id is None (the user). The values
-    are kept as an array, or as the bytes that travel, of which the array is made when somebody asks for it.
+    Where kinds is STR, the value is an index into `strings`. Where it is NONE, the id is None (the user). The values
+    are kept as an array, or as the encoded bytes, from which the array is made on first use.
     """
 
     _values: NDArray[np.int64] | None
     kinds: NDArray[np.uint8] | None = None
     strings: tuple[str, ...] = ()
-    _packed: bytes | memoryview = b""  # little endian; where there is no array
+    _packed: bytes | memoryview = b""  # little endian, if there is no array
     _objects: list[AgentId | None] | None = None
 
     @classmethod
     def of(cls, ids: Sequence[AgentId | None]) -> "IdColumn":
-        """Build a column from ids in their one form (see `channels.check_id`)."""
+        """Build a column from ids in canonical form (see `channels.check_id`)."""
         try:
-            # It is stricter than numpy, which would read the str "007" as 7, and twice as fast.
+            # Stricter than numpy, which would read the str "007" as 7, and twice as fast.
             return cls(None, None, (), pack(f"<{len(ids)}q", *ids))
         except StructError:
             return cls._of_mixed(ids)
@@ -58,9 +58,9 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def checked(cls, ids: object, *, none: bool = False) -> "IdColumn":
-        """Build a column from whatever a user passed; raise InvalidAddress naming the first bad id.
+        """Build a column from ids that a user passed; raise InvalidAddress with the first invalid one.
 
-        Args: ids is a numpy integer array or any iterable of ids; None is allowed where `none` says so.
+        Args: ids is a numpy integer array or any iterable of ids; None is allowed if `none`.
         """
         if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
             return cls(ids.astype(np.int64, copy=True))
@@ -70,7 +70,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def constant(cls, agent_id: AgentId | None, rows: int) -> "IdColumn":
-        """Build a column that holds one id throughout."""
+        """Build a column that repeats one id."""
         if isinstance(agent_id, int):
             return cls(np.full(rows, agent_id, np.int64))
         kind = NONE if agent_id is None else STR
@@ -85,7 +85,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def packed(self) -> bytes | memoryview:
-        """Return the values as they travel, int64 (n,), little endian."""
+        """Return the values as encoded: int64 (n,), little endian."""
         return self._packed if self._values is None else np.ascontiguousarray(self._values).data
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class IdColumn(msgspec.Struct, eq=False):
         values, kinds = self.values[rows], None if self.kinds is None else self.kinds[rows]
         if kinds is None or len(values) >= len(self.strings):
             return IdColumn(values, kinds, self.strings)
-        # Only the names that are used go along: each frame carries its table.
+        # Only names in use: each frame carries its table.
         named = kinds == STR
         used, places = np.unique(values[named], return_inverse=True)
         values = values.copy()
@@ -105,11 +105,11 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the most bytes that an id's name takes beside the column."""
+        """Return the largest number of bytes that a str id takes beside the column."""
         return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
-        """Return the ids as Python objects; the list is kept, so do not change it."""
+        """Return the ids as Python objects. The list is cached: do not change it."""
         if self._objects is None:
             objects: list[Any] = self.values.tolist()
             if self.kinds is not None:
@@ -130,5 +130,5 @@ class IdColumn(msgspec.Struct, eq=False):
         return IdColumn, (self.values, self.kinds, self.strings)
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return int64 where all ids are ints, else an object array."""
+        """Return int64 if all ids are ints, else an object array."""
         return self.values if self.kinds is None else np.array(self.tolist(), dtype=object)

@@ -1,4 +1,4 @@
-"""Payloads as JSON texts, one per line: compact JSON holds no newline, so that no lengths need be kept."""
+"""Column of payloads as JSON texts, one a line. Compact JSON holds no newline, so that no lengths are needed."""
 
 import json
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from ray_messaging.errors import InvalidPayload, PayloadTooLarge
 
 
 def _as_json(value: object) -> object:
-    """Return what JSON can hold in place of what simulations are full of."""
+    """Return a JSON value for types that are common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, date | time):  # those of pandas derive from datetime's, and msgspec takes none but these
+    if isinstance(value, date | time):  # also pandas's subclasses, which msgspec rejects
         return value.isoformat()
     return _same(value)
 
 
 def _same(value: object) -> object:
-    """Return what comes back as much the same: numpy's numbers and arrays, a Msg, what derives from str and numbers."""
+    """Return a JSON value that decodes to much the same: for numpy, a Msg, subclasses of str and numbers."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Msg):
         return value.to_dict()
-    if isinstance(value, bool):  # a key of a dict: else msgspec knows it
+    if isinstance(value, bool):  # as a dict key; msgspec handles other bools
         return "true" if value else "false"
     if isinstance(value, str):
         return str.__str__(value)
@@ -42,11 +42,11 @@ def _same(value: object) -> object:
 
 # One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
 _encoder = msgspec.json.Encoder(enc_hook=_as_json)
-encode_dict = _encoder.encode  # as it is, for whoever looks after the rest of `encode_payload`
-# msgspec writes more than JSON knows (bytes, sets, nan as null), which would come back as something else.
+encode_dict = _encoder.encode  # for callers that do the other checks of `encode_payload`
+# msgspec also encodes bytes, sets and nan, which would not decode to themselves.
 _strictly = json.JSONEncoder(allow_nan=False, default=_same).encode
 LINE_END = ord("\n")
-_FEW, _MANY = 2**14, 2**26  # bytes of a blob for which numpy's way to count pays, and may take as much again
+_FEW, _MANY = 2**14, 2**26  # bytes of a blob for which numpy counts faster, and needs as much memory again
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
 
@@ -60,7 +60,7 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
         raise InvalidPayload(
             f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
         ) from error
-    if LINE_END in line:  # a byte as a number: looking for bytes raises and drops an error inside
+    if LINE_END in line:  # an int: a search for bytes raises and drops an error internally
         raise InvalidPayload(_NEWLINE)
     if len(line) > limit_bytes:
         raise too_large(len(line), limit_bytes)
@@ -68,7 +68,7 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
 
 
 def _dict_of(payload: object) -> dict[str, Any]:
-    """Return a Msg as the dict that travels; raise InvalidPayload where it would not come back as it is."""
+    """Return a Msg as its dict; raise InvalidPayload where it would not decode to itself."""
     if not isinstance(payload, Msg):
         raise InvalidPayload(
             f"a payload must be a dict or a Msg, this is a {type(payload).__name__}: wrap it, as in {{'content': ...}}"
@@ -76,7 +76,7 @@ def _dict_of(payload: object) -> dict[str, Any]:
     kind = type(payload)
     if kind is not Msg:
         raise InvalidPayload(
-            f"a {kind.__name__}, which derives from Msg, would not come back as one: send its to_dict(), "
+            f"a {kind.__name__}, a subclass of Msg, would not decode to itself: send its to_dict(), "
             f"and read it by {kind.__name__}.from_dict(message.payload)"
         )
     fields = payload.to_dict()
@@ -102,53 +102,53 @@ def too_large(size: int, limit: int) -> PayloadTooLarge:
 
 
 class PayloadColumn(msgspec.Struct, eq=False):
-    """Hold the payloads of a batch: `count` lines, and for each row its line (`index` uint32; None: its own).
+    """Payloads of a batch: `count` lines, and each row's line (`index` uint32; None: row i has line i).
 
-    The lines are kept as one blob, each ended by a newline, or as a list of bytes without; each is made from the other
-    when it is asked for.
+    The lines are kept as one blob, each with a newline at its end, or as a list of bytes without newlines. One is made
+    from the other on first use.
     """
 
     _blob: bytes | None
     count: int
     index: NDArray[np.uint32] | None = None
-    _at: int = 0  # where in the blob they begin: a frame that is kept anyway holds them at its end
+    _at: int = 0  # start of the lines in the blob, which may be a whole frame
     _list: list[bytes] | None = None
-    _nbytes: int = -1  # not known yet
+    _nbytes: int = -1  # -1: unknown
     _ends: NDArray[np.intp] | None = None
     raw: bool = False
 
     def __repr__(self) -> str:
-        return f"Lines({self.count:,} payloads)"  # it may come into a log, which gets no payloads
+        return f"PayloadColumn({self.count:,} payloads)"  # it may come into a log, which gets no payloads
 
     @classmethod
     def of(
         cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False, nbytes: int = -1
     ) -> "PayloadColumn":
-        """Build from one encoded payload per line; `raw` lines are foreign clients' and may hold newlines.
+        """Build from one encoded payload per line; `raw` lines come from foreign clients and may hold newlines.
 
-        Args: nbytes is the size of all lines, each with a byte more, where it is known.
+        Args: nbytes is the size of all lines, each with one more byte, where it is known.
         """
         return cls(None, len(lines), index, 0, lines, nbytes, None, raw)
 
     @classmethod
     def cut(cls, blob: bytes, lengths: Sequence[int], index: NDArray[np.uint32] | None = None) -> "PayloadColumn":
-        """Take raw lines out of a blob that holds them without separators."""
+        """Build from a blob of raw lines without separators."""
         ends = np.cumsum(np.asarray(lengths, np.int64)).tolist()
         return cls.of([blob[end - length : end] for end, length in zip(ends, lengths, strict=True)], index, raw=True)
 
     @classmethod
     def encode(cls, payloads: Sequence[object], limit_bytes: int) -> "PayloadColumn":
-        """Encode a payload per row in one pass; raise InvalidPayload or PayloadTooLarge naming the row."""
+        """Encode a payload per row in one pass; raise InvalidPayload or PayloadTooLarge with the row."""
         if set(map(type, payloads)) <= {dict}:
             try:
                 blob = _encoder.encode_lines(payloads)
             except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
-                pass  # found again below, with its row
+                pass  # raised again below, with its row
             else:
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
-                # Only a blob of that size can hold a payload above the limit.
+                # Only a blob above the limit can hold such a payload.
                 if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
                     return made
         return cls.of([_encode_row(row, payload, limit_bytes) for row, payload in enumerate(payloads)])
@@ -168,7 +168,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         """Return the lines, without newlines."""
         if self._list is None:
             assert self._blob is not None
-            text = self._blob[self._at :] if self._at else self._blob  # nobody keeps this one
+            text = self._blob[self._at :] if self._at else self._blob  # a temporary copy
             self._list = text.split(b"\n")[:-1]
         return self._list
 
@@ -195,7 +195,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._line_ends() - self._at if self._list is None else np.cumsum(self.sizes + 1)
 
     def _line_ends(self) -> NDArray[np.intp]:
-        """Return where each line ends in what `_blob` is, behind its newline; not of raw lines, which are a list."""
+        """Return the end of each line in `_blob`, after its newline. Raw lines are a list and have none."""
         if self._ends is None:
             assert self._blob is not None
             text = np.frombuffer(self._blob, np.uint8, offset=self._at)
@@ -203,7 +203,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._ends
 
     def pack(self) -> None:
-        """Keep the blob alone: an object per line, kept for long, costs more to free than all else that it is for."""
+        """Keep only the blob: an object per line, kept for long, is expensive to free."""
         if not self.raw and self.blob:
             self._list = self._ends = None
 
@@ -223,18 +223,18 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return PayloadColumn.of([lines[line] for line in used.tolist()], index.astype(np.uint32), raw=self.raw)
 
     def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":
-        """Return the payloads of all `rows` rows, those of some rows replaced."""
+        """Return the column with the payloads of some of its `rows` replaced."""
         if self.index is None:
             lines = list(self.list)
             for row, line in changed.items():
                 lines[row] = line
             return PayloadColumn.of(lines, raw=self.raw)
-        index, places = self.index.copy(), dict[bytes, int]()  # what many shared becomes what they share, too
+        index, places = self.index.copy(), dict[bytes, int]()  # rows that shared a line share the new one
         index[list(changed)] = [self.count + places.setdefault(line, len(places)) for line in changed.values()]
         return PayloadColumn.of([*self.list, *places], index, raw=self.raw).take(np.arange(rows))
 
     def whole(self, rows: int) -> bool:
-        """Tell whether a blob read from outside holds what it says: a line for each of `rows` rows."""
+        """Return whether a decoded column is consistent: a line for each of `rows` rows."""
         if not self.raw:
             blob = self.blob if self._blob is None else self._blob
             if _count(blob, self._at) != self.count or (len(blob) > self._at and blob[-1] != LINE_END):
@@ -245,14 +245,14 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
 
 def _count(blob: bytes, at: int) -> int:
-    """Count the line ends behind a place: numpy is four times as fast, if it need not set out for little."""
+    """Count the line ends after a position. For a large blob numpy is four times as fast."""
     if not _FEW <= len(blob) - at <= _MANY:
         return blob.count(b"\n", at)
     return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == LINE_END))
 
 
 def _adjoin(rows: NDArray[np.intp]) -> bool:
-    """Tell whether rows follow each other without a gap."""
+    """Return whether rows are consecutive."""
     return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 

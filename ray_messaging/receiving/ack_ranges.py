@@ -5,8 +5,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.message import Message
-from ray_messaging.messages import Messages, Slice
+from ray_messaging.message import Message, Messages, Slice
 from ray_messaging.transports.base import AckRange, Cursor
 from ray_messaging.transports.ranges import before
 from ray_messaging.wire.frames import FOREIGN_SENDER

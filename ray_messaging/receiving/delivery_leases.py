@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ray_messaging.errors import CommitFailed
-from ray_messaging.messages import Messages, Slice
+from ray_messaging.message import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
 from ray_messaging.receiving.fetch_options import NEXT, FetchOptions
 from ray_messaging.receiving.subscription import Subscription

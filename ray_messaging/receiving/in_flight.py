@@ -7,7 +7,7 @@ from copy import copy
 
 import msgspec
 
-from ray_messaging.messages import Slice
+from ray_messaging.message import Slice
 from ray_messaging.transports.base import AckRange, Cursor, SelectiveAcks, place
 from ray_messaging.transports.ranges import begins, encode_ranges, ends
 

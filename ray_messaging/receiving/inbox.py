@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ray_messaging.messages import Slice
+from ray_messaging.message import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.receiving.in_flight import InFlight
 from ray_messaging.transports.base import START

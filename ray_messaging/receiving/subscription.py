@@ -21,8 +21,7 @@ from ray_messaging.errors import (
     TransactionError,
     TransitError,
 )
-from ray_messaging.message import Message
-from ray_messaging.messages import Messages, Slice
+from ray_messaging.message import Message, Messages, Slice
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.commits import Commits
 from ray_messaging.receiving.fetch_gate import FetchGate

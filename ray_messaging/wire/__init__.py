@@ -1,1 +1,1 @@
-"""Batches as bytes: frames, their checksum, and notes for the event log."""
+"""Encoding of batches: frames, their checksum, and notes for the event log."""

@@ -1,4 +1,4 @@
-"""The checksum of frames, by the fastest way that this machine has; the number is the same by each."""
+"""The checksum of frames, CRC-32, by the fastest implementation that is installed."""
 
 try:  # by the processor's own instructions, in a tenth of the time
     from isal.isal_zlib import crc32

@@ -1,8 +1,9 @@
-"""Turn a batch of messages into bytes and back.
+"""Encoding of a batch as a frame, and decoding.
 
 A frame is: b"RM", version u8, spare u8, crc32 u32 of all that follows, header length u32, the header (msgpack array),
-the columns that the header's flags name, one JSON text per line. Little endian throughout. The header only ever grows
-at its end. Whatever is wrong with the bytes, `decode` raises FrameError, before it allocates anything of their size.
+the columns that the header's flags name, one JSON text per line. All numbers are little endian. New header fields are
+added at its end only. For invalid bytes `decode` raises FrameError before it allocates memory by a size that they
+claim.
 """
 
 import copyreg
@@ -22,14 +23,14 @@ from ray_messaging.model.id_column import NONE, STR, IdColumn
 from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.wire.checksum import crc32
 
-FOREIGN_SENDER = "foreign-"  # before a mailbox's name: the sender of what foreign clients published
+FOREIGN_SENDER = "foreign-"  # prefix of a mailbox's name: the sender of foreign clients' messages
 MAGIC, VERSION = b"RM", 1
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<f8", "<u4", "<u2", "u1"))
 
-# In the order in which they come behind those that are always there; the lengths, which are last, count other rows.
+# Optional columns in their order after the fixed ones. The lengths come last: they have a row per line.
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip
@@ -42,14 +43,14 @@ _Topic = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """Say what a frame holds; append-only."""
+    """Header of a frame; append-only."""
 
     sender: str
     epoch: _Number
     first: _Number
     rows: _Number
     flags: _Number
-    lines: int  # -1: no payloads (a request for verdicts by ids alone)
+    lines: int  # -1: no payloads (a verdict request with ids only)
     topics: Annotated[tuple[_Topic, ...], msgspec.Meta(min_length=1)]
     from_strings: tuple[str, ...]
     to_strings: tuple[str, ...]
@@ -76,7 +77,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         None if lines is None else lines.index,
         np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
     )
-    if not all(map(is_, optional, _ABSENT)):  # a message alone, which is in a hurry, has none of them
+    if not all(map(is_, optional, _ABSENT)):  # a single message, the latency case, has none of them
         for flag, column in zip(_FLAGS, optional, strict=True):
             if column is not None:
                 flags |= flag
@@ -91,7 +92,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     return b"".join((_PREFIX.pack(MAGIC, VERSION, checksum, len(header)), *parts))
 
 
-# A batch travels through Ray, and into whatever pickles it, as its frame.
+# A batch is pickled as its frame, by Ray too.
 def _reduced(batch: Batch) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
     frame = encode(batch) if batch.frame is None else batch.frame
     return (decode, (frame,)) if batch.origin is None else (_decode_read, (frame, batch.origin))
@@ -127,17 +128,17 @@ def _header(batch: Batch, flags: int, lines: PayloadColumn | None, step: int | N
     )
 
 
-def _check(ok: object, what: str) -> None:
+def _check(ok: object, reason: str) -> None:
     if not ok:
-        raise _no_frame(what)
+        raise _invalid(reason)
 
 
-def _no_frame(what: str) -> FrameError:
-    return FrameError(f"this is no valid frame: {what}; drop it, and look at who writes into this mailbox")
+def _invalid(reason: str) -> FrameError:
+    return FrameError(f"invalid frame: {reason}; drop it, and find the client that wrote it")
 
 
 class _Reader(msgspec.Struct):
-    """Cut columns off a frame from a place on, never past its end."""
+    """Reader that cuts columns off a frame, never past its end."""
 
     frame: bytes
     view: memoryview
@@ -149,16 +150,16 @@ class _Reader(msgspec.Struct):
         return np.frombuffer(self.cut((self.rows if rows is None else rows) * dtype.itemsize), dtype)
 
     def cut(self, nbytes: int) -> memoryview:
-        """Return so many bytes."""
+        """Return the next bytes."""
         at = self.at
         self.at = at + nbytes
         if self.at > len(self.view):
-            raise _no_frame("it ends within a column")
+            raise _invalid("it ends within a column")
         return self.view[at : self.at]
 
     def optional(self) -> list[Any]:
-        """Return a column for each that may be there, None where it is not."""
-        if not self.flags:  # as of a message alone, which is in a hurry
+        """Return the optional columns, None for each that is missing."""
+        if not self.flags:  # a single message, the latency case
             return [None] * len(_OPTIONAL)
         return [self.column(dtype) if self.flags & flag else None for flag, dtype in _OPTIONAL]
 
@@ -167,7 +168,7 @@ def decode(frame: bytes) -> Batch:
     """Decode a frame; columns and payloads are views of its bytes. Raises FrameError."""
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
-        raise _no_frame(f"{size} bytes is no size of a frame")
+        raise _invalid(f"{size} bytes is no size of a frame")
     magic, version, checksum, header_length = _PREFIX.unpack_from(frame)
     at = _PREFIX.size + header_length
     view = memoryview(frame)
@@ -175,14 +176,14 @@ def decode(frame: bytes) -> Batch:
     if why is None and crc32(view[_PREFIX.size :]) != checksum:
         why = "its checksum does not match"
     if why is not None:
-        raise _no_frame(why)
+        raise _invalid(why)
     try:
         header = _read_header(view[_PREFIX.size : at])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _no_frame(f"its header cannot be read ({error})") from error
+        raise _invalid(f"its header cannot be read ({error})") from error
     why = _header_trouble(header, size)
     if why is not None:
-        raise _no_frame(why)
+        raise _invalid(why)
     batch = _decode_columns(header, _Reader(frame, view, at, header.rows, header.flags))
     batch.frame = frame
     return batch
@@ -238,7 +239,7 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
 def _rows(data: bytes, count: int) -> NDArray[np.uint32]:
     _check(len(data) % 4 == 0, "it ends within a row's number")
     rows = np.frombuffer(data, "<u4")
-    _check(not len(rows) or int(rows.max()) < count, "it speaks of rows it does not have")
+    _check(not len(rows) or int(rows.max()) < count, "it names rows it does not have")
     return rows
 
 
@@ -253,7 +254,7 @@ def _lines(header: Header, reader: _Reader, index: NDArray[np.uint32] | None) ->
     else:
         lines = PayloadColumn(reader.frame, header.lines, index, reader.at)
     if not lines.whole(header.rows):
-        raise _no_frame("its payloads do not match its rows")
+        raise _invalid("its payloads do not match its rows")
     return lines
 
 

@@ -1,7 +1,8 @@
-"""What the event log is told of messages beside their frame: who blocked them, what they said before a rewrite.
+"""Notes that senders write to the event log beside frames: verdicts, and payloads before a rewrite.
 
-The sender writes a note for the messages that no mailbox's stream tells of: blocked, published, undeliverable, and
-those that were rewritten (their frame in the mailbox marks them, see `Batch.noted`, as the log has them from here).
+A sender writes a note for messages that are in no mailbox's stream: blocked, published, undeliverable. It writes one
+for rewritten messages too. Their frame in the mailbox marks them (see `Batch.noted`), and the log takes them from the
+note.
 """
 
 import msgspec
@@ -11,7 +12,7 @@ from ray_messaging.errors import FrameError
 
 
 class Why(msgspec.Struct, array_like=True, frozen=True):
-    """Say which rows (uint32, little endian) of the frame a rule dealt with, and for what reason."""
+    """The rows (uint32, little endian) that one rule judged, and its reason."""
 
     rule: str
     reason: str
@@ -19,19 +20,18 @@ class Why(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Before(msgspec.Struct, array_like=True, frozen=True):
-    """Say what the payload of rows (uint32, little endian) of the frame was before a rewrite."""
+    """The payload of some rows (uint32, little endian) before a rewrite."""
 
     rows: bytes
     line: bytes
 
 
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
-    """Say what became of a frame's rows; append-only.
+    """The fate of a frame's rows; append-only.
 
-    `fate` is an index into `receipt.FATES`, for all rows; with PUBLISHED the number of takers of each row, which only
-    the server knows, says whether it was (0 takers: undeliverable), unless the sender `counted` them. `mailbox` has the
-    rows, where it is DELIVERED.
-    `before` holds, for some rows, the payload before a rewrite.
+    `fate` is an index into `receipt.FATES`, for all rows. With PUBLISHED each row's subscriber count, known only to the
+    server, decides (0: undeliverable), unless the sender `counted`. `mailbox` has the rows where the fate is DELIVERED.
+    `before` holds payloads before a rewrite.
     """
 
     fate: int
@@ -46,13 +46,13 @@ _decode = msgspec.msgpack.Decoder(LogNote).decode
 
 
 def decode_log_note(data: bytes, rows: int) -> LogNote:
-    """Decode the note of a frame of so many rows; raise FrameError."""
+    """Decode the note of a frame with this number of rows; raise FrameError."""
     try:
         note = _decode(data)
-        told = [*(why.rows for why in note.why), *(said.rows for said in note.before)]
-        named = [np.frombuffer(part, "<u4") for part in told]
+        packed = [*(why.rows for why in note.why), *(before.rows for before in note.before)]
+        named = [np.frombuffer(part, "<u4") for part in packed]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a note for the event log cannot be read: {error}") from error
     if not 0 <= note.fate <= 3 or any(len(part) and int(part.max()) >= rows for part in named):
-        raise FrameError("a note for the event log speaks of what is not there")
+        raise FrameError("a note for the event log names rows that do not exist")
     return note

@@ -14,7 +14,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
-from ray_messaging.messages import Messages
+from ray_messaging.message import Messages
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts

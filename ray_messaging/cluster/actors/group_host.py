@@ -8,8 +8,8 @@ from ray_messaging.cluster.actors.caller_admission import CallerAdmission
 from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening
+from ray_messaging.message import Messages
 from ray_messaging.messager import Messager
-from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.observability.health.reports import Report

@@ -15,7 +15,7 @@ from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.common.tables import data_frame
 from ray_messaging.config import MessagingConfig, ServerConfig
 from ray_messaging.errors import ConfigError, FrameError, UnknownName
-from ray_messaging.messages import Messages, Slice
+from ray_messaging.message import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadLetterStore, unhandled

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.engine import Engine, check_step
 from ray_messaging.errors import Closed, MessagingError, NotListening
-from ray_messaging.messages import Messages
+from ray_messaging.message import Messages
 from ray_messaging.mqtt.messager.addresses import Addresses
 from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
 from ray_messaging.mqtt.messager.experiment import NOBODY, join, make_judge
