@@ -256,7 +256,26 @@ class MessagingConfig(_Settings):
     log_list_bytes: int = _of(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
     mirror: bool = _of(False, "PUBLISH messages to mailboxes too, for foreign clients that listen")
     strict_senders: bool | None = _of(None, "send only for one's own agents, or the user; None: if it is a group")
-    standing_verdicts: bool = _of(True, "let senders apply rules that read ids only; False: ask for each batch")
+    delegate_rules: bool = _of(True, "let senders apply rules that read ids only; False: ask for each batch")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_former_name(cls, settings: Any) -> Any:  # noqa: ANN401 - whatever pydantic is given
+        if isinstance(settings, dict) and "standing_verdicts" in settings:
+            _warn_of_former_name()
+            settings = {"delegate_rules": settings["standing_verdicts"], **settings}
+            del settings["standing_verdicts"]
+        return settings
+
+    @property
+    def standing_verdicts(self) -> bool:
+        """The former name of `delegate_rules`."""
+        _warn_of_former_name()
+        return self.delegate_rules
+
+
+def _warn_of_former_name() -> None:
+    warnings.warn("standing_verdicts is now named delegate_rules: write that", DeprecationWarning, stacklevel=3)
 
 
 OnExisting = Literal["error", "resume", "reset"]

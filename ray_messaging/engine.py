@@ -24,8 +24,7 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
-from ray_messaging.interception.client.verdict_client import verdict_client_for
-from ray_messaging.interception.wire.verdicts import PassAll, VerdictClient
+from ray_messaging.interception.client.verdict_client import PassAll, VerdictClient, verdict_client_for
 from ray_messaging.message import Outgoing
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.id_column import IdColumn
@@ -170,8 +169,10 @@ class Engine:
         return PassAll() if interceptor is None else self._make_judge(interceptor)
 
     def _ask(self, interceptor: object) -> VerdictClient:
-        standing = self.settings.standing_verdicts and self.transport.checks_verdicts
-        return verdict_client_for(interceptor, self.settings.interceptor_timeout_s, self.exp_id, standing=standing)
+        delegate_rules = self.settings.delegate_rules and self.transport.checks_verdicts
+        return verdict_client_for(
+            interceptor, self.settings.interceptor_timeout_s, self.exp_id, delegate_rules=delegate_rules
+        )
 
     async def _ended(self) -> Closed | None:
         """Return that the experiment has ended, where an interceptor can say so."""
@@ -313,10 +314,12 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Return counters."""
         outbox, subscription = self.outbox, self.subscription
+        delegated = 0 if outbox is None else getattr(outbox.judge, "delegated", 0)
         return {
             "name": self.name,
-            "interceptor": "none" if outbox is None else outbox.judge.way,
-            "standing": 0 if outbox is None else getattr(outbox.judge, "standing", 0),
+            "interceptor": "none" if outbox is None else outbox.judge.route,
+            "delegated": delegated,
+            "standing": delegated,  # the former name of the key
             "outbox": 0 if outbox is None else outbox.rows,
             "deferred": 0 if outbox is None else outbox.deferred,
             "batches": 0 if outbox is None else outbox.batches,

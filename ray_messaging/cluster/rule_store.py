@@ -20,7 +20,7 @@ from ray_messaging.cluster.spec import PickledRule
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import VIOLATIONS
-from ray_messaging.interception.server.state.store import Kept, ServerBehindError
+from ray_messaging.interception.server.state.state_writer import ServerBehindError, StateChanges
 from ray_messaging.interception.wire.verdicts import INTERCEPTOR
 from ray_messaging.transports.experiment_store import ExperimentStore, Fields, RuleState, StateWrite
 
@@ -49,14 +49,14 @@ class RuleStore:
         self._names: list[str] | None = None  # what the server does not have yet: the next such name, the rules' names
         self._known: dict[int, _Known] = {}
         self._in_force: list[str] | None = None  # as `_names`: what the server has
-        self._writing: Kept | None = None
+        self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
         """Return the tables of rules, by name, and the answers that rest on them."""
         names = [VIOLATIONS, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 
-    async def save(self, epoch: int, kept: Kept) -> None:
+    async def save(self, epoch: int, kept: StateChanges) -> None:
         """Write at once what changed; raises Fenced where another interceptor has taken over, ServerBehindError."""
         names = self._in_force if kept.whole and self._names is None else self._names
         again, self._writing = kept is self._writing, kept
@@ -69,8 +69,8 @@ class RuleStore:
         if names is not None:
             await self._enforced(names)
 
-    async def stand(self, epoch: int, number: int) -> None:
-        """Make delegated verdicts count under a number, unless a higher one does; raises Fenced as `save`."""
+    async def publish_snapshot(self, epoch: int, number: int) -> None:
+        """Make a rule snapshot's number valid on the server, unless a higher one is; raises Fenced as `save`."""
         if await self._server.delegate(epoch, number) is StateWrite.FENCED:
             raise _fenced(epoch)
 

@@ -52,7 +52,7 @@ async def test_old_messagers_are_closed_at_once(redis, end):
     for messager in (plain, host):
         to_one = [messager.send_message(messager.get_agent_chat_channel(1), {"n": n}, 50) for n in range(MANY)]
         assert all([await sent for sent in to_one])
-    assert host.stats()["standing"]
+    assert host.stats()["delegated"]
     new = await asyncio.to_thread(end, old)
     try:
         for messager in (plain, host):

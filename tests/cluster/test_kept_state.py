@@ -4,7 +4,7 @@ from support.cluster import fates, kill
 
 from ray_messaging import rules
 from ray_messaging.cluster.rule_store import RuleStore
-from ray_messaging.interception.server.state.store import Kept
+from ray_messaging.interception.server.state.state_writer import StateChanges
 from ray_messaging.interception.server.state.table import Changes
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
@@ -17,8 +17,8 @@ async def test_a_rule_that_is_named_like_another_ones_next_table_keeps_its_own(v
         await transport.link.command("HSET", transport.keys.meta, "interceptor", 2)
         store = RuleStore(RedisExperimentStore(transport), exp_id, "run")
         counts = {"quota": Changes({b"1": b"1"}, []), "quota:2": Changes({b"7": b"7"}, [])}
-        await store.save(2, Kept(counts, {}, []))
-        await store.save(2, Kept({"quota": Changes({b"1": b"5"}, [], cleared=True)}, {}, []))
+        await store.save(2, StateChanges(counts, {}, []))
+        await store.save(2, StateChanges({"quota": Changes({b"1": b"5"}, [], cleared=True)}, {}, []))
         named = [rules.RateLimit(per_round=1, name=name) for name in counts]
         tables, _ = await store.load(named)
         assert {name: tables[name] for name in counts} == {"quota": {b"1": b"5"}, "quota:2": {b"7": b"7"}}

@@ -23,14 +23,14 @@ def society(ray_cluster):
 
 def passes(west):
     """Send until messages pass by granted rules."""
-    before = west.stats()["standing"]
+    before = west.stats()["delegated"]
 
     def sent():
         try:
             assert west.send(1, 11, {}).fate == "delivered"
         except InterceptorUnavailable:  # it starts again
             return False
-        return west.stats()["standing"] > before
+        return west.stats()["delegated"] > before
 
     wait_for(sent, "a message that passes by granted rules")
 
@@ -45,9 +45,9 @@ def test_rules_are_granted_and_no_change_is_escaped(society):
         control(messaging, "remove_from_black_set", [(1, 11)])
     control(messaging, "insert_rule", rules.MaxLength(10))
     assert west.send(1, 11, {"text": "x" * 20}).rule == "max_length"
-    assert not messaging.stats()["standing"]
+    assert not messaging.stats()["delegated"]
     control(messaging, "pop_rule", "max_length")
-    wait_for(lambda: messaging.stats()["standing"], "rules that are calm")
+    wait_for(lambda: messaging.stats()["delegated"], "rules that are calm")
     stats = messaging.stats()
     waiting = stats["waiting"]["east"]
     assert len(drain(east, waiting)) == waiting

@@ -11,7 +11,7 @@ from support.interceptors import Held
 
 from ray_messaging import Closed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite
-from ray_messaging.interception.server.deferred import deferral
+from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.accumulation.bulk_input import columns_of, frames_of_columns

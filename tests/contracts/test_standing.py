@@ -12,7 +12,7 @@ from ray_messaging.interception.client import delegated_rules as granted
 from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation as standing
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire.rule_snapshot import SnapshotState, decode_grant, encode_standing
+from ray_messaging.interception.wire.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
 from ray_messaging.transports.memory import MemoryServer
 
 
@@ -26,7 +26,7 @@ def calm(monkeypatch):
     """Grant at once, and for long: what a loaded machine does to leases is not asked here."""
     monkeypatch.setattr(standing, "CALM_S", 0.0)
     monkeypatch.setattr(granted, "LEASE_S", 60.0)
-    monkeypatch.setattr(granted, "_NOT_NOW_S", 0.0)
+    monkeypatch.setattr(granted, "_RETRY_S", 0.0)
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ async def send(sender, *pairs):
 
 async def passed(sender, pair=(1, 1)):
     """Send until a message has passed by granted rules; return how many were sent."""
-    before, sent = sender.stats()["standing"], 0
+    before, sent = sender.stats()["delegated"], 0
     async with asyncio.timeout(WAIT_S):
-        while sender.stats()["standing"] == before:
+        while sender.stats()["delegated"] == before:
             assert await send(sender, pair) == "d"
             sent += 1
     return sent
@@ -63,10 +63,10 @@ async def passed(sender, pair=(1, 1)):
 async def test_what_passes_by_granted_rules_is_not_asked_about(actor, messagers):
     sender, receiver = await messagers(actor), await messagers(host=[1, 2])
     await passed(sender)
-    asked, before = actor.asked, sender.stats()["standing"]
+    asked, before = actor.asked, sender.stats()["delegated"]
     for _ in range(20):
         assert await send(sender, (1, 1), (1, 2), (None, 1)) == "ddd"
-    assert (actor.asked, sender.stats()["standing"]) == (asked, before + 60)
+    assert (actor.asked, sender.stats()["delegated"]) == (asked, before + 60)
     assert sender.stats()["interceptor"] == "lane"
     assert len(await fetch_all(receiver, 60)) >= 60
 
@@ -74,11 +74,11 @@ async def test_what_passes_by_granted_rules_is_not_asked_about(actor, messagers)
 async def test_a_batch_with_a_row_that_would_be_blocked_is_asked_about(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    asked, before = actor.asked, sender.stats()["standing"]
+    asked, before = actor.asked, sender.stats()["delegated"]
     receipts = await sender.send_messages([Outgoing.to_agent(1, {}, from_id=by) for by in (1, -1)])
     assert [(receipt.fate, receipt.rule) for receipt in receipts] == [("delivered", None), ("blocked", "black_list")]
     assert receipts[1].reason == "agent -1 may not write to any agent"
-    assert (actor.asked, sender.stats()["standing"]) == (asked + 1, before)
+    assert (actor.asked, sender.stats()["delegated"]) == (asked + 1, before)
     assert (actor.interceptor.blocked, dict(actor.interceptor.violations)) == (1, {-1: 1})
     assert await send(sender, (1, 1)) == "d"
     assert actor.asked == asked + 1
@@ -147,7 +147,9 @@ async def test_a_change_waits_for_a_server_that_is_away(actor, throne, messagers
     change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
     await asyncio.wait({change}, timeout=0.05)
     assert await send(sender, (1, 1)) == "d"
-    await sender.engine.outbox.judge._granted.close()  # it asks for the new rules, and gets none before the old ended
+    await (
+        sender.engine.outbox.judge._delegated_rules.close()
+    )  # it asks for the new rules, and gets none before the old ended
     assert await send(sender, (1, 1)) == "d"
     await asyncio.wait({change}, timeout=0.05)
     assert not change.done()
@@ -162,8 +164,8 @@ async def test_a_grant_under_way_does_not_hide_a_change(actor, throne, messagers
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     throne.failure = ConnectionFailed("away", host="h", port=1)
-    asked = actor.interceptor.stand(
-        encode_standing(SnapshotState(0))
+    asked = actor.interceptor.snapshot(
+        encode_snapshot_request(SnapshotRequest(0))
     )  # another messager's, which is answered in a moment
     change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
     if first == "end":
@@ -174,7 +176,7 @@ async def test_a_grant_under_way_does_not_hide_a_change(actor, throne, messagers
     throne.failure = None
     await change
     assert await send(sender, (7, 1)) == "b"
-    assert decode_grant(await granting).number == 0
+    assert decode_snapshot(await granting).number == 0
 
 
 async def test_changes_that_nobody_holds_a_grant_of_cost_the_server_nothing(actor, throne, messagers):
@@ -195,9 +197,9 @@ async def test_changes_that_nobody_holds_a_grant_of_cost_the_server_nothing(acto
 async def test_rules_changed_past_the_interceptor_are_noticed(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    number = actor.interceptor.standing.number
+    number = actor.interceptor.delegation.number
     actor.interceptor.black_list.add((7, 1))  # as a rule of one's own may
-    assert actor.interceptor.standing.offer != number
+    assert actor.interceptor.delegation.offer != number
     await actor.interceptor.change(lambda: None)
     assert await send(sender, (7, 1)) == "b"
 
@@ -205,10 +207,10 @@ async def test_rules_changed_past_the_interceptor_are_noticed(actor, messagers):
 async def test_a_write_that_comes_late_brings_nothing_back(actor, throne, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    old = actor.interceptor.standing.number
+    old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     assert await throne.stand(actor.interceptor.epoch, old)  # an attempt over an older connection
-    sender.engine.outbox.judge._granted._until = 0.0
+    sender.engine.outbox.judge._delegated_rules._until = 0.0
     assert await send(sender, (7, 1)) == "b"
     successor = await throne.enthrone()
     assert not await throne.stand(actor.interceptor.epoch, old + 5)
@@ -218,7 +220,7 @@ async def test_a_write_that_comes_late_brings_nothing_back(actor, throne, messag
 async def test_a_server_that_went_back_to_an_older_number_gets_the_newer_one_again(actor, throne, messagers, exp_id):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    old = actor.interceptor.standing.number
+    old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     if throne.link is None:
         throne.server.experiments[exp_id].standing = old
@@ -229,7 +231,7 @@ async def test_a_server_that_went_back_to_an_older_number_gets_the_newer_one_aga
         now = throne.server.experiments[exp_id].standing
     else:
         now = int(await throne.link.command("HGET", Keys(exp_id).meta, "standing"))
-    assert now == actor.interceptor.standing.number > old
+    assert now == actor.interceptor.delegation.number > old
 
 
 async def test_a_successor_ends_what_was_granted(actor, messagers):
@@ -259,13 +261,13 @@ async def test_a_lane_that_is_cut_ends_the_grant_at_once(actor, messagers):
         return not lane.alive
 
     await until(noticed)
-    before = sender.stats()["standing"]
+    before = sender.stats()["delegated"]
     sending = asyncio.create_task(send(sender, (1, 1)))
     await asyncio.wait({sending}, timeout=0.05)
     assert not sending.done()
     await actor.begin()
     assert await sending == "d"
-    assert sender.stats()["standing"] == before
+    assert sender.stats()["delegated"] == before
 
 
 async def test_an_interceptor_that_stands_still_stops_its_senders(actor, messagers, monkeypatch):
@@ -284,9 +286,9 @@ async def test_an_interceptor_that_stands_still_stops_its_senders(actor, message
     going = asyncio.create_task(go_on())
     async with asyncio.timeout(WAIT_S):
         await actor.questions.get()  # the lease is over: it is asked, and does not answer
-    before = sender.stats()["standing"]
+    before = sender.stats()["delegated"]
     await asyncio.wait({going}, timeout=0.05)
-    assert sender.stats()["standing"] == before
+    assert sender.stats()["delegated"] == before
     going.cancel()
     await asyncio.gather(going, return_exceptions=True)
     actor.silent = False
@@ -299,7 +301,7 @@ async def test_the_lease_is_renewed_while_messages_pass_and_by_answers(actor, me
     monkeypatch.setattr(granted, "_ASK_AGAIN_S", 0.0)
     sender, receiver = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    grant = sender.engine.outbox.judge._granted
+    grant = sender.engine.outbox.judge._delegated_rules
 
     async def renewed(until):
         await send(sender, (1, 1))
@@ -308,11 +310,11 @@ async def test_the_lease_is_renewed_while_messages_pass_and_by_answers(actor, me
 
     until_now = grant._until
     await until(lambda: renewed(until_now))
-    grant._until, before = 0.0, sender.stats()["standing"]
+    grant._until, before = 0.0, sender.stats()["delegated"]
     assert await send(sender, (1, 1)) == "d"  # asked: its answer renews
-    assert sender.stats()["standing"] == before
+    assert sender.stats()["delegated"] == before
     assert await send(sender, (1, 1)) == "d"
-    assert sender.stats()["standing"] == before + 1
+    assert sender.stats()["delegated"] == before + 1
 
 
 async def test_what_has_passed_is_counted(actor, messagers):
@@ -351,7 +353,7 @@ async def test_what_waits_and_passes_twice_counts_once(actor, messagers):
     async with asyncio.timeout(WAIT_S):
         while not all(fate.done() for fate in waiting):
             await receiver.fetch_messages()
-    await sender.engine.outbox.judge._granted.close()
+    await sender.engine.outbox.judge._delegated_rules.close()
     assert actor.interceptor.judged == count
 
 
@@ -364,9 +366,9 @@ async def test_a_transaction_passes_by_granted_rules_and_escapes_no_change(actor
         return step.receipts.fates.tolist()
 
     await passed(sender)
-    before = sender.stats()["standing"]
+    before = sender.stats()["delegated"]
     assert await transact(7) == ["delivered"]
-    assert sender.stats()["standing"] == before + 1
+    assert sender.stats()["delegated"] == before + 1
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     assert await transact(7) == ["blocked"]
 
@@ -376,11 +378,11 @@ async def test_other_rules_are_asked_about_each_batch(actor, messagers):
     await passed(sender)
     await actor.interceptor.change(lambda: actor.interceptor.rules.insert(MaxLength(20)))
     channel = sender.get_agent_chat_channel(1)
-    before = sender.stats()["standing"]
+    before = sender.stats()["delegated"]
     for _ in range(3):
         assert (await sender.send_message(channel, {"text": "x" * 50}, 1)).rule == "max_length"
         assert await sender.send_message(channel, {}, 1)
-    assert sender.stats()["standing"] == before
+    assert sender.stats()["delegated"] == before
     await actor.interceptor.change(lambda: actor.interceptor.rules.pop("max_length"))
     await passed(sender)
     graph = AllowGraph([(1, 1)])
@@ -393,21 +395,21 @@ async def test_many_pairs_are_granted_too(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await actor.interceptor.change(lambda: actor.interceptor.black_list.set([(by, 1) for by in range(1000, 4000)]))
     await passed(sender)
-    before = sender.stats()["standing"]
+    before = sender.stats()["delegated"]
     assert await send(sender, (3999, 1), (4000, 1)) == "bd"
     assert await send(sender, (999, 1), (4000, 1)) == "dd"
-    assert sender.stats()["standing"] == before + 2
+    assert sender.stats()["delegated"] == before + 2
 
 
 async def test_who_does_not_want_them_gets_none(actor, messagers):
-    sender, _ = await messagers(actor, standing_verdicts=False), await messagers(host=[1])
+    sender, _ = await messagers(actor, delegate_rules=False), await messagers(host=[1])
     for number in range(1, 5):
         assert await send(sender, (1, 1)) == "d"
         assert actor.asked == number
-    assert sender.stats()["standing"] == 0
+    assert sender.stats()["delegated"] == 0
 
 
 async def test_an_interceptor_in_this_process_grants_nothing(messagers):
     sender, _ = await messagers(Interceptor("x")), await messagers(host=[1])
     assert await send(sender, (1, 1)) == "d"
-    assert sender.stats()["standing"] == 0
+    assert sender.stats()["delegated"] == 0

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from ray_messaging import ConnectionFailed, Messager, Messaging, MqttConfig, RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.interception.server.lane_server import LaneAddress
+from ray_messaging.interception.wire.lane import LaneAddress
 
 HOST = "127.0.0.1"
 

@@ -71,17 +71,19 @@ class Actor:
     async def begin(self, *rules, **options):
         """Let a new interceptor take over, with a lane of its own."""
         epoch = await self.throne.enthrone()
-        self.interceptor = Interceptor(self.exp_id, rules, epoch=epoch, stand=self._stand_under(epoch), **options)
+        self.interceptor = Interceptor(
+            self.exp_id, rules, epoch=epoch, publish_snapshot=self._publish_under(epoch), **options
+        )
         interceptor = self.interceptor
         self.server = LaneServer(
             lambda request, patient: self._answer(interceptor, request, patient=patient),
-            lambda request: self._never() if self.silent else interceptor.stand(request),
+            lambda request: self._never() if self.silent else interceptor.snapshot(request),
         )
         self.servers.append(self.server)
         self.address = await self.server.start("127.0.0.1")
         return self
 
-    def _stand_under(self, epoch):
+    def _publish_under(self, epoch):
         async def stand(number):
             await self.throne.stand(epoch, number)
 

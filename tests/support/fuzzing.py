@@ -19,15 +19,16 @@ from ray_messaging.addressing.patterns import GLOBS
 from ray_messaging.errors import FrameError, InvalidAddress
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.interception.client.lane_client import LaneClient
-from ray_messaging.interception.server.lane_server import JUDGE, STAND, WAIT, LaneServer, _Caller
+from ray_messaging.interception.server.lane_server import LaneServer, _Caller
+from ray_messaging.interception.wire.lane import JUDGE, SNAPSHOT, WAIT
 from ray_messaging.interception.wire.rule_snapshot import (
-    Drawn,
-    Listed,
+    AllowGraphSnapshot,
+    BlackListSnapshot,
     RuleSnapshot,
-    SnapshotState,
-    decode_grant,
-    decode_standing,
-    encode_grant,
+    SnapshotRequest,
+    decode_snapshot,
+    decode_snapshot_request,
+    encode_snapshot,
 )
 from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
@@ -225,18 +226,18 @@ class Verdicts(MsgpackTarget):
             {0: ("black-list", "no"), 2: ("words", "é")}, {1: ("words", b"{}")}, {"odd": {0, 1}}, {3}
         )
         super().__init__(
-            [BatchVerdict().encode(3, wants_payload=False), judgement.encode(3, wants_payload=True, standing=2**33)]
+            [BatchVerdict().encode(3, wants_payload=False), judgement.encode(3, wants_payload=True, snapshot=2**33)]
         )
 
     def check(self, data):
         try:
             verdicts = decode_verdicts(data)
-            found = verdicts.judgement(4)
+            found = verdicts.batch_verdict(4)
         except FrameError:
             return False
         assert all(row < 4 for rows in (found.blocked, found.rewritten, found.deferred) for row in rows)
         assert -2 <= verdicts.epoch < 2**62
-        assert 0 <= verdicts.standing < 2**62
+        assert 0 <= verdicts.snapshot < 2**62
         decode_verdicts(found.encode(verdicts.epoch, wants_payload=False))
         return True
 
@@ -245,21 +246,23 @@ class Grants(MsgpackTarget):
     """The decoder of rules that the interceptor grants, as a sender runs it, and the rules that are made of them."""
 
     def __init__(self):
-        listed = Listed("black_list", [(1, 2), ("Ann", None), (None, 7)])
-        drawn = Drawn("allow_graph", [(1, 2), (2, "Ann")], [(5, 0), ("Bob", 0)], [9, "all"], user=True, channels=False)
+        listed = BlackListSnapshot("black_list", [(1, 2), ("Ann", None), (None, 7)])
+        drawn = AllowGraphSnapshot(
+            "allow_graph", [(1, 2), (2, "Ann")], [(5, 0), ("Bob", 0)], [9, "all"], user=True, channels=False
+        )
         granted = [
             RuleSnapshot(0),
             RuleSnapshot(2**32),
             RuleSnapshot(2**33 + 7, ()),
             RuleSnapshot(2**34 + 1, (listed, drawn)),
         ]
-        super().__init__([encode_grant(each) for each in granted])
+        super().__init__([encode_snapshot(each) for each in granted])
         self.batches = some_batches()
 
     def check(self, data):
         try:
-            grant = decode_grant(data)
-            rules = grant.make()
+            grant = decode_snapshot(data)
+            rules = grant.build()
         except FrameError:
             return False
         assert grant.number == 0 or 2**32 <= grant.number < 2**62
@@ -268,7 +271,7 @@ class Grants(MsgpackTarget):
                 assert all(
                     0 <= row < len(batch) and verdict.blocked for row, verdict in rule.check_batch(batch, "x").items()
                 )
-        assert decode_grant(encode_grant(grant)) == grant
+        assert decode_snapshot(encode_snapshot(grant)) == grant
         return True
 
 
@@ -400,8 +403,10 @@ class Requests:
 
     def __init__(self):
         self.frames = Frames()
-        self.standing = MsgpackTarget([encode_grant(SnapshotState(0)), encode_grant(SnapshotState(2**32, 5))])
-        self.server = LaneServer(self.answer, self.stand)
+        self.snapshots = MsgpackTarget(
+            [encode_snapshot(SnapshotRequest(0)), encode_snapshot(SnapshotRequest(2**32, 5))]
+        )
+        self.server = LaneServer(self.answer, self.snapshot)
         self.answered = 0
 
     def answer(self, request, *, patient):
@@ -409,18 +414,18 @@ class Requests:
         self.answered += 1
         return BatchVerdict(deferred=set(range(rows))).encode(1, wants_payload=False)
 
-    def stand(self, request):
-        asked = decode_standing(request)
+    def snapshot(self, request):
+        asked = decode_snapshot_request(request)
         assert 0 <= asked.held < 2**62
         assert abs(asked.passed) < 2**53
         self.answered += 1
-        return encode_grant(RuleSnapshot(0))
+        return encode_snapshot(RuleSnapshot(0))
 
     def make(self, random):
         said = [self.server.token.encode() if random.getrandbits(4) else b"wrong"]
         for _ in range(1 + random.getrandbits(2)):
-            kind = (JUDGE, WAIT, STAND, 7)[random.getrandbits(8) % 4]
-            asked = self.standing if kind == STAND else self.frames
+            kind = (JUDGE, WAIT, SNAPSHOT, 7)[random.getrandbits(8) % 4]
+            asked = self.snapshots if kind == SNAPSHOT else self.frames
             frame = asked.make(random) if random.getrandbits(1) else asked.seeds[0]
             said.append(pack("<IB", random.getrandbits(32), kind) + frame)
         stream = b"".join(pack("<I", len(each)) + each for each in said)

@@ -38,7 +38,7 @@ async def answered(interceptor, asked, rows=None):
     answer = answer if isinstance(answer, bytes) else await answer
     verdicts = decode_verdicts(answer)
     assert verdicts.judged
-    return verdicts.judgement(len(asked))
+    return verdicts.batch_verdict(len(asked))
 
 
 async def waited(interceptor, asked, rows=None):

@@ -21,7 +21,7 @@ from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.interception.rules import BlackList, Rule
-from ray_messaging.interception.rules.pairs import Pair, check_pairs
+from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.observability.health.reports import Report
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,10 @@ from ray_messaging.config import ServerConfig
 from ray_messaging.errors import Fenced, InterceptorUnavailable, RuleError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneAddress, LaneServer
+from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
+from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.base import Limits
 
@@ -44,7 +45,7 @@ class InterceptorHost:
         self._ownership = Ownership(self._server, self._store, spec)
         self._heartbeat: Heartbeat | None = None
         self._interceptor: Interceptor | None = None
-        self._lane = LaneServer(self._answer, self._stand)
+        self._lane = LaneServer(self._answer, self._snapshot)
         self._directory = Directory(spec.exp_id)
         self._keeping = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
@@ -67,8 +68,8 @@ class InterceptorHost:
     def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
         return self.interceptor.answer(request, patient=patient)
 
-    def _stand(self, request: bytes) -> Any:  # noqa: ANN401 - as above
-        return self.interceptor.stand(request)
+    def _snapshot(self, request: bytes) -> Any:  # noqa: ANN401 - as above
+        return self.interceptor.snapshot(request)
 
     async def start(self, host: str) -> None:
         """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
@@ -110,8 +111,10 @@ class InterceptorHost:
         settings = self._spec.settings
         # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
-        stand = partial(self._store.stand, epoch) if settings.standing_verdicts else None
-        interceptor = Interceptor(self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, stand=stand)
+        publish = partial(self._store.publish_snapshot, epoch) if settings.delegate_rules else None
+        interceptor = Interceptor(
+            self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, publish_snapshot=publish
+        )
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
             await self._store.forget_rules()
@@ -229,7 +232,8 @@ class InterceptorHost:
             "deferred": self.interceptor.deferred,
             "lane_connections": len(self._lane.connections),
             "lane_refused": self._lane.refused,
-            "standing": self.interceptor.standing.offer > 0,
+            "delegated": self.interceptor.delegation.offer > 0,
+            "standing": self.interceptor.delegation.offer > 0,  # the former name of the key
             "server_behind": self.interceptor.server_behind,
             "rule_failures": self.failures(),
             "kept": self.interceptor.kept(),

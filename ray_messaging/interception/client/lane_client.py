@@ -1,26 +1,34 @@
-"""The verdict lane as a messager uses it."""
+"""The client side of the verdict lane."""
 
 import asyncio
 from typing import Any
 
 from ray_messaging.common.limits import FRAME_LIMIT
-from ray_messaging.interception.server.lane_server import JUDGE, NUMBER, OPENING_S, REQUEST, STAND, WAIT, LaneAddress
-from ray_messaging.interception.wire.framing import Framing
+from ray_messaging.interception.wire.lane import (
+    JUDGE,
+    NUMBER,
+    OPENING_S,
+    REQUEST,
+    SNAPSHOT,
+    WAIT,
+    FrameProtocol,
+    LaneAddress,
+)
 
 
-class LaneClient(Framing):
-    """One messager's connection, seen from the messager."""
+class LaneClient(FrameProtocol):
+    """A messager's connection to the verdict lane."""
 
     def __init__(self) -> None:
         super().__init__(FRAME_LIMIT)
         self._numbers = 0
         self._opening: asyncio.Future[None] | None = None
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._given_up: set[int] = set()
+        self._abandoned: set[int] = set()  # requests whose callers were cancelled
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
-        """Connect and show the token, within 5 s at most; raise OSError."""
+        """Connect and send the token, within OPENING_S at most; raise OSError."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(OPENING_S, timeout_s)):
             _, client = await loop.create_connection(cls, address.host, address.port)
@@ -35,16 +43,20 @@ class LaneClient(Framing):
 
     @property
     def alive(self) -> bool:
-        """Tell whether the connection is there, as far as is known."""
+        """Return whether the connection is up, as far as is known."""
         return self.transport is not None and not self.transport.is_closing()
 
     async def ask(self, request: bytes, *, patient: bool = False) -> bytes:
-        """Send a request and return its answer; raise OSError where the connection is lost."""
+        """Send a request for verdicts and return its answer; raise OSError if the connection is lost.
+
+        Args:
+            patient: the request is about deferred rows; its answer comes once there are verdicts, or after a while.
+        """
         return await self._exchange(WAIT if patient else JUDGE, request)
 
-    async def stand(self, request: bytes) -> bytes:
-        """Send a request for standing verdicts and return its answer; raise OSError where the connection is lost."""
-        return await self._exchange(STAND, request)
+    async def snapshot(self, request: bytes) -> bytes:
+        """Send a request for a rule snapshot and return its answer; raise OSError if the connection is lost."""
+        return await self._exchange(SNAPSHOT, request)
 
     async def _exchange(self, kind: int, request: bytes) -> bytes:
         if not self.alive:
@@ -59,7 +71,7 @@ class LaneClient(Framing):
         finally:
             del self._waiting[number]
             if future.cancelled():
-                self._given_up.add(number)
+                self._abandoned.add(number)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -67,7 +79,7 @@ class LaneClient(Framing):
             self.transport.abort()
 
     def frame_received(self, frame: bytes) -> None:
-        """Take an answer; one that nobody waits for any more passes by, one that nobody asked for ends it all."""
+        """Handle an answer: drop one to an abandoned request, close the connection on one to no request."""
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(None)
         elif len(frame) < NUMBER.size:
@@ -77,12 +89,12 @@ class LaneClient(Framing):
             future = self._waiting.get(number)
             if future is not None and not future.done():
                 future.set_result(frame[NUMBER.size :])
-            elif future is None and number not in self._given_up:
+            elif future is None and number not in self._abandoned:
                 self.refuse("an answer to no request")
-            self._given_up.discard(number)
+            self._abandoned.discard(number)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits."""
+        """Fail all open requests."""
         lost: list[asyncio.Future[Any]] = [] if self._opening is None else [self._opening]
         for future in (*lost, *self._waiting.values()):
             if not future.done():

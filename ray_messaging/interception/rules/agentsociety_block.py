@@ -8,7 +8,6 @@ from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.calls import Calls
 from ray_messaging.interception.rules.moderator import (
     NO_LIMIT_S,
     OnError,
@@ -16,8 +15,9 @@ from ray_messaging.interception.rules.moderator import (
     check_on_error,
     check_timeout,
 )
-from ray_messaging.interception.rules.pairs import Pair
 from ray_messaging.interception.rules.rule import ALLOW, Context, SlowRule, Verdict, block
+from ray_messaging.interception.rules.support.calls import Calls
+from ray_messaging.interception.rules.support.pairs import Pair
 from ray_messaging.message import Message
 
 _TIMEOUT_S = 300.0  # what AgentSociety's own blocks give one request to a model

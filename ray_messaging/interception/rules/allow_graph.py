@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.graphs import Edge, Edges, Network, among, read_network
-from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.rules.support.graphs import Edge, Edges, Network, among, read_network
+from ray_messaging.interception.rules.support.pairs import blocks, name_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import INT, IdColumn
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.interception.rules.pairs import Pair, PairIndex, blocks, check_pairs, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.rules.support.pairs import Pair, PairIndex, blocks, check_pairs, name_of
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.model.batch import Batch
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.interception.rules.ban import Ban
-from ray_messaging.interception.rules.pairs import Pair, check_pairs, name_of
 from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.rules.support.ban import Ban
+from ray_messaging.interception.rules.support.pairs import Pair, check_pairs, name_of
 
 
 class EdgeBan(Ban):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.pairs import blocks
 from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.rules.support.pairs import blocks
 from ray_messaging.model.batch import Batch
 
 

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
 from ray_messaging.errors import Closed, RuleError
-from ray_messaging.interception.rules.calls import Calls
 from ray_messaging.interception.rules.rule import ALLOW, SlowRule, Verdict, block, checked
+from ray_messaging.interception.rules.support.calls import Calls
 from ray_messaging.message import Message
 
 Answer = Verdict | bool | str
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 # What may pass between a message's coming and its verdict, in seconds. Its own call is limited, and whoever is before
 # it has a limit, too: a message that waits its turn while others are judged must not fail for that.
 NO_LIMIT_S = 30 * 86_400.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _DIGEST_BYTES = 20  # 80 bits of work to find two payloads with one verdict
 
 
@@ -175,14 +175,13 @@ class Moderator(SlowRule):
         return verdict
 
     async def _attempt(self, message: Message) -> Verdict:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(MODERATOR_RETRY)
         for _ in range(self.retries):
             try:
                 return as_verdict(await self._judge(message))
             except Exception as error:  # noqa: BLE001 - the last attempt's is raised
                 logger.info("rule %r asks again: %s", self.name, type(error).__name__)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await backoff.sleep()
         return as_verdict(await self._judge(message))
 
     def _fail(self, error: Exception) -> Verdict:

@@ -10,8 +10,8 @@ from pydantic import SecretStr
 
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.moderator import Moderator, OnError
-from ray_messaging.interception.rules.openai_endpoint import MISSING, Endpoint, check_key, check_url
 from ray_messaging.interception.rules.rule import ALLOW, Verdict, block
+from ray_messaging.interception.rules.support.openai_endpoint import MISSING, Endpoint, check_key, check_url
 from ray_messaging.message import Message
 
 _REASON_CHARS = 500

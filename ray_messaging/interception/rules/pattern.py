@@ -8,8 +8,8 @@ import regex
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
-from ray_messaging.interception.rules.texts import decoded, plain, replaced, said, strings
-from ray_messaging.interception.rules.words import Words
+from ray_messaging.interception.rules.support.texts import decoded, plain, replaced, said, strings
+from ray_messaging.interception.rules.support.words import Words
 from ray_messaging.model.batch import Batch
 
 MASK = "***"

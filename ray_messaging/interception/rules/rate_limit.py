@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.grouping import Groups, group
-from ray_messaging.interception.rules.pairs import blocks, name_of
 from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.rules.support.grouping import Groups, group
+from ray_messaging.interception.rules.support.pairs import blocks, name_of
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.model.batch import Batch
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId, check_id
-from ray_messaging.interception.rules.ban import Ban
-from ray_messaging.interception.rules.pairs import Pair, name_of
 from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.rules.support.ban import Ban
+from ray_messaging.interception.rules.support.pairs import Pair, name_of
 
 
 class SenderBan(Ban):

@@ -1,4 +1,4 @@
-"""One message that somebody asks about by AgentSociety's call, as a batch."""
+"""Messages judged by AgentSociety's `forward` call, as batches of one."""
 
 from contextlib import suppress
 from typing import Any
@@ -27,7 +27,7 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
 
 
 def _payload(message: object) -> object:
-    """Return what AgentSociety's messager asks about, a payload as JSON text; other texts are a content."""
+    """Return the payload: AgentSociety's messager passes JSON text; any other text becomes the content."""
     if isinstance(message, dict | Msg):
         return message
     if isinstance(message, str):

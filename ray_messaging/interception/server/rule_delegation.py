@@ -1,4 +1,4 @@
-"""Standing verdicts, as the interceptor gives them: rules that look at ids alone are granted to messagers."""
+"""Rule delegation, on the interceptor's side: rules that look at ids alone may be applied by messagers."""
 
 import asyncio
 import logging
@@ -11,147 +11,150 @@ from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.interception.wire.rule_snapshot import (
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     RuleSnapshot,
-    can_grant,
-    encode_grant,
-    grant_of,
-    size_of,
+    can_delegate,
+    encode_snapshot,
+    entry_count,
+    snapshot_of,
 )
 from ray_messaging.transports.epochs import new_epoch
 
 logger = logging.getLogger(__name__)
 
-# Has verdicts count under a number on the server, unless a higher one does. Raises Fenced, TransitError.
-Write = Callable[[int], Awaitable[None]]
+# Make the server accept verdicts under a snapshot number, unless a higher one is set. Raises Fenced, TransitError.
+PublishSnapshot = Callable[[int], Awaitable[None]]
 
-CALM_S = 1.0  # rules that change all the time are not worth granting
+CALM_S = 1.0  # rules are delegated once they have not changed for this long
 _PAUSE_S = 0.2
-_NOTHING = encode_grant(RuleSnapshot(0))
+_NOTHING = encode_snapshot(RuleSnapshot(0))
 
 
 class RuleDelegation:
-    """Grant rules that do not change, each state of them under a number that the server checks as it checks epochs.
+    """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
-    A number is written to the server before rules are granted under it, and a change of the rules has returned only
-    when a higher one is there: no send escapes it, whatever a messager believes.
+    The server checks a snapshot's number as it checks epochs. The number is on the server before the snapshot is given
+    to a messager, and a change of the rules returns only once a higher number is there. So no send passes by outdated
+    rules, whatever a messager believes.
     """
 
-    def __init__(self, rules: RuleSet, epoch: int, write: Write | None) -> None:
+    def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None) -> None:
         self._rules = rules
-        self._write = write if epoch > 0 else None
-        self.number = 0  # under which the rules as they are now would be granted: a new one with each change
-        self._given = -1  # the last number under which they may have been granted
-        self._ended = 0  # what was granted below this number counts on the server no more
-        self._ending: asyncio.Task[None] | None = None
+        self._publish_number = publish
+        self.enabled = publish is not None and epoch > 0
+        self.number = 0  # of a snapshot of the current rules; each change makes a new one
+        self._given = -1  # the number of the last snapshot that may have been given out
+        self._revoked = 0  # snapshots with lower numbers are no longer valid on the server
+        self._revoking: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._closed = False
-        self.begin()
+        self.restart()
 
-    def begin(self) -> None:
-        """Begin with rules as they are now; what was granted before ends."""
+    def restart(self) -> None:
+        """Start again with the current rules; earlier snapshots are revoked."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._packed = b""
         self._since = time.monotonic()
-        # Others are looked at no more than that: their tables may change with every batch.
-        grantable = self._write is not None and can_grant(self._seen)
-        self._tables: list[Table[Any]] = [rule.state for rule in self._seen if rule.state is not None and grantable]
-        self._changes = self._count()
-        self._can = grantable and size_of(self._seen) <= MOST_ENTRIES
-        self._end_soon()
+        # Tables of other rules are not watched: they may change with every batch.
+        possible = self.enabled and can_delegate(self._seen)
+        self._tables: list[Table[Any]] = [rule.state for rule in self._seen if rule.state is not None and possible]
+        self._changes = self._count_changes()
+        self._can = possible and entry_count(self._seen) <= MAX_ENTRIES
+        self._start_revoking()
 
-    def _count(self) -> int:
+    def _count_changes(self) -> int:
         return sum(table.version for table in self._tables)
 
     @property
     def offer(self) -> int:
-        """Return the number under which rules can be had, or count already; 0: under none."""
-        if self._write is None:
+        """Return the number under which a snapshot is valid or can be had; 0 if there is none."""
+        if not self.enabled:
             return 0
-        self.look()
+        self.notice_changes()
         return self.number if self._can and time.monotonic() - self._since >= CALM_S else 0
 
-    # -- changes --------------------------------------------------------------------------------------------------
+    # -- revoking -------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Take note of a change of the rules."""
-        if self._rules.now is not self._seen or self._count() != self._changes:
-            self.begin()
+    def notice_changes(self) -> None:
+        """Restart if the rules have changed."""
+        if self._rules.now is not self._seen or self._count_changes() != self._changes:
+            self.restart()
 
-    async def settle(self) -> None:
-        """Wait until nothing counts any more that was granted before the last change; raises what the server says."""
-        self._end_soon()
-        if self._ending is not None:
-            await asyncio.wait((self._ending,))  # not cancelled with us
-        if self._failure is not None and self._owing:
+    async def revoked(self) -> None:
+        """Wait until all snapshots from before the last change are revoked; raise the server's error."""
+        self._start_revoking()
+        if self._revoking is not None:
+            await asyncio.wait((self._revoking,))  # not cancelled with us
+        if self._failure is not None and self._outdated:
             raise self._failure.with_traceback(None)
-        if self._owing:
-            raise Closed("the interceptor was closed before what it had granted was at its end: ask its successor")
+        if self._outdated:
+            raise Closed("the interceptor was closed before its delegated rules were revoked: ask its successor")
 
     @property
-    def _owing(self) -> bool:
-        return self._ended <= self._given < self.number
+    def _outdated(self) -> bool:
+        """Return whether an outdated snapshot is still valid on the server."""
+        return self._revoked <= self._given < self.number
 
-    def _end_soon(self) -> None:
-        if self._owing and self._ending is None and not self._closed:
-            self._ending = asyncio.create_task(self._end(), name="ray_messaging end of a grant")
+    def _start_revoking(self) -> None:
+        if self._outdated and self._revoking is None and not self._closed:
+            self._revoking = asyncio.create_task(self._revoke(), name="ray_messaging revoke delegated rules")
 
-    async def _end(self) -> None:
-        """Tell the server, however long it is away."""
+    async def _revoke(self) -> None:
+        """Publish the newest number, and retry for as long as the server is away."""
         self._failure = None
         try:
-            while self._owing:
+            while self._outdated:
                 try:
-                    await self._tell(self.number)
+                    await self._publish(self.number)
                 except TransitError as error:
-                    logger.warning("the server cannot be told that the rules have changed, trying on: %s", error)
+                    logger.warning("delegated rules cannot be revoked on the server, trying again: %s", error)
                     await asyncio.sleep(_PAUSE_S)
-        except Exception as error:  # whoever made the change is told
-            logger.exception("the server does not take the end of what was granted")
+        except Exception as error:  # raised to the caller that changed the rules
+            logger.exception("the server refuses to revoke delegated rules")
             self._failure = error
         finally:
-            self._ending = None
+            self._revoking = None
 
-    async def _tell(self, number: int) -> None:
-        assert self._write is not None
-        await self._write(number)
-        self._ended = max(self._ended, number)
+    async def _publish(self, number: int) -> None:
+        assert self._publish_number is not None
+        await self._publish_number(number)
+        self._revoked = max(self._revoked, number)
 
-    # -- granting -------------------------------------------------------------------------------------------------
+    # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int) -> bytes | Awaitable[bytes]:
-        """Answer who holds the rules of a number (0: none) with a grant."""
+        """Answer a messager that holds the snapshot of a number (0: none)."""
         number = self.offer
-        if number == 0 or self._owing:  # the end of an earlier grant comes first
+        if number == 0 or self._outdated:  # earlier snapshots are revoked first
             return _NOTHING
-        return encode_grant(RuleSnapshot(number)) if held == number else self._grant()
+        return encode_snapshot(RuleSnapshot(number)) if held == number else self._give()
 
-    async def _grant(self) -> bytes:
-        """Grant the rules as they are, unless they change while the server is told."""
-        if self._owing:  # they have changed since this was asked: a later grant must not hide what an earlier one owes
+    async def _give(self) -> bytes:
+        """Return a snapshot of the rules, unless they change while its number is published."""
+        if self._outdated:  # changed since `answer`: a newer snapshot must not hide an older one that is still valid
             return _NOTHING
         number = self._given = self.number
         try:
-            await self._tell(number)
+            await self._publish(number)
         except MessagingError as error:
-            logger.info("the rules are not granted, as the server does not take their number: %s", error)
+            logger.info("the rules are not delegated: the server does not take their number (%s)", error)
             return _NOTHING
         if self.offer == 0 or number != self.number:
             return _NOTHING
         if not self._packed:
-            self._packed = encode_grant(grant_of(self.number, self._seen))
+            self._packed = encode_snapshot(snapshot_of(self.number, self._seen))
         return self._packed
 
     async def renew(self) -> None:
-        """Tell the server the number once more, as it has lost it: what was granted under an older one ends again."""
-        self.look()
+        """Publish the number again, because the server has lost it: it may have an older one again."""
+        self.notice_changes()
         if self._given >= 0:
-            await self._tell(self.number)
+            await self._publish(self.number)
 
     async def close(self) -> None:
-        """Grant no more, and tell the server no more."""
+        """Give out and publish no more."""
         self._closed, self._can = True, False
-        if self._ending is not None:
-            self._ending.cancel()
-            await asyncio.gather(self._ending, return_exceptions=True)
+        if self._revoking is not None:
+            self._revoking.cancel()
+            await asyncio.gather(self._revoking, return_exceptions=True)

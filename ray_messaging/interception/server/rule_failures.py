@@ -1,4 +1,4 @@
-"""What rules failed at: counted for each rule, and logged once for each distinct error."""
+"""Failures of rules: counted by rule, and logged once for each distinct error."""
 
 import logging
 import time
@@ -11,25 +11,25 @@ from ray_messaging.interception.rules.rule import Rule, said_of
 
 logger = logging.getLogger(__name__)
 
-_DISTINCT = 20  # errors of one rule that are told apart
-_CHARS = 300  # of an error
-_AGAIN = 10  # a repeated error is logged again when it has come so many times as often
+_DISTINCT = 20  # distinct errors kept for one rule
+_CHARS = 300  # kept of an error's text
+_AGAIN = 10  # a repeated error is logged again each time its count has grown by this factor
 _FURTHER = ("", "", "further errors")
 
 
 @dataclass(slots=True)
 class _Error:
-    """Hold what is known of one distinct error."""
+    """One distinct error of a rule."""
 
-    text: str  # of its first occurrence
+    text: str  # of the first occurrence
     where: str
     count: int = 0
-    say_at: int = 0
+    log_at: int = 0
 
 
 @dataclass(slots=True)
 class _Record:
-    """Hold what one rule failed at; the rule is kept, so that no other one gets its id."""
+    """The failures of one rule; the rule is kept, so that no other object gets its id."""
 
     rule: Rule
     count: int = 0
@@ -39,18 +39,19 @@ class _Record:
 
 
 class RuleFailures:
-    """Count the messages at which rules failed, for as long as these rules are in.
+    """Counts of the messages at which the current rules failed.
 
-    Two errors are the same where their type and the line that raised them are: what they say may name the message.
+    Errors are the same if their type and the line that raised them are; their texts may name the message, and differ.
     """
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
 
     def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
-        """Count messages at which a rule failed; log the error with its traceback where it is a new one.
+        """Count messages at which a rule failed; log a new error with its traceback.
 
-        Args: at says what it failed at, where that is no message.
+        Args:
+            at: names the failed call, if it was not a verdict on messages.
         """
         record = self._records.setdefault(id(rule), _Record(rule))
         text = said_of(error)[:_CHARS]
@@ -61,21 +62,21 @@ class RuleFailures:
             key = _FURTHER
         found = record.errors.setdefault(key, _Error(text, key[1]))
         found.count += messages
-        if found.count >= found.say_at:
-            if found.say_at:
+        if found.count >= found.log_at:
+            if found.log_at:
                 logger.error("rule %r has failed %d times by now: %s (%s)", rule.name, found.count, text, found.where)
             else:
-                what = at or f"{messages} message{'s' * (messages != 1)}"
-                told = "rule %r failed at %s: %s; repeats of this error are counted, see the rule's `failures`"
-                logger.error(told, rule.name, what, text, exc_info=error)
-            found.say_at = _AGAIN * max(found.say_at, 1)
-            while found.say_at <= found.count:
-                found.say_at *= _AGAIN
+                call = at or f"{messages} message{'s' * (messages != 1)}"
+                line = "rule %r failed at %s: %s; repeats of this error are counted, see the rule's `failures`"
+                logger.error(line, rule.name, call, text, exc_info=error)
+            found.log_at = _AGAIN * max(found.log_at, 1)
+            while found.log_at <= found.count:
+                found.log_at *= _AGAIN
 
     def of(self, rule: Rule) -> dict[str, Any]:
-        """Return what a rule failed at; {} where it did not.
+        """Return a rule's failures as JSON; {} if there are none.
 
-        `failures` counts messages; `errors` lists the distinct errors, `last_failed_at` is in unix s.
+        `failures` counts messages, `errors` lists the distinct errors, `last_failed_at` is in unix seconds.
         """
         record = self._records.get(id(rule))
         if record is None:
@@ -90,17 +91,17 @@ class RuleFailures:
         }
 
     def keep(self, rules: Iterable[Rule]) -> None:
-        """Forget the failures of all other rules."""
+        """Drop the failures of all other rules."""
         stay = {id(rule) for rule in rules}
         self._records = {key: record for key, record in self._records.items() if key in stay}
 
     def forget(self, rule: Rule) -> None:
-        """Forget the failures of one rule."""
+        """Drop the failures of one rule."""
         self._records.pop(id(rule), None)
 
 
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
-    """Return what tells an error from others; one that was never raised is ours, and its text never varies."""
+    """Return the identity of an error; one that was never raised is ours, and its text never varies."""
     trace = error.__traceback__
     if trace is None:
         return type(error).__name__, "", text

@@ -1,4 +1,4 @@
-"""One batch on its way through the rules: the first block wins, rewrites compose, later rules see what is left."""
+"""One batch on its way through the rules."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,8 @@ FAILURES = (*RAISED, Stuck)
 REASON_CHARS = 2_000  # of a block: every message of a batch may have a reason of its own
 
 
-class Waiting(NamedTuple):
-    """A message that a slow rule must judge: alone in a batch, as the rules before it left it.
-
-    `passed` are the names of those rules.
-    """
+class Deferred(NamedTuple):
+    """A message that waits for a slow rule: a batch of one, as the rules before (`passed`, by name) left it."""
 
     message: Batch
     so_far: BatchVerdict
@@ -35,42 +32,50 @@ class Waiting(NamedTuple):
     passed: tuple[str, ...]
 
     def needs(self, rule: Rule) -> bool:
-        """Tell whether a rule has still to do with this message."""
+        """Return whether a rule must still judge this message."""
         return self.rule is rule or any(later is rule for later in self.then)
 
 
 class RulePipeline:
-    """Take a batch through rules; `judgement` says what became of its rows, `waiting` which must wait, by row."""
+    """The rules applied to one batch: the first block wins, rewrites compose, later rules see the remaining rows.
+
+    `verdict` is the result by row, `deferred` the messages that wait for a slow rule, by row.
+    """
 
     def __init__(self, batch: Batch, exp_id: str, watch: Watch) -> None:
-        self.judgement = BatchVerdict()
-        self.waiting: dict[int, Waiting] = {}
+        self.verdict = BatchVerdict()
+        self.deferred: dict[int, Deferred] = {}
         self._exp_id = exp_id
         self._watch = watch
         self._rest = batch
-        self._rows: NDArray[np.intp] | None = None  # where the rest's rows stand in the batch; None: at their places
+        self._rows: NDArray[np.intp] | None = None  # the remaining rows, numbered as in the batch; None: all of them
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in their order; those named in `passed` came before."""
+        """Apply rules in order; the batch has `passed` others, by name, before."""
         for place, rule in enumerate(rules):
-            if not len(self._rest):
+            if not self._rest.rows:
                 return
             if isinstance(rule, SlowRule):
                 before = (*passed, *(other.name for other in rules[:place]))
-                self._take(rule, self._at_once(rule, before, tuple(rules[place + 1 :])))
+                found = self._ask_at_once(rule, before, tuple(rules[place + 1 :]))
             else:
-                self._take(rule, self._apply(rule))
+                found = self._apply(rule)
+            if found:
+                self._take(rule, found)
 
     def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
         batch, watch = self._rest, self._watch
         try:
-            watch.enter(rule)
+            watch.calls += 1  # Watch.enter and Watch.leave, inlined: two calls less for each rule and batch
+            watch.rule = rule
             try:
                 found = rule.check_batch(batch, self._exp_id)
             finally:
-                watch.leave()
+                watch.rule = None
+                if watch.struck:
+                    watch.take_back()
             if found:
-                found = {_row(row, len(batch)): checked(verdict) for row, verdict in found.items()}
+                found = {_row(row, batch.rows): checked(verdict) for row, verdict in found.items()}
             elif not isinstance(found, Mapping):
                 raise TypeError(f"{found!r} is no mapping of rows to verdicts")
         except FAILURES as error:
@@ -78,8 +83,8 @@ class RulePipeline:
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
         return found
 
-    def _at_once(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
-        """Return what a slow rule knows already; the other rows leave the batch."""
+    def _ask_at_once(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
+        """Return the verdicts that a slow rule knows already; defer the other rows."""
         found: dict[int, Verdict] = {}
         batch, slow = self._rest, []
         for row in range(len(batch)):
@@ -95,9 +100,9 @@ class RulePipeline:
             if verdict is None:
                 slow.append(row)
                 place = self._place(row)
-                self.judgement.deferred.add(place)
-                alone = batch.take(np.array([row], np.intp))
-                self.waiting[place] = Waiting(alone, self._take_out(place), rule, then, passed)
+                self.verdict.deferred.add(place)
+                message = batch.take(np.array([row], np.intp))
+                self.deferred[place] = Deferred(message, self._take_out(place), rule, then, passed)
             elif verdict is not ALLOW:
                 found[row] = verdict
         if slow:
@@ -107,40 +112,39 @@ class RulePipeline:
         return found
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Take what is known of one row out of the judgement, as that of a batch of its own."""
-        alone = of_row(self.judgement, place)
-        self.judgement.rewritten.pop(place, None)
-        for name in alone.labels:
-            self.judgement.labels[name].discard(place)
-        return alone
+        """Remove one row's verdict so far, and return it as that of a batch of one."""
+        single = of_row(self.verdict, place)
+        self.verdict.rewritten.pop(place, None)
+        for name in single.labels:
+            self.verdict.labels[name].discard(place)
+        return single
 
     def _take(self, rule: Rule, verdicts: Mapping[int, Verdict]) -> None:
-        if not verdicts:
-            return
+        """Add a rule's verdicts to the result; blocked rows leave the batch, rewritten ones change."""
         blocked: list[int] = []
         changed: dict[int, bytes] = {}
         for row, verdict in verdicts.items():
             place = self._place(row)
             try:
                 line = _sendable(verdict)
-            except Exception as error:  # noqa: BLE001 - what cannot be sent must not pass as it was
-                verdict, line = failed(rule, error), None  # noqa: PLW2901 - the verdict on what the rule answered
+            except Exception as error:  # noqa: BLE001 - the original must not pass in place of a bad rewrite
+                verdict, line = failed(rule, error), None  # noqa: PLW2901 - the verdict on the rule's answer
             for name in verdict.labels:
-                self.judgement.labels.setdefault(name, set()).add(place)
+                self.verdict.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
                 blocked.append(row)
-                self.judgement.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
-                self.judgement.rewritten.pop(place, None)
+                self.verdict.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
+                self.verdict.rewritten.pop(place, None)
             elif line is not None:
                 changed[row] = line
-                self.judgement.rewritten[place] = (rule.name, line)
+                self.verdict.rewritten[place] = (rule.name, line)
         if changed:
             self._rest = self._rest.with_payloads(changed)
         if blocked:
             self._drop(blocked)
 
     def _drop(self, rows: list[int]) -> NDArray[np.intp]:
-        """Let rows leave the rest; return those that stay."""
+        """Remove rows from the rest; return those that stay."""
         stay = np.ones(len(self._rest), np.bool_)
         stay[rows] = False
         kept = np.flatnonzero(stay)
@@ -152,21 +156,21 @@ class RulePipeline:
         return row if self._rows is None else int(self._rows[row])
 
 
-def of_row(judgement: BatchVerdict, row: int) -> BatchVerdict:
-    """Return what is known of one row, as that of a batch of its own."""
-    alone = BatchVerdict()
-    if row in judgement.blocked:
-        alone.blocked[0] = judgement.blocked[row]
-    if row in judgement.rewritten:
-        alone.rewritten[0] = judgement.rewritten[row]
-    for name, rows in judgement.labels.items():
+def of_row(verdict: BatchVerdict, row: int) -> BatchVerdict:
+    """Return the verdict on one row, as that of a batch of one."""
+    single = BatchVerdict()
+    if row in verdict.blocked:
+        single.blocked[0] = verdict.blocked[row]
+    if row in verdict.rewritten:
+        single.rewritten[0] = verdict.rewritten[row]
+    for name, rows in verdict.labels.items():
         if row in rows:
-            alone.labels[name] = {0}
-    return alone
+            single.labels[name] = {0}
+    return single
 
 
 def joined(before: BatchVerdict, after: BatchVerdict) -> BatchVerdict:
-    """Return what is known of one message after more rules."""
+    """Return the verdict on one message after more rules."""
     both = BatchVerdict()
     both.add(before)
     both.add(after)
@@ -177,22 +181,22 @@ def joined(before: BatchVerdict, after: BatchVerdict) -> BatchVerdict:
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
-    """Count messages that a rule failed at; return its verdict on each."""
+    """Count messages at which a rule failed; return its verdict on each."""
     if isinstance(error, Stuck):
         trace = error.__traceback__
         error = TimeoutError("it was at work for too long, and was interrupted").with_traceback(trace)
-    if rule.context is None:  # it stands in no interceptor, or was let go
+    if rule.context is None:  # it is in no interceptor, or was removed
         logger.error("rule %r failed on %d messages", rule.name, messages, exc_info=error)
     try:
         return checked(rule.count_failure(error, messages))
-    except Exception as worse:  # noqa: BLE001 - it cannot say what becomes of them, so they are blocked
+    except Exception as worse:  # noqa: BLE001 - the rule's own failure handling fails: block the messages
         if rule.context is not None:
             rule.context.rule_failed(rule, worse, 0)
         return block(f"the rule failed: {type(error).__name__}")
 
 
 def _sendable(verdict: Verdict) -> bytes | None:
-    """Return a rewritten payload as JSON, if there is one; raise where it, or a label, cannot be sent."""
+    """Return a rewritten payload as JSON, if there is one; raise where the payload or a label cannot be sent."""
     for name in verdict.labels:
         name.encode()
     if verdict.payload is None or verdict.blocked:

@@ -9,33 +9,31 @@ from ray_messaging.interception.rules.rule import Context, Rule
 
 
 class RuleSet:
-    """Hold rules in order; each has a name of its own."""
+    """Rules in order, each with a unique name.
+
+    `now` is the tuple of the current rules; each change replaces it.
+    """
 
     def __init__(self, rules: Iterable[Rule] = (), context: Context | None = None) -> None:
-        self._rules: tuple[Rule, ...] = ()
+        self.now: tuple[Rule, ...] = ()
         self._context = context
         self.wants_payload = False
         for rule in rules:
             self.insert(rule)
 
     def __iter__(self) -> Iterator[Rule]:
-        return iter(self._rules)
+        return iter(self.now)
 
     def __len__(self) -> int:
-        return len(self._rules)
-
-    @property
-    def now(self) -> tuple[Rule, ...]:
-        """Return the rules as they are now; later changes make another tuple."""
-        return self._rules
+        return len(self.now)
 
     @property
     def names(self) -> list[str]:
         """Return the names, in order."""
-        return [rule.name for rule in self._rules]
+        return [rule.name for rule in self.now]
 
     def find(self, which: int | str) -> int:
-        """Return the place of a rule, given by place or name; raise RuleError naming those that are there."""
+        """Return the position of a rule, given by position or name; raise RuleError, listing the names there are."""
         if isinstance(which, str) and which in self.names:
             return self.names.index(which)
         if isinstance(which, int) and not isinstance(which, bool) and -len(self) <= which < len(self):
@@ -46,23 +44,23 @@ class RuleSet:
         )
 
     def get(self, which: int | str) -> Rule:
-        """Return a rule, given by place or name; raise RuleError."""
-        return self._rules[self.find(which)]
+        """Return a rule, given by position or name; raise RuleError."""
+        return self.now[self.find(which)]
 
     def insert(self, rule: object, index: int | None = None) -> Rule:
-        """Put a rule before the one at `index` (None: at the end); raise RuleError where that cannot be."""
-        return self._put(rule, [*self._rules], len(self) if index is None else _place(index))
+        """Insert a rule before the one at `index` (None: at the end); raise RuleError for a bad rule, name or index."""
+        return self._put(rule, [*self.now], len(self) if index is None else _place(index))
 
     def replace(self, which: int | str, rule: object) -> Rule:
-        """Put a rule in the place of another one."""
+        """Replace a rule by another one."""
         place = self.find(which)
-        return self._put(rule, [*self._rules[:place], *self._rules[place + 1 :]], place)
+        return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
 
     def pop(self, which: int | str = -1) -> Rule:
-        """Take a rule out and return it; messages may wait for it still, so it keeps its context."""
+        """Remove a rule and return it; it keeps its context, because deferred messages may still need it."""
         place = self.find(which)
-        rule = self._rules[place]
-        self._set([*self._rules[:place], *self._rules[place + 1 :]])
+        rule = self.now[place]
+        self._set([*self.now[:place], *self.now[place + 1 :]])
         return rule
 
     def _put(self, rule: object, others: list[Rule], place: int) -> Rule:
@@ -82,13 +80,13 @@ class RuleSet:
         return rule
 
     def _set(self, rules: list[Rule]) -> None:
-        self._rules = tuple(rules)
+        self.now = tuple(rules)
         self.wants_payload = any(rule.needs_payload for rule in rules)
 
     @property
     def black_list(self) -> BlackList:
-        """Return the first black list; an empty one is put before all other rules where there is none."""
-        for rule in self._rules:
+        """Return the first black list; without one, an empty one is inserted before all other rules."""
+        for rule in self.now:
             if isinstance(rule, BlackList):
                 return rule
         made = BlackList()

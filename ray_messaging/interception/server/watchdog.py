@@ -1,4 +1,4 @@
-"""Notice a rule that hangs: it would hold every message up, as rules share one loop."""
+"""Watchdog for rules that hang: all rules share one event loop."""
 
 import ctypes
 import faulthandler
@@ -17,62 +17,63 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# So often it is looked at a rule before its time is over: looks are counted, not seconds, as a process that was stopped
-# for a while is no rule that hangs.
-_LOOKS = 4
+# A rule times out after this many checks. Checks are counted, not seconds: a process that was suspended for a while has
+# no rule that hangs.
+_CHECKS = 4
 
 _interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
 
 
 class Stuck(BaseException):
-    """Is raised in a rule that is at work for too long; no Exception, so that the rule's own handlers pass it by."""
+    """Raised in a rule that runs for too long; no Exception, so that the rule's own handlers do not catch it."""
 
 
 class Watch:
-    """Know which rule is at work in the loop's thread."""
+    """The rule that is running in the loop's thread."""
 
-    __slots__ = ("_lock", "_struck", "calls", "rule")
+    __slots__ = ("_lock", "calls", "rule", "struck")
 
     def __init__(self) -> None:
         self.rule: Rule | None = None
         self.calls = 0
-        self._struck = False
+        self.struck = False
         self._lock = threading.Lock()
 
     def enter(self, rule: "Rule") -> None:
-        """Note that a rule begins to work."""
+        """Mark a rule as running."""
         self.calls += 1
         self.rule = rule
 
     def leave(self) -> None:
-        """Note that it is done; from here on it cannot be interrupted any more."""
+        """Mark the rule as done; from here on it cannot be interrupted."""
         self.rule = None
-        if self._struck:
-            self._take_back()
+        if self.struck:
+            self.take_back()
 
-    def _take_back(self) -> None:
-        while self._struck:
+    def take_back(self) -> None:
+        """Cancel an interrupt that came too late: the rule is done."""
+        while self.struck:
             try:
                 with self._lock:
                     _interrupt(threading.get_ident(), None)
-                    self._struck = False
+                    self.struck = False
             except Stuck:  # it came just now
                 continue
 
     def strike(self, thread: int, calls: int) -> None:
-        """Interrupt the rule that works in a thread, if it is still the same call; another thread does that."""
+        """Interrupt the rule running in a thread, if it is still the same call. To be called from another thread."""
         with self._lock:
-            # Set before it is looked whether the rule is done: `leave` does both the other way round.
-            self._struck = True
+            # Set before the check whether the rule is done: `leave` does both in the other order.
+            self.struck = True
             if self.rule is not None and self.calls == calls:
                 _interrupt(thread, id(Stuck))
             else:
-                self._struck = False
+                self.struck = False
 
 
 class Steps:
-    """Await what a rule's `judge` gives, watched whenever it is at work itself."""
+    """An awaitable that runs a rule's coroutine, watched during each of its steps."""
 
     def __init__(self, watch: Watch, rule: "Rule", begin: Callable[[], Any]) -> None:
         self._watch = watch
@@ -97,18 +98,18 @@ class Steps:
                 watch.leave()
             try:
                 yield wanted
-            except BaseException as error:  # noqa: BLE001 - it is the rule's to handle, or to let through
+            except BaseException as error:  # noqa: BLE001 - for the rule to handle, or to pass on
                 step = partial(steps.throw, error)
             else:
                 step = partial(next, steps)
 
 
 class Watchdog:
-    """Interrupt a rule that is at work for longer than `rule_timeout_s`, and say so.
+    """A thread that interrupts a rule after `rule_timeout_s`, and logs it.
 
-    An exception reaches only Python code. With `exit_after_s` the process ends, with a traceback on stderr, where a
-    rule still holds the loop that long after: Ray starts the actor again. So it does where nothing at all has run for
-    that long, as in a regular expression that runs away. That timer is one for the process (`faulthandler`'s).
+    An interrupt is an exception, which reaches only Python code. With `exit_after_s`, the process ends with a traceback
+    on stderr when a rule still holds the loop that long after; Ray then restarts the actor. It also ends when nothing
+    at all has run for that long, as in a runaway regular expression. That timer is `faulthandler`'s: one per process.
     """
 
     def __init__(
@@ -122,28 +123,28 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to watch; to be called in the thread in which the rules work."""
+        """Start watching. To be called in the thread in which the rules run."""
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="ray_messaging rule watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; doing so twice does no harm."""
+        """Stop watching; a second call does nothing."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        watch, known, looks = self._watch, -1, 0
+        watch, known, checks = self._watch, -1, 0
         while True:
             calls = watch.calls
-            looks = looks + 1 if watch.rule is not None and calls == known else 0
+            checks = checks + 1 if watch.rule is not None and calls == known else 0
             known = calls
-            if looks == _LOOKS:
+            if checks == _CHECKS:
                 self._strike(calls)
-            elif looks < _LOOKS and self._exit_after_s is not None:
+            elif checks < _CHECKS and self._exit_after_s is not None:
                 faulthandler.dump_traceback_later(self._exit_after_s, exit=True)
-            if self._stopping.wait(self._timeout_s / _LOOKS):
+            if self._stopping.wait(self._timeout_s / _CHECKS):
                 break
         if self._exit_after_s is not None:
             faulthandler.cancel_dump_traceback_later()
@@ -152,8 +153,8 @@ class Watchdog:
         rule = self._watch.rule
         frame = sys._current_frames().get(self._loop_thread)
         logger.error(
-            "rule %r is at work for more than %g s, and holds all messages up: it is interrupted, what it judges is "
-            "treated as after an error\n%s",
+            "rule %r is at work for more than %g s, and holds all messages up: it is interrupted, and the messages "
+            "that it was judging are treated as after an error\n%s",
             None if rule is None else rule.name,
             self._timeout_s,
             "".join(traceback.format_stack(frame)) if frame is not None else "",

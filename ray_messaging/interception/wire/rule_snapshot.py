@@ -1,4 +1,4 @@
-"""What travels when an interceptor grants its rules to a messager: those that look at nothing but ids, as data."""
+"""Rule snapshots: rules that look at ids alone, as data that an interceptor sends to messagers."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,10 +12,10 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.state.table import Table
 
-LEAST_NUMBER = 2**32  # no code in an epoch's place, nor a small number, may pass for what is granted
-MOST_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
-# Attributes of instances beyond which a rule may be another one than its class: somebody has changed it by hand.
-_OWN = {
+MIN_SNAPSHOT_NUMBER = 2**32  # so that neither an epoch nor one of the codes in its place is taken for a snapshot
+MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
+# The instance attributes of each class. A rule with others was changed by hand, and may decide differently.
+_ATTRIBUTES = {
     BlackList: {"name", "state", "_index", "context", "on_error"},
     AllowGraph: {
         "name", "user", "channels", "context", "on_error", "_public", "_names", "_edges", "_memberships",
@@ -27,15 +27,15 @@ _Int = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 _Id = _Int | str
 
 
-class Listed(msgspec.Struct, array_like=True, frozen=True, tag="black_list"):
-    """Be a BlackList."""
+class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black_list"):
+    """A `BlackList` as data."""
 
     name: str
     pairs: Sequence[tuple[_Id | None, _Id | None]]
 
 
-class Drawn(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
-    """Be an AllowGraph (see `Joined`)."""
+class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
+    """An `AllowGraph` as data (see `Joined`)."""
 
     name: str
     edges: Sequence[tuple[_Id, _Id]]
@@ -45,11 +45,11 @@ class Drawn(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
     channels: bool
 
 
-class SnapshotState(msgspec.Struct, array_like=True, frozen=True):
-    """Ask for the rules, or whether those of number `held` (0: none) still count; append-only.
+class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
+    """Request for a snapshot, or for news of the one with number `held` (0: none). Append-only.
 
-    `passed` tells how many messages have passed by them since the last time; some that did may be asked about after
-    all, and are taken off again.
+    `passed` is the number of messages passed by delegated rules since the last request. It is negative when messages
+    counted before are judged by the interceptor after all.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -57,49 +57,55 @@ class SnapshotState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
-    """Answer: under which number verdicts by the rules count now (0: under none); append-only.
+    """Answer with the number under which verdicts by delegated rules are valid now (0: none are). Append-only.
 
-    No other state of rules, of no other interceptor, has that number. `rules` are there where the asker does not hold
-    those of that number.
+    The number is unique among all states of the rules and all interceptors. `rules` are included unless the request
+    holds them already.
     """
 
     number: int
-    rules: tuple[Listed | Drawn, ...] | None = None
+    rules: tuple[BlackListSnapshot | AllowGraphSnapshot, ...] | None = None
 
     @property
     def entries(self) -> int:
-        """Return how many pairs, edges and members the rules hold."""
+        """Return the number of pairs, edges and members in the rules."""
         return sum(_entries(rule) for rule in self.rules or ())
 
-    def make(self) -> tuple[Rule, ...]:
+    def build(self) -> tuple[Rule, ...]:
         """Return the rules; raise FrameError."""
         try:
-            return tuple(map(_made, self.rules or ()))
+            return tuple(map(_build, self.rules or ()))
         except (RuleError, InvalidAddress) as error:
-            raise FrameError(f"the rules that the interceptor grants cannot be made: {error}") from error
+            raise FrameError(f"the rules of the interceptor's snapshot cannot be built: {error}") from error
 
 
-def _entries(rule: Listed | Drawn) -> int:
-    return len(rule.pairs) if isinstance(rule, Listed) else len(rule.edges) + len(rule.memberships) + len(rule.open)
+def _entries(rule: BlackListSnapshot | AllowGraphSnapshot) -> int:
+    return (
+        len(rule.pairs)
+        if isinstance(rule, BlackListSnapshot)
+        else len(rule.edges) + len(rule.memberships) + len(rule.open)
+    )
 
 
-def _made(rule: Listed | Drawn) -> Rule:
-    if isinstance(rule, Listed):
+def _build(rule: BlackListSnapshot | AllowGraphSnapshot) -> Rule:
+    if isinstance(rule, BlackListSnapshot):
         return BlackList(list(rule.pairs), name=rule.name)
     return AllowGraph.of(rule.name, Joined(rule.edges, rule.memberships, rule.open, rule.user, rule.channels))
 
 
-def can_grant(rules: Sequence[Rule]) -> bool:
-    """Tell whether all rules are functions of the ids that nothing but a change of the rules can alter."""
-    return all(type(rule) in _OWN and vars(rule).keys() <= _OWN[type(rule)] and _plain(rule) for rule in rules)
+def can_delegate(rules: Sequence[Rule]) -> bool:
+    """Return whether the verdicts of all rules depend on ids alone, and change only when the rules are changed."""
+    return all(
+        type(rule) in _ATTRIBUTES and vars(rule).keys() <= _ATTRIBUTES[type(rule)] and _plain(rule) for rule in rules
+    )
 
 
 def _plain(rule: Rule) -> bool:
     return not isinstance(rule, BlackList) or type(rule.state) is Table
 
 
-def size_of(rules: Sequence[Rule]) -> int:
-    """Return how many entries rules hold that can be granted."""
+def entry_count(rules: Sequence[Rule]) -> int:
+    """Return the number of entries of rules that can be delegated."""
     return sum(len(rule.state) if isinstance(rule, BlackList) else _drawn_size(rule) for rule in rules)
 
 
@@ -108,42 +114,44 @@ def _drawn_size(rule: Rule) -> int:
     return rule.size
 
 
-def grant_of(number: int, rules: Sequence[Rule]) -> RuleSnapshot:
-    """Build the grant of rules of which `can_grant` says yes."""
+def snapshot_of(number: int, rules: Sequence[Rule]) -> RuleSnapshot:
+    """Build a snapshot of rules that can be delegated."""
     return RuleSnapshot(number, tuple(map(_data, rules)))
 
 
-def _data(rule: Rule) -> Listed | Drawn:
+def _data(rule: Rule) -> BlackListSnapshot | AllowGraphSnapshot:
     if isinstance(rule, BlackList):
-        return Listed(rule.name, list(rule.state))
+        return BlackListSnapshot(rule.name, list(rule.state))
     assert isinstance(rule, AllowGraph)
     joined = rule.joined
     edges: list[tuple[AgentId, AgentId]] = list(joined.edges)
-    return Drawn(rule.name, edges, list(joined.memberships), list(joined.open), joined.user, joined.channels)
+    return AllowGraphSnapshot(
+        rule.name, edges, list(joined.memberships), list(joined.open), joined.user, joined.channels
+    )
 
 
 _encoder = msgspec.msgpack.Encoder()
-_standing = msgspec.msgpack.Decoder(SnapshotState)
-_grant = msgspec.msgpack.Decoder(RuleSnapshot)
-encode_standing = encode_grant = _encoder.encode
+_request = msgspec.msgpack.Decoder(SnapshotRequest)
+_snapshot = msgspec.msgpack.Decoder(RuleSnapshot)
+encode_snapshot_request = encode_snapshot = _encoder.encode
 
 
-def decode_standing(data: bytes) -> SnapshotState:
+def decode_snapshot_request(data: bytes) -> SnapshotRequest:
     """Decode a request; raise FrameError."""
     try:
-        return _standing.decode(data)
+        return _request.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"a request for standing verdicts cannot be read: {error}") from error
+        raise FrameError(f"a request for a rule snapshot cannot be read: {error}") from error
 
 
-def decode_grant(data: bytes) -> RuleSnapshot:
+def decode_snapshot(data: bytes) -> RuleSnapshot:
     """Decode an answer; raise FrameError."""
     try:
-        grant = _grant.decode(data)
+        snapshot = _snapshot.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"the interceptor's grant cannot be read: {error}") from error
-    if grant.number and not LEAST_NUMBER <= grant.number < 2**62:
-        raise FrameError(f"the interceptor's grant cannot be read: it has number {grant.number}")
-    if grant.entries > MOST_ENTRIES:
-        raise FrameError(f"the interceptor grants rules of {grant.entries} entries, the limit is {MOST_ENTRIES}")
-    return grant
+        raise FrameError(f"the interceptor's rule snapshot cannot be read: {error}") from error
+    if snapshot.number and not MIN_SNAPSHOT_NUMBER <= snapshot.number < 2**62:
+        raise FrameError(f"the interceptor's rule snapshot cannot be read: it has number {snapshot.number}")
+    if snapshot.entries > MAX_ENTRIES:
+        raise FrameError(f"the interceptor's rule snapshot has {snapshot.entries} entries, the limit is {MAX_ENTRIES}")
+    return snapshot

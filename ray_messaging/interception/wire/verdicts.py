@@ -1,27 +1,27 @@
-"""What travels between a messager and the interceptor: a batch's columns there, what becomes of its rows back."""
+"""Verdicts on a batch: by row, and as the reply that an interceptor sends."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from ray_messaging.errors import FrameError
-from ray_messaging.model.batch import Batch
 from ray_messaging.wire.log_notes import Why
 
 T = TypeVar("T")
 
-INTERCEPTOR = "interceptor"  # in a Fenced: it has a successor, which can be asked
-FOREIGN = -1  # the epoch of verdicts that no interceptor of this experiment gave
-NOBODY = -2  # and of those that nobody gave: they hold only where the experiment has no interceptor
-MIXED = -3  # of rows that several interceptors passed: it never counts
+INTERCEPTOR = "interceptor"  # the name in a Fenced of an interceptor: its successor can be asked
+# In the place of an interceptor's epoch:
+FOREIGN = -1  # verdicts by an interceptor that is not the experiment's
+NOBODY = -2  # no verdicts: accepted only where the experiment has no interceptor
+MIXED = -3  # verdicts by several interceptors: never accepted
 _EPOCHS = 2**62
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):
-    """Say what the payload of rows (uint32, little endian) became, and by which rule (the last that changed it)."""
+    """The new payload of some rows (uint32, little endian), and the last rule that changed it."""
 
     rule: str
     rows: bytes
@@ -29,19 +29,19 @@ class Rewritten(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Labelled(msgspec.Struct, array_like=True, frozen=True):
-    """Say which rows (uint32, little endian) bear a label."""
+    """The rows (uint32, little endian) that have a label."""
 
     label: str
     rows: bytes
 
 
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
-    """Answer for one batch; append-only.
+    """The interceptor's reply on one batch. Append-only.
 
-    `epoch` is the interceptor's. With `judged` false nothing was decided: the rules want the payloads, too.
-    `wants_payload` says what to send the next time. `deferred` are rows (uint32) of which nothing is known yet: a slow
-    rule is at work, so wait for them. `standing`: under this number the rules can be had (see `grants`), or count where
-    they are; 0: they cannot be had.
+    `epoch` is the interceptor's, or the number of the rule snapshot by which the batch passed. With `judged` false,
+    nothing was decided: the rules need payloads, which the next request must include. `wants_payload` says the same of
+    later batches. `deferred` rows (uint32) wait for a slow rule. `snapshot` is the number of the rule snapshot that can
+    be had, or is still valid; 0 if there is none (see `rule_snapshot`).
     """
 
     epoch: int
@@ -51,10 +51,10 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     rewritten: tuple[Rewritten, ...] = ()
     labelled: tuple[Labelled, ...] = ()
     deferred: bytes = b""
-    standing: int = 0
+    snapshot: int = 0
 
-    def judgement(self, count: int) -> "BatchVerdict":
-        """Return what becomes of each of `count` rows; raise FrameError where one lies outside the batch."""
+    def batch_verdict(self, count: int) -> "BatchVerdict":
+        """Return the verdicts by row; raise FrameError if a row is outside the batch of `count` rows."""
         found = BatchVerdict()
         for why in self.blocked:
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
@@ -70,10 +70,10 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchVerdict(msgspec.Struct):
-    """Hold what becomes of a batch's rows; one that stands nowhere just passes.
+    """The verdicts on a batch by row; a row in none of the fields passes unchanged.
 
-    `blocked` row -> (rule, reason); `rewritten` row -> (rule, payload as JSON); `labels` label -> rows; and the
-    `deferred` rows.
+    `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
+    `deferred` are the rows that wait for a slow rule.
     """
 
     blocked: dict[int, tuple[str, str]] = {}
@@ -82,7 +82,7 @@ class BatchVerdict(msgspec.Struct):
     deferred: set[int] = set()
 
     def add(self, other: "BatchVerdict") -> None:
-        """Take over another one on the same rows."""
+        """Add other verdicts on the same rows."""
         self.blocked |= other.blocked
         self.rewritten |= other.rewritten
         for name, rows in other.labels.items():
@@ -90,34 +90,34 @@ class BatchVerdict(msgspec.Struct):
         self.deferred |= other.deferred
 
     def moved(self, places: Sequence[int]) -> "BatchVerdict":
-        """Return the same for rows that stand at `places` in another batch."""
+        """Return the same verdicts for another batch, in which the rows are at `places`."""
         return BatchVerdict(
             {places[row]: why for row, why in self.blocked.items()},
-            {places[row]: what for row, what in self.rewritten.items()},
+            {places[row]: change for row, change in self.rewritten.items()},
             {name: {places[row] for row in rows} for name, rows in self.labels.items()},
             {places[row] for row in self.deferred},
         )
 
     def picked(self, rows: Sequence[int], places: Sequence[int]) -> "BatchVerdict":
-        """Return the same for some of the rows, which stand at `places` in another batch."""
+        """Return the verdicts on some of the rows for another batch, in which these are at `places`."""
         at = dict(zip(rows, places, strict=True))
         return BatchVerdict(
             {at[row]: why for row, why in self.blocked.items() if row in at},
-            {at[row]: what for row, what in self.rewritten.items() if row in at},
+            {at[row]: change for row, change in self.rewritten.items() if row in at},
             {name: {at[row] for row in found if row in at} for name, found in self.labels.items()},
             {at[row] for row in self.deferred if row in at},
         )
 
-    def encode(self, epoch: int, *, wants_payload: bool, standing: int = 0) -> bytes:
-        """Encode the answer."""
+    def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:
+        """Encode a reply with these verdicts."""
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
-            return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, standing=standing))
+            return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, snapshot=snapshot))
         groups, changes = _rows_of(self.blocked), _rows_of(self.rewritten)
         return encode_verdicts(
             VerdictReply(
                 epoch,
                 wants_payload=wants_payload,
-                # A reason may quote what cannot be encoded.
+                # A reason may quote text that cannot be encoded.
                 blocked=tuple(
                     Why(rule, reason.encode(errors="replace").decode(), _bytes(rows))
                     for (rule, reason), rows in groups.items()
@@ -125,16 +125,16 @@ class BatchVerdict(msgspec.Struct):
                 rewritten=tuple(Rewritten(rule, _bytes(rows), line) for (rule, line), rows in changes.items()),
                 labelled=tuple(Labelled(name, _bytes(rows)) for name, rows in self.labels.items() if rows),
                 deferred=_bytes(self.deferred),
-                standing=standing,
+                snapshot=snapshot,
             )
         )
 
 
 def _rows_of(found: Mapping[int, T]) -> dict[T, list[int]]:
-    """Return the rows that have the same, by what they have."""
+    """Group rows by value."""
     groups: defaultdict[T, list[int]] = defaultdict(list)
-    for row, what in found.items():
-        groups[what].append(row)
+    for row, value in found.items():
+        groups[value].append(row)
     return groups
 
 
@@ -152,51 +152,18 @@ def _bytes(rows: Iterable[int]) -> bytes:
     return np.array(sorted(rows), "<u4").tobytes()
 
 
-class VerdictClient(Protocol):
-    """Give verdicts: the interceptor in this process, over its lane, or by Ray call."""
-
-    way: str
-
-    async def judge(self, batch: Batch) -> VerdictReply:
-        """Judge a batch; a batch asked again is answered as before. Raises InterceptorUnavailable, Closed."""
-
-    async def wait(self, batch: Batch) -> VerdictReply:
-        """Return the verdicts of some deferred rows, as soon as there are any, or after a while.
-
-        Raises: InterceptorUnavailable.
-        """
-
-    async def close(self) -> None:
-        """Let the interceptor go."""
-
-
-class PassAll:
-    """Let everything pass: no interceptor was set. The server takes it only where the experiment has none."""
-
-    way = "none"
-
-    async def judge(self, batch: Batch) -> "VerdictReply":  # noqa: ARG002 - a Judge's
-        """Block nothing."""
-        return VerdictReply(NOBODY)
-
-    wait = judge
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
 encode_verdicts = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(VerdictReply).decode
 
 
 def decode_verdicts(data: bytes) -> VerdictReply:
-    """Decode an answer; raise FrameError."""
+    """Decode a reply; raise FrameError."""
     try:
         verdicts = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"the interceptor's answer cannot be read: {error}") from error
     if not NOBODY <= verdicts.epoch < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: it speaks of epoch {verdicts.epoch}")
-    if not 0 <= verdicts.standing < _EPOCHS:
-        raise FrameError(f"the interceptor's answer cannot be read: it speaks of number {verdicts.standing}")
+        raise FrameError(f"the interceptor's answer cannot be read: it names epoch {verdicts.epoch}")
+    if not 0 <= verdicts.snapshot < _EPOCHS:
+        raise FrameError(f"the interceptor's answer cannot be read: it names snapshot {verdicts.snapshot}")
     return verdicts

@@ -11,8 +11,7 @@ from ray_messaging.cluster.handles.actor_calls import translated
 from ray_messaging.cluster.messaging import Messaging, find_interceptor
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError
-from ray_messaging.interception.client.verdict_client import ForeignVerdictClient, verdict_client_for
-from ray_messaging.interception.wire.verdicts import VerdictClient
+from ray_messaging.interception.client.verdict_client import ForeignVerdictClient, VerdictClient, verdict_client_for
 from ray_messaging.mqtt.messager.addresses import uuid_of
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import Transport

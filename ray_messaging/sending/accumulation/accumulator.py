@@ -8,7 +8,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
-from ray_messaging.interception.wire.verdicts import VerdictClient
+from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.sending import send_errors as refusals
 from ray_messaging.sending.accumulation.gathering import Check, Gathering
 from ray_messaging.sending.accumulation.pending_batch import TransactionBatch

@@ -9,7 +9,8 @@ from itertools import groupby
 import numpy as np
 
 from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.wire.verdicts import VerdictClient, VerdictReply
+from ray_messaging.interception.client.verdict_client import VerdictClient
+from ray_messaging.interception.wire.verdicts import VerdictReply
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import INT
 from ray_messaging.sending.delivery.deferred_questions import UNKNOWN, DeferredQuestion, DeferredRow, joined, order
@@ -132,7 +133,7 @@ class DeferredRows:
         """Ask about rows once; those that have no verdict yet are asked about with whatever has come meanwhile."""
         try:
             verdicts = await self._ask(asked.batch)
-            judgement = verdicts.judgement(len(asked.batch))
+            judgement = verdicts.batch_verdict(len(asked.batch))
             for posting, places in asked.by_posting(judgement.deferred):
                 rows = [place.row for _, place in places]
                 posting.apply(judgement.picked([at for at, _ in places], rows), np.array(rows, np.intp))

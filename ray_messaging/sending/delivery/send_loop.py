@@ -9,7 +9,8 @@ from contextlib import suppress
 from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.wire.verdicts import MIXED, VerdictClient
+from ray_messaging.interception.client.verdict_client import VerdictClient
+from ray_messaging.interception.wire.verdicts import MIXED
 from ray_messaging.sending import send_errors as refusals
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.delivery.deferred_rows import DeferredRows
@@ -148,7 +149,7 @@ class SendLoop:
             await self.judge.close()  # a predecessor that goes on answering must not be asked again
         if not posting.errors:
             verdicts = await self.judge.judge(posting.batch)
-            judgement = verdicts.judgement(posting.batch.rows)
+            judgement = verdicts.batch_verdict(posting.batch.rows)
             posting.apply(judgement)
             free = self.deferred.hold(posting, None, judgement.deferred, verdicts.epoch)
             epochs = {verdicts.epoch} if free is None or len(free) else set[int]()
@@ -201,7 +202,7 @@ class SendLoop:
         """Have rows of a posting judged (None: all), and load what may go; who waits is told where nobody judges."""
         try:
             verdicts = await self.judge.judge(posting.batch)
-            judgement = verdicts.judgement(posting.batch.rows)
+            judgement = verdicts.batch_verdict(posting.batch.rows)
         except MessagingError as error:
             posting.fail(rows, error)
             return

@@ -10,7 +10,8 @@ from support.interceptors import batch
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception.client.lane_client import LaneClient
 from ray_messaging.interception.server import lane_server as lane_module
-from ray_messaging.interception.server.lane_server import JUDGE, WAIT, LaneAddress, LaneServer
+from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.wire.lane import JUDGE, WAIT, LaneAddress
 from ray_messaging.interception.wire.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
 
@@ -275,7 +276,7 @@ async def test_too_many_requests_that_wait(lane, monkeypatch):
     assert await client.ask(b"1") == b"answer to 1"
     more = encode(batch([{}, {}, {}]), with_payload=False)
     verdicts = decode_verdicts(await asyncio.wait_for(client.ask(more, patient=True), WAIT_S))
-    assert verdicts.judgement(3).deferred == {0, 1, 2}
+    assert verdicts.batch_verdict(3).deferred == {0, 1, 2}
     for n in range(5):
         assert await client.ask(b"%d" % n) == b"answer to %d" % n
     for n, task in enumerate(slow):

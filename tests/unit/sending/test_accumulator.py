@@ -40,7 +40,7 @@ WAIT_S = 10
 class Gate:
     """Be a judge that lets all pass when it is open, and keeps what it was asked."""
 
-    way = "gate"
+    route = "gate"
 
     def __init__(self, *, is_open=False):
         self.opened = asyncio.Event()

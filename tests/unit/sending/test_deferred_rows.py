@@ -15,7 +15,7 @@ WAIT_S = 10
 class Judge:
     """Answer each question when the test says so, and what it says."""
 
-    way = "held"
+    route = "held"
 
     def __init__(self):
         self.questions = asyncio.Queue()

@@ -1,42 +1,41 @@
-"""Nobody gets an answer before what it has counted is safe."""
+"""Answers saved together with the counts they changed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from ray_messaging.interception.server.deferred.answers import Answers
-from ray_messaging.interception.server.state.store import Saver
+from ray_messaging.interception.server.state.answers import Answers
+from ray_messaging.interception.server.state.state_writer import StateWriter
 
 
 class StateSaver:
-    """Keep answers with what they have counted: here, and on the server where there is one (`saver`).
+    """Answers and the counts that rest on them, kept here and, with a `writer`, on the server.
 
-    `unsafe` are answers (and as they are packed) that have counted, and are not safe yet: who asks again gets the same
-    one, once it is.
+    `unsafe` holds answers that are counted and not yet saved, each with its packed record. A sender that asks again
+    gets the same answer, once it is saved.
     """
 
-    def __init__(self, saver: Saver | None, keep_s: float, is_open: Callable[[str], bool]) -> None:
-        self.saver = saver
+    def __init__(self, writer: StateWriter | None, keep_s: float, is_open: Callable[[str], bool]) -> None:
+        self.writer = writer
         self.answers = Answers(keep_s, is_open)
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
-        if saver is not None:
-            saver.recall = self._recall
+        if writer is not None:
+            writer.all_answers = self._all_answers
 
-    def _recall(self) -> dict[str, bytes]:
-        """Return all answers that count, as the server has them."""
+    def _all_answers(self) -> dict[str, bytes]:
         return self.answers.counted() | {key: data for key, (_, data) in self.unsafe.items()}
 
     def save(self) -> Awaitable[None]:
-        """Have all written that is counted by now; done once it is on the server."""
-        return _nothing() if self.saver is None else self.saver.keep({})
+        """Save all counts as they are now; done once they are on the server."""
+        return _done() if self.writer is None else self.writer.keep({})
 
     def keep(self, key: str, answer: bytes, data: bytes) -> Awaitable[None]:
-        """Write an answer, as `record` packs it, with all that is counted by now; done once both are on the server.
+        """Save an answer's packed record with all counts as they are now; done once both are on the server.
 
-        It goes at this very step: what it has counted must not be there without it.
+        The record is attached at once, before the first await: a count must never be on the server without it.
         """
-        assert self.saver is not None
+        assert self.writer is not None
         self.unsafe[key] = (answer, data)
-        return self._kept(key, data, self.saver.keep({key: data}))
+        return self._kept(key, data, self.writer.keep({key: data}))
 
     async def _kept(self, key: str, data: bytes, saved: Awaitable[None]) -> None:
         await saved
@@ -44,36 +43,35 @@ class StateSaver:
         self._remember({key: data})
 
     def attach(self, records: Mapping[str, bytes]) -> None:
-        """Have answers of messages that count, or wait, go with the next write."""
-        if self.saver is not None:
-            self.saver.attach(records)
+        """Add records of counted or deferred messages to the next write."""
+        if self.writer is not None:
+            self.writer.attach(records)
             self._remember(records)
 
     def _remember(self, records: Mapping[str, bytes]) -> None:
-        assert self.saver is not None
+        assert self.writer is not None
         for key, data in records.items():
-            over = self.answers.count(key, data)
-            if over:
-                self.saver.forget(over)
+            expired = self.answers.count(key, data)
+            if expired:
+                self.writer.forget(expired)
 
     @property
     def changed(self) -> bool:
-        """Tell whether something was counted that no write has taken along yet."""
-        return self.saver is not None and self.saver.changed
+        """Return whether there are counts that no write includes yet."""
+        return self.writer is not None and self.writer.changed
 
     @property
     def behind(self) -> bool:
-        """Tell whether the server does not have all that is counted."""
-        return self.saver is not None and self.saver.behind
+        """Return whether the server lacks some of the counts."""
+        return self.writer is not None and self.writer.behind
 
     async def close(self) -> None:
-        """Wait a moment for what is being written; nothing is written after this."""
-        if self.saver is not None:
-            await self.saver.close()
+        """Wait a moment for the current write; nothing is written after this."""
+        if self.writer is not None:
+            await self.writer.close()
 
 
-def _nothing() -> Awaitable[None]:
-    """Be done."""
+def _done() -> Awaitable[None]:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     done.set_result(None)
     return done

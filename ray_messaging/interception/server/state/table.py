@@ -1,4 +1,4 @@
-"""What a rule must not forget: a table that knows what changed, so that only that is written to the server."""
+"""Tables: the saved state of rules."""
 
 import logging
 import math
@@ -23,10 +23,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Table(MutableMapping[Key, V], Generic[V]):
-    """Map keys (ids, None, str, or tuples of these) to JSON values, and remember which were touched.
+    """A saved mapping from keys (ids, None, str, or tuples of these) to JSON values.
 
-    What is set is kept as a successor will read it: numpy's numbers become Python's, tuples and sets become lists.
-    Raises RuleError where a key or a value cannot be kept: in a rule, that is the rule's failure.
+    A table records its changes, so that only these are written to the server. Values are stored as a successor will
+    read them: numpy's numbers become Python's, tuples and sets become lists. Setting a key or value that cannot be
+    saved raises RuleError; in a rule, that is a failure of the rule.
     """
 
     __slots__ = ("_cleared", "_touched", "_values", "version")
@@ -56,7 +57,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return key in self._values
 
     def keys(self) -> KeysView[Key]:
-        """Return a view of the keys, the dict's own: it answers without a call of ours."""
+        """Return a view of the keys, the dict's own: faster than this class's."""
         return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:
@@ -66,25 +67,25 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return len(self._values)
 
     def clear(self) -> None:
-        """Forget everything at once."""
+        """Remove all entries."""
         self._values.clear()
         self._touched.clear()
         self._cleared = True
         self.version += 1
 
     def rewrite(self) -> None:
-        """Have everything written anew, in place of whatever is on the server."""
+        """Mark all entries as changed: the next write replaces the table on the server."""
         self._touched = set(self._values)
         self._cleared = True
         self.version += 1
 
     @property
     def changed(self) -> bool:
-        """Tell whether there are changes."""
+        """Return whether there are changes."""
         return self._cleared or bool(self._touched)
 
     def changes(self) -> "Changes | None":
-        """Return what changed since this was last asked, as fields of a hash; None: nothing did."""
+        """Return the changes since the last call, as fields of a hash; None if there are none."""
         if not self._touched and not self._cleared:
             return None
         put: Fields = {}
@@ -93,8 +94,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
             if key in self._values:
                 try:
                     put[_encode(key)] = _encode(self._values[key])
-                except Exception:  # one that was changed in place after it was set: others must not wait for it
-                    logger.exception("what a rule keeps under %r cannot be kept, and is left out", key)
+                except Exception:  # changed in place after it was set: the others are saved nevertheless
+                    logger.exception("the value of a rule under %r cannot be kept, and is left out", key)
             elif not self._cleared:
                 gone.append(_encode(key))
         changes = Changes(put, gone, cleared=self._cleared)
@@ -103,11 +104,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return everything as fields of a hash."""
+        """Return all entries as fields of a hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
-        """Take over what `dump` gave: in place of what is here, or (`merge`) beside it."""
+        """Load the fields of a `dump`, in place of the current entries or (`merge`) beside them."""
         found = {_key(_decode(field)): _decode(value) for field, value in fields.items()}
         self._values = self._values | found if merge else found
         self._touched.clear()
@@ -115,20 +116,20 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Say what a table's fields became; `cleared`: all that was there before went first."""
+    """Changed and removed fields of a table; with `cleared`, all earlier fields are removed first."""
 
     put: Fields
     gone: list[bytes]
     cleared: bool = False
 
 
-def _checked(key: Any) -> Key:  # noqa: ANN401 - what a rule sets
-    """Return a key that can be kept, or raise RuleError."""
+def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
+    """Return a key that can be saved; raise RuleError."""
     if type(key) is int or key is None:
         return key
     if isinstance(key, tuple):
         parts = tuple(map(_checked, cast("tuple[object, ...]", key)))
-        # Most are fit as they are: a copy of each would take memory for as long as it is kept.
+        # Most need no change, and a copy would cost memory for as long as it is kept.
         return key if all(map(is_, parts, key)) and type(key) is tuple else parts
     if isinstance(key, int | np.integer | np.bool_):
         return int(key)
@@ -140,7 +141,7 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - what a rule sets
 
 
 def _kept(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a value as a successor will read it, or raise RuleError."""
+    """Return a value as a successor will read it; raise RuleError."""
     if type(value) is int or value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -12,13 +12,15 @@ from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
 from ray_messaging.interception.client.verdict_client import (
     ForeignVerdictClient,
     LocalVerdictClient,
+    PassAll,
     RemoteVerdictClient,
     verdict_client_for,
 )
 from ray_messaging.interception.rules import BlackList, MaxLength, block
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneAddress, LaneServer
-from ray_messaging.interception.wire.verdicts import NOBODY, PassAll, VerdictReply, decode_verdicts, encode_verdicts
+from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.wire.lane import LaneAddress
+from ray_messaging.interception.wire.verdicts import NOBODY, VerdictReply, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn
@@ -85,7 +87,7 @@ def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
 
 async def blocked(judge, *args, **options):
     asked = batch(*args, **options)
-    return (await judge.judge(asked)).judgement(len(asked)).blocked
+    return (await judge.judge(asked)).batch_verdict(len(asked)).blocked
 
 
 def test_the_way_is_chosen_by_what_the_handle_has(actor):
@@ -109,7 +111,7 @@ async def test_the_lane_is_used(actor, remote):
         assert set(await blocked(remote, first=first)) == {0}
     assert len(actor.lane.calls) == 1
     assert actor.forward_batch.calls == []
-    assert remote.way == "lane"
+    assert remote.route == "lane"
     assert (await remote.judge(batch(first=6))).epoch == 3
 
 
@@ -130,21 +132,21 @@ async def test_a_lane_that_cannot_be_opened(actor, remote, caplog, unused_tcp_po
     with caplog.at_level(logging.WARNING):
         for first in (0, 2):
             assert set(await blocked(remote, first=first)) == {0}
-    assert remote.way == "ray"
+    assert remote.route == "ray"
     assert len(actor.forward_batch.calls) == 2
     assert len([record for record in caplog.records if "verdict lane" in record.message]) == 1
     assert len(actor.lane.calls) == 1  # it is not tried before each batch
     actor.lane.call = actor._lane
     remote._by_ray_until = 0.0
     assert set(await blocked(remote, first=4)) == {0}
-    assert remote.way == "lane"
+    assert remote.route == "lane"
 
 
 async def test_a_wrong_token(actor, remote):
     address = await actor._lane()
     actor.lane.call = lambda: tuple(address._replace(token="stale"))
     assert set(await blocked(remote)) == {0}
-    assert remote.way == "ray"
+    assert remote.route == "ray"
 
 
 async def test_a_cut_lane_is_opened_anew(actor, remote):
@@ -153,7 +155,7 @@ async def test_a_cut_lane_is_opened_anew(actor, remote):
         caller.refuse("closing")
     assert set(await blocked(remote, first=2)) == {0}
     assert len(actor.lane.calls) == 2
-    assert remote.way == "lane"
+    assert remote.route == "lane"
 
 
 async def test_an_actor_that_restarts(actor, remote):
@@ -227,7 +229,7 @@ async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor
     actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
     for first in range(0, 20, 2):
         assert set(await blocked(remote, first=first)) == {0}
-    assert (remote.way, len(actor.lane.calls), len(actor.forward_batch.calls)) == ("ray", 1, 10)
+    assert (remote.route, len(actor.lane.calls), len(actor.forward_batch.calls)) == ("ray", 1, 10)
     server.close()
     await server.wait_closed()
 
@@ -266,7 +268,7 @@ async def test_an_answer_that_cannot_be_read(actor, answer, unused_tcp_port):
 def test_verdicts_outside_the_batch(rows):
     answer = decode_verdicts(encode_verdicts(VerdictReply(1, blocked=(Why("r", "why", rows),))))
     with pytest.raises(FrameError):
-        answer.judgement(5)
+        answer.batch_verdict(5)
 
 
 # -- slow rules -------------------------------------------------------------------------------------------------------
@@ -280,8 +282,8 @@ async def slowly(request, actor, remote, unused_tcp_port):
     if request.param == "ray":
         actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
     asked = batch([(2, 1), (3, 1)])
-    assert (await remote.judge(asked)).judgement(2).deferred == {0, 1}
-    assert remote.way == request.param
+    assert (await remote.judge(asked)).batch_verdict(2).deferred == {0, 1}
+    assert remote.route == request.param
     yield slow, asked
     slow.release()
     await actor.interceptor.close()
@@ -294,7 +296,7 @@ async def test_who_waits_holds_no_other_up(actor, remote, slowly):
     assert set(await blocked(remote, [(1, 2)], first=2)) == {0}
     assert not waiting.done()
     slow.release()
-    assert (await waiting).judgement(2).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
+    assert (await waiting).batch_verdict(2).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
 
 
 async def test_who_waits_asks_without_payloads(actor, remote, slowly):
@@ -316,7 +318,7 @@ async def test_a_successor_that_knows_nothing_is_told_the_payloads(actor, remote
     async with asyncio.timeout(10):
         while (verdicts := await remote.wait(asked)).deferred:
             pass
-    assert verdicts.judgement(2).blocked == {0: ("slow", "new"), 1: ("slow", "new")}
+    assert verdicts.batch_verdict(2).blocked == {0: ("slow", "new"), 1: ("slow", "new")}
     assert verdicts.epoch == 4
 
 
@@ -331,7 +333,7 @@ async def test_a_lane_that_is_cut_while_some_wait(actor, remote):
     for caller in list(actor.server.connections):
         caller.refuse("closing")
     slow.release()
-    assert set((await asyncio.wait_for(waiting, 10)).judgement(1).blocked) == {0}
+    assert set((await asyncio.wait_for(waiting, 10)).batch_verdict(1).blocked) == {0}
     await actor.interceptor.close()
 
 
@@ -346,7 +348,7 @@ async def test_patience_is_no_failure(actor):
     done, _ = await asyncio.wait({waiting}, timeout=0.2)
     assert not done
     slow.release()
-    assert (await waiting).judgement(1).deferred == set()
+    assert (await waiting).batch_verdict(1).deferred == set()
     await judge.close()
     await actor.interceptor.close()
 

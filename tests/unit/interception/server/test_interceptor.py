@@ -10,7 +10,7 @@ from support.interceptors import Held, Rewriting, Store, answered, batch, judged
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
-from ray_messaging.interception.server.deferred import deferral
+from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
 
 WAIT_S = 10

@@ -21,19 +21,19 @@ from ray_messaging.interception.rules import (
     Rule,
     Sample,
 )
-from ray_messaging.interception.server import rule_delegation as standing
+from ray_messaging.interception.server import rule_delegation as delegation
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire import rule_snapshot as grants
+from ray_messaging.interception.wire import rule_snapshot
 from ray_messaging.interception.wire.rule_snapshot import (
     RuleSnapshot,
-    SnapshotState,
-    can_grant,
-    decode_grant,
-    decode_standing,
-    encode_grant,
-    encode_standing,
-    grant_of,
-    size_of,
+    SnapshotRequest,
+    can_delegate,
+    decode_snapshot,
+    decode_snapshot_request,
+    encode_snapshot,
+    encode_snapshot_request,
+    entry_count,
+    snapshot_of,
 )
 from ray_messaging.interception.wire.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
@@ -47,7 +47,7 @@ edges = st.lists(st.tuples(ids, ids), max_size=20)
 
 def granted(*rules):
     """Return rules as a messager makes them."""
-    return decode_grant(encode_grant(grant_of(NUMBER, rules))).make()
+    return decode_snapshot(encode_snapshot(snapshot_of(NUMBER, rules))).build()
 
 
 def of(pairs):
@@ -81,7 +81,7 @@ def test_a_granted_graph_decides_as_the_one_it_is_made_of(drawn, members, asked,
     asked = of(asked or [(1, 2)])
     assert type(made) is AllowGraph
     assert decided(made, asked) == decided(rule, asked)
-    assert size_of([made]) == size_of([rule])
+    assert entry_count([made]) == entry_count([rule])
     pickle.loads(pickle.dumps(rule))
 
 
@@ -104,21 +104,21 @@ def by_hand():
     ids=lambda rule: type(rule).__name__,
 )  # fmt: skip
 def test_rules_that_are_never_granted(rule):
-    assert not can_grant([BlackList(), rule])
+    assert not can_delegate([BlackList(), rule])
 
 
 def test_rules_that_are_granted():
-    assert can_grant([])
+    assert can_delegate([])
     rules = [BlackList([(1, 2)]), BlackList(name="second"), AllowGraph([(1, 2)])]
     Interceptor("x", rules)
     rules[0].on_error = "allow"
-    assert can_grant(rules)
+    assert can_delegate(rules)
 
 
 @pytest.mark.parametrize("number", [-2, -1, 1, 2**32 - 1, 2**62, 2**64 - 1])
 def test_a_number_that_could_be_taken_for_something_else_is_refused(number):
     with pytest.raises(FrameError):
-        decode_grant(msgspec.msgpack.encode([number, []]))
+        decode_snapshot(msgspec.msgpack.encode([number, []]))
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_a_number_that_could_be_taken_for_something_else_is_refused(number):
 )  # fmt: skip
 def test_rules_that_cannot_be_are_refused(rules):
     with pytest.raises(FrameError):
-        decode_grant(msgspec.msgpack.encode([NUMBER, rules])).make()
+        decode_snapshot(msgspec.msgpack.encode([NUMBER, rules])).build()
 
 
 def test_too_many_entries_are_neither_granted_nor_taken(monkeypatch):
-    monkeypatch.setattr(grants, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(rule_snapshot, "MAX_ENTRIES", 3)
     with pytest.raises(FrameError, match="3"):
         granted(BlackList([(number, 1) for number in range(4)]))
     assert granted(BlackList([(number, 1) for number in range(3)]))
@@ -145,11 +145,11 @@ def test_too_many_entries_are_neither_granted_nor_taken(monkeypatch):
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x91\xff", b"\x92\x00\xcb" + b"\x00" * 8])
 def test_requests_that_cannot_be_read(data):
     with pytest.raises(FrameError):
-        decode_standing(data)
+        decode_snapshot_request(data)
 
 
 def test_requests_say_what_is_held_and_what_has_passed():
-    assert decode_standing(encode_standing(SnapshotState(NUMBER, -3))) == SnapshotState(NUMBER, -3)
+    assert decode_snapshot_request(encode_snapshot_request(SnapshotRequest(NUMBER, -3))) == SnapshotRequest(NUMBER, -3)
 
 
 # -- the interceptor's side -------------------------------------------------------------------------------------------
@@ -160,28 +160,28 @@ async def write(number):
 
 
 async def ask(interceptor, held=0, passed=0):
-    answer = interceptor.stand(encode_standing(SnapshotState(held, passed)))
-    return decode_grant(answer if isinstance(answer, bytes) else await answer)
+    answer = interceptor.snapshot(encode_snapshot_request(SnapshotRequest(held, passed)))
+    return decode_snapshot(answer if isinstance(answer, bytes) else await answer)
 
 
 def offered(interceptor):
-    return decode_verdicts(interceptor.answer(encode(of([(1, 2)])))).standing
+    return decode_verdicts(interceptor.answer(encode(of([(1, 2)])))).snapshot
 
 
 async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(standing.time, "monotonic", lambda: clock[0])
-    interceptor = Interceptor("x", [BlackList()], epoch=3, stand=write)
+    monkeypatch.setattr(delegation.time, "monotonic", lambda: clock[0])
+    interceptor = Interceptor("x", [BlackList()], epoch=3, publish_snapshot=write)
     assert (await ask(interceptor)).number == 0
-    clock[0] += standing.CALM_S
+    clock[0] += delegation.CALM_S
     grant = await ask(interceptor)
-    assert grant.number == interceptor.standing.number
+    assert grant.number == interceptor.delegation.number
     assert grant.rules is not None
     assert await ask(interceptor, grant.number, 5) == RuleSnapshot(grant.number)
     assert interceptor.judged == 5
     await interceptor.change(lambda: interceptor.black_list.add((1, 1)))
     assert await ask(interceptor, grant.number) == RuleSnapshot(0)
-    clock[0] += standing.CALM_S
+    clock[0] += delegation.CALM_S
     later = await ask(interceptor, grant.number)
     assert later.number > grant.number
     assert [rule.pairs for rule in later.rules] == [[(1, 1)]]
@@ -189,32 +189,32 @@ async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):
 
 
 async def test_what_is_loaded_is_looked_at_once_more(monkeypatch):
-    monkeypatch.setattr(standing, "CALM_S", 0.0)
-    monkeypatch.setattr(standing, "MOST_ENTRIES", 2)
-    interceptor = Interceptor("x", [BlackList()], epoch=3, stand=write)
+    monkeypatch.setattr(delegation, "CALM_S", 0.0)
+    monkeypatch.setattr(delegation, "MAX_ENTRIES", 2)
+    interceptor = Interceptor("x", [BlackList()], epoch=3, publish_snapshot=write)
     assert (await ask(interceptor)).number
     interceptor.load({"black_list": {b"[%d,1]" % number: b"1" for number in range(3)}}, {}, merge=False)
     assert (await ask(interceptor)).number == 0
     await interceptor.close()
 
 
-@pytest.mark.parametrize(("epoch", "stand"), [(-1, write), (0, write), (3, None)])
-async def test_who_cannot_grant_offers_nothing(monkeypatch, epoch, stand):
-    monkeypatch.setattr(standing, "CALM_S", 0.0)
-    interceptor = Interceptor("x", epoch=epoch, stand=stand)
+@pytest.mark.parametrize(("epoch", "publish"), [(-1, write), (0, write), (3, None)])
+async def test_who_cannot_grant_offers_nothing(monkeypatch, epoch, publish):
+    monkeypatch.setattr(delegation, "CALM_S", 0.0)
+    interceptor = Interceptor("x", epoch=epoch, publish_snapshot=publish)
     assert await ask(interceptor) == RuleSnapshot(0)
     assert offered(interceptor) == 0
     await interceptor.close()
 
 
 async def test_rules_that_change_while_the_server_is_told_are_not_granted(monkeypatch):
-    monkeypatch.setattr(standing, "CALM_S", 0.0)
+    monkeypatch.setattr(delegation, "CALM_S", 0.0)
     gate = asyncio.Event()
 
     async def slow(_number):
         await gate.wait()
 
-    interceptor = Interceptor("x", epoch=3, stand=slow)
+    interceptor = Interceptor("x", epoch=3, publish_snapshot=slow)
     asked = asyncio.create_task(ask(interceptor))
     await asyncio.sleep(0)
     change = asyncio.create_task(interceptor.change(lambda: interceptor.black_list.add((1, 1))))
@@ -227,12 +227,12 @@ async def test_rules_that_change_while_the_server_is_told_are_not_granted(monkey
 
 
 async def test_a_server_that_refuses_the_number(monkeypatch, caplog):
-    monkeypatch.setattr(standing, "CALM_S", 0.0)
+    monkeypatch.setattr(delegation, "CALM_S", 0.0)
 
     async def refuse(_number):
         raise Fenced("newer", name="interceptor", epoch=3)
 
-    interceptor = Interceptor("x", epoch=3, stand=refuse)
+    interceptor = Interceptor("x", epoch=3, publish_snapshot=refuse)
     with caplog.at_level(logging.INFO):
         assert await ask(interceptor) == RuleSnapshot(0)
     assert "does not take their number" in caplog.text

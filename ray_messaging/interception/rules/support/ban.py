@@ -8,8 +8,8 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.pairs import Pair, PairIndex, blocks
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.rules.support.pairs import Pair, PairIndex, blocks
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import regex
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.texts import LETTER, TOKEN, plain
+from ray_messaging.interception.rules.support.texts import LETTER, TOKEN, plain
 
 _LETTER = regex.compile(LETTER)
 _NO_LETTERS = {code: " " for code in range(128) if not (chr(code).isalnum())}

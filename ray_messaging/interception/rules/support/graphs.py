@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.pairs import hash_pairs
+from ray_messaging.interception.rules.support.pairs import hash_pairs
 
 Edge = tuple[AgentId, AgentId]
 

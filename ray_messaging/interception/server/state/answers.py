@@ -1,4 +1,4 @@
-"""Answers that were given, for batches that are asked about again, and how far messages have come that wait."""
+"""Answers kept for senders that ask again, and the progress of deferred messages."""
 
 import time
 import zlib
@@ -11,30 +11,29 @@ import numpy as np
 
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.server.rule_pipeline import Waiting, of_row
+from ray_messaging.interception.server.rule_pipeline import Deferred, of_row
 from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
 
-# How many senders' last answers are kept: a sender has one batch under way.
-_REMEMBERED = 20_000
-# What last answers, and what answers that counted, may hold each, here and on the server. Of 16,384 messages of which
-# one in ten is blocked, each for a reason of its own, an answer takes 14 KB.
+_MAX_SENDERS = 20_000  # senders whose last answer is kept; a sender has one batch in flight
+# Limit of the last answers, and of the counted answers, here and on the server. The answer to 16,384 messages, one in
+# ten of them blocked for a reason of its own, takes 14 KB.
 LIMIT_BYTES = 64 * 2**20
-_ENTRY_BYTES = 400  # what an entry costs besides its bytes
-_SMALL = 256  # what is not worth compressing
+_ENTRY_BYTES = 400  # of memory for an entry, besides its data
+_SMALL = 256  # bytes below which compression does not pay
 
 
 class Paused(msgspec.Struct, array_like=True, frozen=True):
-    """Say which messages (their numbers, uint32) wait for a slow rule, and the names of the rules they have passed."""
+    """Messages that wait for a slow rule (their numbers, uint32), and the names of the rules they have passed."""
 
     passed: tuple[str, ...]
     numbers: bytes
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """Hold an answer, and how far those messages had come by then that were deferred.
+    """An answer, with the progress of the messages that it defers.
 
-    `so_far` is a `Verdicts` of what rules made of them, whose row 0 is the first of `paused`.
+    `so_far` is a `VerdictReply` with the verdicts of the rules they have passed; its row 0 is the first of `paused`.
     """
 
     answer: bytes
@@ -42,21 +41,21 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     so_far: bytes = b""
 
     def pack(self) -> bytes:
-        """Return it as it is kept."""
+        """Return the record as bytes, compressed unless it is small."""
         data = _encode(self)
         return data if len(data) < _SMALL else zlib.compress(data, 1)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Record":
-        """Read what `pack` gave: an array in MessagePack, unless it begins as zlib's do. Raises FrameError."""
+        """Read packed bytes: zlib's by their first byte, else a MessagePack array. Raises FrameError."""
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
         except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise FrameError(f"a kept answer of the interceptor is damaged: {error}") from error
+            raise FrameError(f"a saved answer of the interceptor is damaged: {error}") from error
 
 
 def _inflated(data: bytes) -> bytes:
-    """Decompress up to the size of a frame: a few bytes can stand for more than the machine has."""
+    """Decompress at most the size of a frame: a few bytes can expand to more than the memory of the machine."""
     reader = zlib.decompressobj()
     text = reader.decompress(data, FRAME_LIMIT)
     if not reader.eof:
@@ -70,25 +69,25 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 class Progress(NamedTuple):
-    """Say which rules a message has passed, and what they made of it."""
+    """The rules that a deferred message has passed, and their verdict on it."""
 
     passed: tuple[str, ...]
     so_far: BatchVerdict
 
 
 def key_of(batch: Batch) -> str:
-    """Name a batch."""
-    return f"{_head(batch)} {len(batch)}"
+    """Return the key of a batch: the same for the same batch sent again."""
+    return f"{batch.sender} {batch.epoch} {batch.first} {batch.rows}"
 
 
 def _head(batch: Batch) -> str:
     return f"{batch.sender} {batch.epoch} {batch.first}"
 
 
-def record(answer: bytes, waiting: Iterable[Waiting]) -> bytes:
-    """Return an answer as it is kept, with how far those have come that wait."""
-    groups: defaultdict[tuple[str, ...], list[Waiting]] = defaultdict(list)
-    for each in waiting:
+def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
+    """Return an answer, with the progress of its deferred messages, as a packed `Record`."""
+    groups: defaultdict[tuple[str, ...], list[Deferred]] = defaultdict(list)
+    for each in deferred:
         groups[each.passed].append(each)
     so_far = BatchVerdict()
     for place, each in enumerate(each for group in groups.values() for each in group):
@@ -105,11 +104,11 @@ def _number(message: Batch) -> int:
 
 
 class Answers:
-    """Remember each sender's last answer, and for `keep_s` every answer that counted something.
+    """The last answer to each sender, and for `keep_s` every answer that changed a count.
 
-    A batch that is asked about again, by a lost answer or after the interceptor's death, must not count twice. What
-    counted is kept as long as one of its messages waits, `is_open`. Above LIMIT_BYTES the oldest go before their time:
-    who asks again about one of those is judged, and counted, anew.
+    A batch that is sent again, after a lost answer or the interceptor's death, must not count twice. A counted answer
+    is kept as long as one of its messages is deferred (`is_open`). Above LIMIT_BYTES the oldest answers are dropped
+    early; a batch sent again after that is judged, and counted, once more.
     """
 
     def __init__(self, keep_s: float, is_open: Callable[[str], bool]) -> None:
@@ -120,24 +119,23 @@ class Answers:
         self._last_bytes = 0
         self._counted: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._counted_bytes = 0
-        self._batches: dict[str, str] = {}  # a batch that counted, without its length -> its key
-        self._read: tuple[bytes, dict[int, Progress]] = b"", {}  # what was read last: it is asked row by row
+        self._batches: dict[str, str] = {}  # a counted batch, without its length -> its key
+        self._read: tuple[bytes, dict[int, Progress]] = b"", {}  # the record read last: it is read row by row
 
     @property
     def nbytes(self) -> int:
-        """Return what is held."""
+        """Return the size of all answers in bytes."""
         return self._last_bytes + self._counted_bytes
 
-    def get(self, batch: Batch) -> bytes | None:
-        """Return the answer to a batch, if it is known."""
-        key = key_of(batch)
-        last = self._last.get(batch.sender)
+    def get(self, sender: str, key: str) -> bytes | None:
+        """Return the answer to a sender's batch, if it is known."""
+        last = self._last.get(sender)
         if last is not None and last[0] == key:
             return last[1]
-        return self._answer(key)
+        return self._answer(key) if self._counted else None
 
     def _answer(self, key: str) -> bytes | None:
-        """Return an answer that counted something, under our epoch: who gave it has counted it."""
+        """Return a counted answer under our epoch, also where a predecessor gave it."""
         found = self._counted.get(key)
         if found is None:
             return None
@@ -147,25 +145,25 @@ class Answers:
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
 
     def counted(self) -> dict[str, bytes]:
-        """Return all answers that counted, as `record` gave them."""
+        """Return the packed records of all counted answers."""
         return {key: data for key, (_, data) in self._counted.items()}
 
     def knows(self, key: str) -> bool:
-        """Tell whether a batch, or a message, is known to have counted."""
+        """Return whether a batch, or a single message, has been counted."""
         return key in self._counted
 
-    def judged(self, key: str) -> BatchVerdict | None:
-        """Return what became of a message that was judged alone."""
+    def verdict_on(self, key: str) -> BatchVerdict | None:
+        """Return the verdict on a message that was judged on its own, if it is known."""
         answer = self._answer(key)
-        found = None if answer is None else decode_verdicts(answer).judgement(1)
+        found = None if answer is None else decode_verdicts(answer).batch_verdict(1)
         return None if found is None or found.deferred else found
 
     def progress(self, message: Batch, row: int) -> Progress | None:
-        """Return how far a message had come that was deferred; None: no rule has counted it."""
+        """Return the saved progress of a deferred message; None: no rule has counted it."""
         number = row if message.numbers is None else int(message.numbers[row])
-        alone = self._paused(message.message_id(row)).get(number)
-        if alone is not None:  # later than what is known of its batch
-            return alone
+        single = self._paused(message.message_id(row)).get(number)
+        if single is not None:  # newer than the record of its batch
+            return single
         return self._paused(self._batches.get(_head(message), "")).get(number)
 
     def _paused(self, key: str) -> dict[int, Progress]:
@@ -176,17 +174,17 @@ class Answers:
             self._read = data, _progress(Record.unpack(data))
         return self._read[1]
 
-    def put(self, batch: Batch, answer: bytes) -> None:
-        """Remember a sender's last answer."""
-        _, before = self._last.pop(batch.sender, ("", b""))
-        self._last[batch.sender] = (key_of(batch), answer)
+    def put(self, sender: str, key: str, answer: bytes) -> None:
+        """Keep a sender's last answer."""
+        _, before = self._last.pop(sender, ("", b""))
+        self._last[sender] = (key, answer)
         self._last_bytes += len(answer) - len(before)
-        while len(self._last) > _REMEMBERED or (self._last_bytes > LIMIT_BYTES and len(self._last) > 1):
+        while len(self._last) > _MAX_SENDERS or (self._last_bytes > LIMIT_BYTES and len(self._last) > 1):
             _, (_, gone) = self._last.popitem(last=False)
             self._last_bytes -= len(gone)
 
     def count(self, key: str, data: bytes) -> list[str]:
-        """Remember what `record` gave; return the keys of those whose time is over, which are forgotten here."""
+        """Keep a packed record; return the keys of expired ones, which are dropped here."""
         now = time.monotonic()
         self._drop(key)
         self._add(key, data, now)
@@ -197,7 +195,7 @@ class Answers:
             if not full and (given_at + self._keep_s > now or given_at == now):
                 break
             self._drop(oldest)
-            if not full and self._waits(oldest, kept):
+            if not full and self._has_deferred(oldest, kept):
                 self._add(oldest, kept, now)
             else:
                 over.append(oldest)
@@ -206,7 +204,7 @@ class Answers:
     def _add(self, key: str, data: bytes, now: float) -> None:
         self._counted[key] = (now, data)
         self._counted_bytes += len(data) + _ENTRY_BYTES
-        if " " in key:  # a batch's, not a message's
+        if " " in key:  # of a batch, not of a message
             self._batches[key.rpartition(" ")[0]] = key
 
     def _drop(self, key: str) -> None:
@@ -215,11 +213,11 @@ class Answers:
             self._counted_bytes -= len(found[1]) + _ENTRY_BYTES
             self._batches.pop(key.rpartition(" ")[0], None)
 
-    def _waits(self, key: str, data: bytes) -> bool:
-        """Tell whether one of a batch's messages, or this one, still waits for a slow rule."""
+    def _has_deferred(self, key: str, data: bytes) -> bool:
+        """Return whether one of a batch's messages, or this message, still waits for a slow rule."""
         try:
             paused = Record.unpack(data).paused
-        except FrameError:  # its time is over, and nobody has asked for it
+        except FrameError:  # expired, and never asked for
             return False
         if not paused:
             return False
@@ -230,7 +228,7 @@ class Answers:
         return any(self._is_open(f"{sender}-{epoch}-{int(first) + number}") for number in numbers)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
-        """Take over a predecessor's answers; they are given under our epoch."""
+        """Load a predecessor's answers; they are given under our epoch."""
         self._epoch = epoch
         now = time.monotonic()
         for key, data in counted.items():
@@ -238,9 +236,9 @@ class Answers:
 
 
 def _progress(kept: Record) -> dict[int, Progress]:
-    """Return how far each message had come, by its number."""
+    """Return the progress of each message, by its number."""
     found = [(number, group.passed) for group in kept.paused for number in np.frombuffer(group.numbers, "<u4").tolist()]
     if not found:
         return {}
-    so_far = decode_verdicts(kept.so_far).judgement(len(found))
+    so_far = decode_verdicts(kept.so_far).batch_verdict(len(found))
     return {number: Progress(passed, of_row(so_far, place)) for place, (number, passed) in enumerate(found)}

@@ -1,1 +1,0 @@
-"""Messages that wait for a slow rule."""

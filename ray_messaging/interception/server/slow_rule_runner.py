@@ -1,0 +1,348 @@
+"""Deferred messages: those that wait for a slow rule."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Awaitable
+from typing import Protocol
+
+import numpy as np
+
+from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.server.rule_calls import RuleCalls
+from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed, joined, of_row
+from ray_messaging.interception.server.rule_set import RuleSet
+from ray_messaging.interception.server.state.answers import record
+from ray_messaging.interception.server.state.state_saver import StateSaver
+from ray_messaging.interception.server.watchdog import Watch
+from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
+from ray_messaging.message import Message
+from ray_messaging.model.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0  # a request that waits for deferred messages is answered after this time, with or without verdicts
+_GATHER_S = 0.002  # verdicts that come this close together go into one answer
+_PASSED = BatchVerdict()
+_SLICE = 64  # messages started, or resumed, before other tasks get a turn
+_GRACE_S = 1.0  # time for cancelled calls to clean up
+
+
+class VerdictLedger(Protocol):
+    """Counts and encoding of verdicts, as the interceptor does them."""
+
+    @property
+    def state_version(self) -> int:
+        """Return a number that grows with each change of the kept state."""
+
+    def count(self, batch: Batch, verdict: BatchVerdict) -> None:
+        """Count a batch as judged."""
+
+    def encode(self, verdict: BatchVerdict, rows: int) -> bytes:
+        """Encode the verdict on a batch of so many rows."""
+
+
+class SlowRuleRunner:
+    """Deferred messages, each judged in a task of its own.
+
+    A message continues from the slow rule that it has reached: the rules before have counted it. Verdicts stay known
+    for `keep_s`, because senders ask again after a lost answer. A message that a predecessor of this interceptor
+    deferred continues from the progress that the predecessor saved.
+    """
+
+    def __init__(
+        self,
+        exp_id: str,
+        rules: RuleSet,
+        ledger: VerdictLedger,
+        state: StateSaver,
+        calls: RuleCalls,
+        watch: Watch,
+        keep_s: float,
+    ) -> None:
+        self._exp_id = exp_id
+        self._rules = rules
+        self._ledger = ledger
+        self._state = state
+        self._calls = calls
+        self._watch = watch
+        self._keep_s = keep_s
+        self._known: OrderedDict[str, tuple[float, BatchVerdict]] = OrderedDict()
+        self._running: dict[str, asyncio.Task[None] | None] = {}  # None: not started yet
+        self._deferred: dict[str, Deferred] = {}  # those of them that wait for a slow rule
+        self._due: deque[tuple[Batch, Deferred | BatchVerdict]] = deque()
+        self._news: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._removals: list[tuple[set[str], asyncio.Event]] = []  # messages that a removed rule must still judge
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def knows(self, key: str) -> bool:
+        """Return whether a message is judged, or being judged."""
+        return key in self._known or key in self._running
+
+    def is_running(self, key: str) -> bool:
+        """Return whether a message is being judged."""
+        return key in self._running
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def begin(self, deferred: Deferred) -> None:
+        """Judge a message by the slow rule it has reached, unless a predecessor took it further."""
+        message = deferred.message
+        key = message.message_id(0)
+        if self.knows(key):
+            return
+        if key in self._state.unsafe or self._state.answers.knows(key):
+            self._resume(message)
+        else:
+            self._defer(deferred)
+
+    def _defer(self, deferred: Deferred) -> None:
+        key = deferred.message.message_id(0)
+        if not self.knows(key):
+            self._deferred[key] = deferred
+            self._start(deferred.message, deferred)
+
+    def _start(self, message: Batch, found: Deferred | BatchVerdict) -> None:
+        self._running[message.message_id(0)] = None
+        self._due.append((message, found))
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._start_some)
+
+    def _start_some(self) -> None:
+        """Start some tasks, then yield to others: one deferred batch can be thousands of tasks."""
+        for _ in range(min(_SLICE, len(self._due))):
+            message, found = self._due.popleft()
+            key = message.message_id(0)
+            self._running[key] = asyncio.create_task(self._run(message, found), name=f"ray_messaging verdict on {key}")
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._start_some)
+
+    # -- judging --------------------------------------------------------------------------------------------------
+
+    async def _run(self, message: Batch, found: Deferred | BatchVerdict) -> None:
+        key = message.message_id(0)
+        try:
+            verdict = found if isinstance(found, BatchVerdict) else await self._judge(found)
+            await self._finish(message, verdict)
+        except Exception:  # its state could not be saved, so the verdict is unknown: senders ask again
+            logger.exception("the verdict on message %s is lost", key)
+        else:
+            self._remember(message, verdict)
+        finally:
+            del self._running[key]
+            self._deferred.pop(key, None)
+            self._release(key)
+            self._notify(key)
+
+    async def _judge(self, deferred: Deferred) -> BatchVerdict:
+        while True:
+            verdict = await self._call(deferred.rule, deferred.message)
+            pipeline = RulePipeline(deferred.message, self._exp_id, self._watch)
+            pipeline.run([_KnownVerdict(deferred.rule, verdict), *deferred.then], deferred.passed)
+            if not pipeline.deferred:
+                return joined(deferred.so_far, pipeline.verdict)
+            following = pipeline.deferred[0]  # the message has reached the next slow rule
+            deferred = following._replace(so_far=joined(deferred.so_far, following.so_far))
+            self._deferred[deferred.message.message_id(0)] = deferred
+            if self._state.changed:  # rules between the two slow ones have counted the message
+                self._save_progress(deferred)
+
+    async def _call(self, rule: SlowRule, message: Batch) -> Verdict:
+        def judge() -> Awaitable[Verdict]:
+            return rule.judge(Message(self._exp_id, message, 0))
+
+        found = await self._calls.run(rule, judge, rule.time_limit_s, "verdict")
+        try:
+            if isinstance(found, BaseException):
+                raise found
+            return checked(found)
+        except FAILURES as error:
+            return failed(rule, error)
+
+    async def _finish(self, message: Batch, verdict: BatchVerdict) -> None:
+        """Count a message, and wait until its verdict is saved."""
+        key = message.message_id(0)
+        unsafe = self._state.unsafe.get(key)
+        if unsafe is None:
+            self._ledger.count(message, verdict)
+            if not self._state.behind:
+                return
+            answer = self._ledger.encode(verdict, 1)
+            unsafe = (answer, record(answer, ()))
+        await self._state.keep(key, *unsafe)
+
+    def _remember(self, message: Batch, verdict: BatchVerdict) -> None:
+        now = time.monotonic()
+        key = message.message_id(0)
+        passed = not (verdict.blocked or verdict.rewritten or verdict.labels)
+        self._known[key] = (now, _PASSED if passed else verdict)  # one object for all that pass: most do
+        self._notify(key)
+        while self._known:
+            oldest, (known_at, _) = next(iter(self._known.items()))
+            if known_at + self._keep_s > now:
+                break
+            del self._known[oldest]
+
+    def _save_progress(self, deferred: Deferred) -> None:
+        answer = self._ledger.encode(BatchVerdict(deferred={0}), 1)
+        self._state.attach({deferred.message.message_id(0): record(answer, [deferred])})
+
+    # -- resuming what a predecessor deferred -----------------------------------------------------------------------
+
+    async def _resume_rows(self, batch: Batch, rows: list[int]) -> None:
+        for low in range(0, len(rows), _SLICE):
+            self._resume(batch.take(np.array(rows[low : low + _SLICE], np.intp)))
+            await asyncio.sleep(0)
+
+    def _resume(self, batch: Batch) -> None:
+        """Continue each message from its saved progress; messages with the same progress continue together."""
+        groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}
+        for row, key in enumerate(map(batch.message_id, range(len(batch)))):
+            if self.knows(key):
+                continue
+            unsafe = self._state.unsafe.get(key)
+            if unsafe is not None:  # it was counted, and could not be saved
+                self._start(_one(batch, row), decode_verdicts(unsafe[0]).batch_verdict(1))
+                continue
+            judged = self._state.answers.verdict_on(key)
+            if judged is not None:
+                self._remember(_one(batch, row), judged)
+                continue
+            progress = self._state.answers.progress(batch, row)
+            rows, so_far = groups.setdefault(() if progress is None else progress.passed, ([], BatchVerdict()))
+            if progress is not None:
+                so_far.add(progress.so_far.moved([len(rows)]))
+            rows.append(row)
+        for passed, (rows, so_far) in groups.items():
+            self._apply_rest(batch.take(np.array(rows, np.intp)), passed, so_far)
+
+    def _apply_rest(self, batch: Batch, passed: tuple[str, ...], so_far: BatchVerdict) -> None:
+        """Apply the rules that a batch has not passed yet."""
+        version = self._ledger.state_version
+        lines = {row: line for row, (_, line) in so_far.rewritten.items()}
+        pipeline = RulePipeline(batch.with_payloads(lines) if lines else batch, self._exp_id, self._watch)
+        pipeline.run([rule for rule in self._rules.now if rule.name not in passed], passed)
+        deferred = [
+            each._replace(so_far=joined(of_row(so_far, row), each.so_far)) for row, each in pipeline.deferred.items()
+        ]
+        settled = [
+            (_one(batch, row), joined(of_row(so_far, row), of_row(pipeline.verdict, row)))
+            for row in range(len(batch))
+            if row not in pipeline.deferred
+        ]
+        if self._state.writer is not None and version != self._ledger.state_version:
+            self._attach(deferred, settled)
+        for each in deferred:
+            self._defer(each)
+        for message, verdict in settled:
+            self._start(message, verdict)
+
+    def _attach(self, deferred: list[Deferred], settled: list[tuple[Batch, BatchVerdict]]) -> None:
+        """Attach verdicts and progress to the counts that they have just changed: one write saves both."""
+        for message, verdict in settled:
+            self._ledger.count(message, verdict)
+            key, answer = message.message_id(0), self._ledger.encode(verdict, 1)
+            self._state.unsafe[key] = (answer, record(answer, ()))
+            self._state.attach({key: self._state.unsafe[key][1]})
+        for each in deferred:
+            self._save_progress(each)
+
+    # -- answering ------------------------------------------------------------------------------------------------
+
+    def unknown(self, batch: Batch) -> list[int]:
+        """Return the rows of messages that are neither judged nor being judged."""
+        keys = map(batch.message_id, range(len(batch)))
+        return [row for row, key in enumerate(keys) if not self.knows(key)]
+
+    async def wait(self, batch: Batch) -> BatchVerdict:
+        """Return what is known of a batch, once there is a first verdict or PATIENCE_S are over.
+
+        Rows without a verdict are deferred. Messages that nothing is known of are resumed first.
+        """
+        unknown = self.unknown(batch)
+        if unknown:
+            await self._resume_rows(batch, unknown)
+        found = self._found(batch)
+        if len(found.deferred) < len(batch):
+            return found
+        news, keys = asyncio.Event(), [*map(batch.message_id, range(len(batch)))]
+        for key in keys:
+            self._news[key].add(news)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await news.wait()
+        except TimeoutError:
+            return found
+        finally:
+            for key in keys:
+                if key in self._news:
+                    self._news[key].discard(news)
+                    if not self._news[key]:
+                        del self._news[key]
+        await asyncio.sleep(_GATHER_S)
+        return self._found(batch)
+
+    def _found(self, batch: Batch) -> BatchVerdict:
+        found = BatchVerdict()
+        for row, key in enumerate(map(batch.message_id, range(len(batch)))):
+            entry = self._known.get(key)
+            if entry is None:
+                found.deferred.add(row)
+            else:
+                found.add(entry[1].moved([row]))
+        return found
+
+    def _notify(self, key: str) -> None:
+        for news in self._news.pop(key, ()):
+            news.set()
+
+    # -- removing rules -------------------------------------------------------------------------------------------
+
+    async def done_with(self, rule: Rule) -> None:
+        """Return once none of the messages deferred now still has to pass a rule."""
+        keys = {key for key, deferred in self._deferred.items() if deferred.needs(rule)}
+        if keys:
+            removal = (keys, asyncio.Event())
+            self._removals.append(removal)
+            await removal[1].wait()
+
+    def _release(self, key: str) -> None:
+        for keys, free in self._removals:
+            keys.discard(key)
+            if not keys:
+                free.set()
+        self._removals = [removal for removal in self._removals if removal[0]]
+
+    async def close(self) -> None:
+        """Stop all tasks, and give running calls a moment to clean up."""
+        self._due.clear()
+        tasks = [task for task in self._running.values() if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._running.clear()  # those that were stopped before they began
+        self._deferred.clear()
+        for _, free in self._removals:
+            free.set()
+        self._removals.clear()
+        await self._calls.close(_GRACE_S)
+
+
+class _KnownVerdict(Rule):
+    """A slow rule's verdict in the rule's place."""
+
+    def __init__(self, rule: SlowRule, verdict: Verdict) -> None:
+        self.name = rule.name
+        self.context = rule.context
+        self.count_failure = rule.count_failure  # type: ignore[method-assign]  # a verdict that cannot be sent is its failure
+        self._verdict = verdict
+
+    def check(self, message: Message) -> Verdict:  # noqa: ARG002 - a Rule's
+        return self._verdict
+
+
+def _one(batch: Batch, row: int) -> Batch:
+    return batch.take(np.array([row], np.intp))
