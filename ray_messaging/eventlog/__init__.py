@@ -1,1 +1,1 @@
-"""The event log: who said what to whom, and what was stopped and why; from the streams into Parquet, and out again."""
+"""The event log: one row per send and recipient, in Parquet segments."""

@@ -1,7 +1,7 @@
-"""The account of a log's folder: which writer has it, and what is known to be missing in it.
+"""The account file of a log's folder: the writer that owns the folder, and the rows known to be missing.
 
-The server's epochs say who may trim the streams; this says who may name files. A server that was flushed has forgotten
-its epochs, and those of a new run may be the same again.
+The server's epochs decide which writer may trim the streams. The account decides which may publish files: a server that
+was flushed has lost its epochs, and a new run may repeat them.
 """
 
 from collections.abc import Callable
@@ -15,37 +15,37 @@ _NAME = "_account.json"
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Say who may name files in a folder (`run/writer`; only the run while it makes way), and what is missing there."""
+    """Owner of a folder (`run/writer`; only the run during a takeover), and descriptions of missing rows."""
 
     writer: str = ""
     missing: tuple[str, ...] = ()
 
     def belongs_to(self, writer: str) -> bool:
-        """Tell whether a writer may name files; a folder without an account is anybody's."""
+        """Return whether a writer may publish files. A folder without an account has no owner."""
         return self.writer in {"", writer}
 
 
 def read_account(folder: Folder) -> Account:
-    """Return a folder's account; raise LogError where it cannot be read."""
+    """Return a folder's account; raise LogError if it cannot be read."""
     data = folder.read_small(_NAME)
     try:
         return msgspec.json.decode(data, type=Account) if data else Account()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         path = f"{folder.where}/{_NAME}"
         raise LogError(
-            f"the account of the event log's folder {folder.where} is damaged ({error}): remove {path}, what it "
-            "said is missing is then not known",
+            f"the account of the event log's folder {folder.where} is damaged ({error}): remove {path}, and "
+            "with it the notes on missing rows",
             path=path,
         ) from error
 
 
 def claim(folder: Folder, writer: str) -> None:
-    """Take a folder over, under its lock: no writer before this one names a file from here on. Raises OSError."""
+    """Take a folder over, under its lock: earlier writers publish no more files. Raises OSError."""
     _change(folder, lambda account: msgspec.structs.replace(account, writer=writer))
 
 
 def note_missing(folder: Folder, writer: str, text: str) -> None:
-    """Note what is missing, once, under the lock, unless another writer has the folder. Raises OSError."""
+    """Note missing rows, once, under the lock, unless another writer owns the folder. Raises OSError."""
 
     def noted(account: Account) -> Account:
         known = text in account.missing or not account.belongs_to(writer)
@@ -55,7 +55,7 @@ def note_missing(folder: Folder, writer: str, text: str) -> None:
 
 
 def forget_missing(folder: Folder) -> None:
-    """Forget what was missing, under the lock, as the segments go. Raises OSError."""
+    """Remove the notes on missing rows, under the lock, when the segments are removed. Raises OSError."""
     _change(folder, lambda account: msgspec.structs.replace(account, missing=()))
 
 

@@ -1,8 +1,8 @@
-"""The event log's folder: Parquet segments, each whole or not there, each saying in its footer up to where it reads.
+"""The event log's folder: Parquet segments. Each is complete or absent, and has its stream cursors in its footer.
 
-A segment is `events-{number:08d}.parquet`, so that whoever reads a folder of Parquet reads this one. It is written
-under a name that readers pass over, made durable, and renamed. On file systems that are not local there is no renaming:
-there a file appears whole when it is closed.
+A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folders can read this one. It is written under
+a name that readers ignore, made durable, and renamed. File systems that are not local have no renaming: there a file
+appears, complete, when it is closed.
 """
 
 import errno
@@ -23,7 +23,7 @@ from ray_messaging.errors import LogError
 from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, parquet_options
 
 VERSION = 1
-KEY = b"ray_messaging"  # of the footer's metadata
+KEY = b"ray_messaging"  # in the footer's metadata
 
 _SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
 _LEFTOVER = re.compile(r"_events-\d+\.parquet\.tmp|_probe|_\w+\.json\.tmp")
@@ -31,31 +31,31 @@ _LOCK = "_lock"
 
 
 class Segment(NamedTuple):
-    """One file of the log; `first_row` counts the rows of all segments before it."""
+    """One file of the log; `first_row` counts the rows of all earlier segments."""
 
     path: str
     number: int
     rows: int
     first_row: int
-    cursors: dict[str, str]  # stream -> the entry up to which this and all earlier segments hold it
+    cursors: dict[str, str]  # stream -> its last entry in this and all earlier segments
     exp_id: str
     epoch: int  # the writer's
     size: int  # bytes
-    begun: dict[str, tuple[str, int]]  # stream -> the entry after its cursor, and how many rows of it are held
-    first_s: float | None = None  # the earliest sent_at, unix s; None: not known
-    last_s: float | None = None  # the latest
-    taken: dict[str, tuple[int, int]] | None = None  # stream -> messages and bytes that it and all earlier ones took
+    begun: dict[str, tuple[str, int]]  # stream -> the entry after its cursor, and its rows in the segment
+    first_s: float | None = None  # earliest sent_at, unix s; None: unknown
+    last_s: float | None = None  # latest sent_at
+    taken: dict[str, tuple[int, int]] | None = None  # stream -> messages and bytes in this and all earlier ones
 
 
 class Staged(NamedTuple):
-    """A segment that is durable, but not yet under its name."""
+    """A durable segment that does not have its name yet."""
 
     segment: Segment
     temporary: str
 
 
 class Folder:
-    """Open the folder of an event log: a path, or a URI that pyarrow's file systems know. Raises LogError."""
+    """Folder of an event log: a path, or a URI of pyarrow's file systems. Raises LogError."""
 
     def __init__(self, log_dir: str | Path) -> None:
         self.where = str(log_dir)
@@ -68,12 +68,12 @@ class Folder:
         self.local = isinstance(self.filesystem, pafs.LocalFileSystem)
 
     def prepare(self, exp_id: str) -> None:
-        """Make the folder ready for an experiment's log; raise LogError where it cannot be written, or is another's."""
+        """Prepare the folder for an experiment's log; raise LogError if it is not writable, or has another's log."""
         probe = self._file("_probe")
         try:
             self.filesystem.create_dir(self.path, recursive=True)
             with self.filesystem.open_output_stream(probe) as stream:
-                stream.write(b"can this be written?")
+                stream.write(b"probe")
             self.filesystem.delete_file(probe)
             for info in self._files(_LEFTOVER):
                 self.filesystem.delete_file(info.path)
@@ -87,7 +87,7 @@ class Folder:
                 )
 
     def segments(self) -> list[Segment]:
-        """Return the segments by number, as their footers have them; raise LogError naming one that is damaged."""
+        """Return the segments by number, from their footers; raise LogError with the first damaged one."""
         return sorted((self._read(info) for info in self._listed()), key=lambda segment: segment.number)
 
     def open(self, segment: Segment) -> pq.ParquetFile:
@@ -98,13 +98,13 @@ class Folder:
             raise self._damaged(segment.path, error) from error
 
     def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
-        """Write a segment, durable when this returns; one of that number is replaced, whole. Raises OSError."""
+        """Write a segment durably, or replace the one of that number completely. Raises OSError."""
         return self.publish(self.stage(number, table, meta))
 
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
-        """Make a segment's bytes durable without it being seen yet (where that can be done). Raises OSError.
+        """Make a segment's bytes durable, but not visible yet (on local file systems). Raises OSError.
 
-        Args: meta has exp_id, epoch, first_row and cursors; it may have first_s, last_s, begun and taken.
+        Args: meta has exp_id, epoch, first_row and cursors; first_s, last_s, begun and taken are optional.
         """
         meta = {"version": VERSION, "number": number, "rows": table.num_rows, **meta}
         path = self._file(f"events-{number:08d}.parquet")
@@ -112,7 +112,7 @@ class Folder:
         try:
             size = self._write_table(temporary, table, meta)
         except BaseException:
-            if self.local:  # elsewhere what was not closed was never there, and what is there is the one before
+            if self.local:  # elsewhere an unclosed file does not exist, and the path has the previous one
                 with suppress(OSError):
                     self.filesystem.delete_file(temporary)
             raise
@@ -127,9 +127,9 @@ class Folder:
         return segment
 
     def erase(self) -> None:
-        """Remove the segments, and what a crash left. Raises LogError."""
+        """Remove the segments, and leftovers of a crash. Raises LogError."""
         try:
-            # The newest first: whoever is interrupted leaves a log that ends early, not one with a hole.
+            # The newest first: an interruption leaves a log that ends early, not one with a gap.
             for info in reversed([*self._listed(), *self._files(_LEFTOVER)]):
                 self.filesystem.delete_file(info.path)
             if self.local and Path(self.path).is_dir():
@@ -138,7 +138,7 @@ class Folder:
             raise self._error(f"its segments cannot be removed: {error}; {_advice(error)}") from error
 
     def read_small(self, name: str) -> bytes:
-        """Return what a small file beside the segments holds; nothing where it is not there. Raises LogError."""
+        """Return the content of a small file beside the segments, b"" if there is none. Raises LogError."""
         try:
             with self.filesystem.open_input_stream(self._file(name)) as stream:
                 return bytes(stream.read())
@@ -148,7 +148,7 @@ class Folder:
             raise self._error(f"its {name} cannot be read: {error}; {_advice(error)}") from error
 
     def write_small(self, name: str, data: bytes) -> None:
-        """Write a small file beside the segments, whole and durable when this returns. Raises OSError."""
+        """Write a small file beside the segments, atomically and durably. Raises OSError."""
         path = self._file(name)
         temporary = f"{path}.tmp" if self.local else path
         with self.filesystem.open_output_stream(temporary) as stream:
@@ -160,9 +160,9 @@ class Folder:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Keep other writers of this folder out, for as long as a name is given; False: another has it right now.
+        """Lock the folder against other writers while a segment is published; False: another writer has the lock.
 
-        Where the file system is not local there is nothing to hold on to, and this is always True.
+        File systems that are not local have no lock: there this is always True.
         """
         if not self.local:
             yield True
@@ -209,10 +209,10 @@ class Folder:
                     info.path,
                 )
             if (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
-                raise ValueError("its footer speaks of another segment")  # noqa: TRY301 - one way out
+                raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except KeyError as error:
-            raise self._damaged(info.path, "its footer lacks what this library writes there") from error
+            raise self._damaged(info.path, "its footer lacks this library's metadata") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
             raise self._damaged(info.path, error) from error
 
@@ -225,9 +225,9 @@ class Folder:
     def _file(self, name: str) -> str:
         return f"{self.path.rstrip('/')}/{name}"
 
-    def _error(self, what: str, path: str | None = None) -> LogError:
+    def _error(self, reason: str, path: str | None = None) -> LogError:
         of = f"segment {path} of the event log" if path else f"the event log's folder {self.where}"
-        return LogError(f"{of} cannot be used: {what}", path=path or self.where)
+        return LogError(f"{of} cannot be used: {reason}", path=path or self.where)
 
 
 def _resolve(where: str) -> tuple[pafs.FileSystem, str]:
@@ -266,10 +266,10 @@ def _advice(error: OSError) -> str:
         errno.EDQUOT: "make room, or have the quota raised",
         errno.EACCES: "pass a log_dir that this process may write",
         errno.EROFS: "pass a log_dir on a file system that can be written",
-        errno.ENOTDIR: "a file stands in the way, pass another log_dir",
-        errno.EEXIST: "a file stands in the way, pass another log_dir",
+        errno.ENOTDIR: "a file is in the way, pass another log_dir",
+        errno.EEXIST: "a file is in the way, pass another log_dir",
     }
-    return advice.get(error.errno or 0, "pass a log_dir that exists, or that can be made, and that can be written")
+    return advice.get(error.errno or 0, "pass a log_dir that exists or can be created, and is writable")
 
 
 def _fsync(path: str) -> None:

@@ -1,13 +1,12 @@
-"""The columns of the event log: one row per send and recipient."""
+"""Columns of the event log: one row per send and recipient."""
 
 import pyarrow as pa
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
-# An id that is an int stands in from_id/to_id, one that is a str in from_name/to_name; the user, and whoever a plain
-# channel reaches, has neither. `entry` and `row` say where in which stream the row came from: they order the rows of
-# one mailbox, and with `mailbox` no two rows have the same. Rows of the log stream (blocked, published, undeliverable,
-# rewritten) have `noted`.
+# An int id is in from_id/to_id, a str id in from_name/to_name; the user, and the recipient on a plain channel, has
+# neither. `entry` and `row` are the row's source in its stream. They order the rows of one mailbox, and together with
+# `mailbox` they are unique. Rows from the log stream (blocked, published, undeliverable, rewritten) have `noted`.
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
@@ -22,9 +21,11 @@ SCHEMA = pa.schema(
         pa.field("payload_before", pa.large_string()),  # before a rule rewrote it
         pa.field("labels", pa.list_(pa.string())),  # null: none
         pa.field("sent_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("delivered_at", pa.timestamp("us", tz="UTC")),  # when the server took it; null where nobody has it
+        pa.field(
+            "delivered_at", pa.timestamp("us", tz="UTC")
+        ),  # when the server accepted it; null if it was not delivered
         pa.field("fate", _NAME, nullable=False),  # see receipt.FATES
-        pa.field("rule", _NAME),  # who blocked or rewrote it
+        pa.field("rule", _NAME),  # the rule that blocked or rewrote it
         pa.field("reason", _NAME),
         pa.field("sender", _NAME, nullable=False),  # the messager that sent it
         pa.field("mailbox", _NAME),  # where it was delivered

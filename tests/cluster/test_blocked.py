@@ -164,7 +164,7 @@ async def test_a_listener_that_was_closed_before_the_end_prints_nothing(ray_clus
     events, listener = messaging.blocked(), messaging.on_blocked(print)
 
     def waiting():
-        return ray.get(log.__ray_call__.remote(lambda self: len(self._host._writer._goals._event._waiters)))
+        return ray.get(log.__ray_call__.remote(lambda self: len(self._host._writer._waiters._event._waiters)))
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

@@ -8,8 +8,7 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.rows.columns import record_batch
-from ray_messaging.eventlog.writing.rows.pieces import pieces
-from ray_messaging.eventlog.writing.rows.records import take
+from ray_messaging.eventlog.writing.rows.entries import pieces, take
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn

@@ -16,7 +16,7 @@ from ray_messaging.cli.session import check_file, output
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.export import json_line, json_lines
-from ray_messaging.eventlog.reading.picture import check_picture, plot
+from ray_messaging.eventlog.reading.plot import check_picture, plot
 
 SHOWN = 50  # rows of a table, where no --limit is given
 

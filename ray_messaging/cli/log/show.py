@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ray_messaging.cli.show import MEANINGS, heat_map, plain_table, print_table, printable
 from ray_messaging.eventlog.reading.event_rows import LogRow
-from ray_messaging.eventlog.reading.picture import span_in_words
+from ray_messaging.eventlog.reading.plot import span_in_words
 
 BAR = 24  # columns
 _LINE = 60  # columns of traffic, at most

@@ -16,10 +16,11 @@ from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.query import REACHED, answer
-from ray_messaging.eventlog.reading.shaping import INTERNAL
+from ray_messaging.eventlog.reading.result_columns import INTERNAL
 from ray_messaging.eventlog.writing.log_errors import died_before_loss
+from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_ROWS
 from ray_messaging.eventlog.writing.segment_store import when_free
-from ray_messaging.eventlog.writing.writer import SEGMENT_BYTES, SEGMENT_ROWS, LogWriter
+from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.experiment_store import other_run

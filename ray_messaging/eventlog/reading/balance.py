@@ -20,7 +20,7 @@ from ray_messaging.eventlog.account import read_account
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.hashing import hashes
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.shaping import plain
+from ray_messaging.eventlog.reading.result_columns import plain
 from ray_messaging.receipt import FATES
 
 PARTITION_ROWS = 1_000_000  # 40 MB of records, and what sorting them takes

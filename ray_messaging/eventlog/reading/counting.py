@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from ray_messaging.eventlog.reading.filtering.fields import check_columns
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.shaping import COLUMNS, plain, stored, with_ids
+from ray_messaging.eventlog.reading.result_columns import COLUMNS, plain, stored, with_ids
 from ray_messaging.eventlog.schema import SCHEMA
 
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC

@@ -10,7 +10,7 @@ import pyarrow as pa
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.reading.filtering.fields import MICROSECONDS
-from ray_messaging.eventlog.reading.shaping import as_id
+from ray_messaging.eventlog.reading.result_columns import as_id
 from ray_messaging.receipt import Fate
 
 _decode = msgspec.json.Decoder().decode

@@ -15,7 +15,7 @@ from ray_messaging.eventlog.reading.filtering.fields import check_agent, invalid
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.hashing import hashes
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.shaping import COLUMNS, joined, plain, stored, with_ids
+from ray_messaging.eventlog.reading.result_columns import COLUMNS, joined, plain, stored, with_ids
 from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.schema import SCHEMA
 

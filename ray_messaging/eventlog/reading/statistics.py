@@ -10,7 +10,7 @@ from ray_messaging.eventlog.reading.counting import counts
 from ray_messaging.eventlog.reading.filtering.fields import MICROSECONDS
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.shaping import as_id
+from ray_messaging.eventlog.reading.result_columns import as_id
 from ray_messaging.receipt import FATES
 
 BUSIEST = 10

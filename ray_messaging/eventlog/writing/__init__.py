@@ -1,1 +1,1 @@
-"""The log's writing side: from the streams into segments, each row once."""
+"""Writing of the event log: from the streams of mailboxes into segments."""

@@ -1,4 +1,4 @@
-"""Why the log's writer cannot do what it is asked."""
+"""Errors of the log's writer."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,19 @@ def gone(exp_id: str, folder: Folder) -> Closed:
 
 
 def stuck(exp_id: str, folder: Folder, trouble: str | None) -> LogError:
-    """Build the error for a writer that reads no further, as its files cannot be written."""
+    """Build the error for a writer that has stopped reading because its files cannot be written."""
     return LogError(
-        f"the event log of {exp_id} stands still, what it has read is not written yet: "
-        f"{trouble}; what comes meanwhile waits in the streams",
+        f"the event log of {exp_id} stands still, the rows that it has read cannot be written: "
+        f"{trouble}; new messages wait in the streams",
         path=folder.where,
     )
 
 
 def lost(exp_id: str, folder: Folder, rows: int) -> LogError:
-    """Build the error for a writer whose streams the server has lost."""
+    """Build the error for a writer after the server lost its streams."""
     return LogError(
         f"the server has lost the data of experiment {exp_id!r} (was it flushed, restored or replaced?): the log in "
-        f"{folder.where} has all {rows:,} rows that were read by then, and what was sent and not read is missing. Shut "
+        f"{folder.where} has all {rows:,} rows that were read by then, and later messages are missing. Shut "
         "the experiment down; start it again by on_existing='resume' to go on in this folder, or in a new one",
         path=folder.where,
         lost=True,
@@ -32,11 +32,11 @@ def lost(exp_id: str, folder: Folder, rows: int) -> LogError:
 
 
 def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -> LogError:
-    """Build the error for a successor that finds its predecessor's files, and a server without the streams."""
+    """Build the error for a new process that finds segments in the folder, but no streams on the server."""
     rows = sum(segment.rows for segment in segments)
     return LogError(
         f"the log's process died, and the server has lost the data of experiment {exp_id!r} (was it flushed, restored "
-        f"or replaced?): {folder.where} has {rows:,} rows, and what was in no file by then is missing. Shut the "
+        f"or replaced?): {folder.where} has {rows:,} rows, and any message in no file by then is missing. Shut the "
         "experiment down; start it again by on_existing='resume' to go on in this folder, or in a new one",
         path=folder.where,
         lost=True,
@@ -44,9 +44,9 @@ def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -
 
 
 def taken_over(exp_id: str, folder: Folder, segment: Segment) -> LogError:
-    """Build the error for a writer whose folder another one has."""
+    """Build the error for a writer after another one took its folder over."""
     return LogError(
-        f"{segment.rows:,} rows that the event log of {exp_id} had read are in no file: somebody newer writes "
-        f"{folder.where}, another run of this experiment. End this one",
+        f"{segment.rows:,} rows that the event log of {exp_id} had read are in no file: a newer run of this "
+        f"experiment writes {folder.where}. End this run",
         path=folder.where,
     )

@@ -1,4 +1,4 @@
-"""The segment that is still open: its rows in memory, until it is full."""
+"""The open segment: rows in memory until the segment is full."""
 
 import time
 from typing import NamedTuple
@@ -7,17 +7,17 @@ import pyarrow as pa
 
 from ray_messaging.eventlog.folder import Segment
 from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.writing.streams import Streams
+from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.transports.log_store import LogMark
 
-# A batch costs about 10 KB beside its rows: of messages that come one by one, so many become one batch, and so many of
-# these again, until a batch has as many rows as a frame of the bulk path.
+# A batch costs about 10 KB plus its rows. So this many small batches are merged, at two levels, up to the rows of a
+# frame of the bulk path.
 _MERGED = 64
 _LEVELS = (64, 4_096)
 
 
 class Sealed(NamedTuple):
-    """What a segment holds at one moment, and up to where it has the streams then."""
+    """Content of a segment at one moment, with the stream cursors of that moment."""
 
     number: int
     first_row: int
@@ -27,9 +27,9 @@ class Sealed(NamedTuple):
     begun: dict[str, tuple[str, int]]
     taken: dict[str, tuple[int, int]]
     marks: dict[str, LogMark]
-    finished: tuple[str, ...]  # streams that have ended, and were read to their end
+    finished: tuple[str, ...]  # ended streams that were read completely
     nbytes: int
-    stored: Segment | None  # its file, where that has all these rows
+    stored: Segment | None  # its file, if it has all these rows
 
     def table(self) -> pa.Table:
         """Return the rows."""
@@ -37,14 +37,14 @@ class Sealed(NamedTuple):
 
 
 class OpenSegment:
-    """Collect rows for one segment."""
+    """Collector of the rows of one segment."""
 
     def __init__(self, number: int, first_row: int) -> None:
         self.number = number
         self.first_row = first_row
         self.rows = 0
         self.nbytes = 0
-        self.stored: Segment | None = None  # its file, where it has one
+        self.stored: Segment | None = None  # its file, if any
         self._batches: list[pa.RecordBatch] = []
         self._since: float | None = None
 
@@ -57,25 +57,25 @@ class OpenSegment:
             self._merge(limit)
 
     def touch(self) -> None:
-        """Note that something came in that is not stored yet."""
+        """Note that there are rows or cursors that are not stored yet."""
         if self._since is None:
             self._since = time.monotonic()
 
     def age(self) -> float:
-        """Return for how long, in seconds, something has waited to be stored."""
+        """Return how long, in seconds, something has waited to be stored."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
     def waiting(self) -> bool:
-        """Tell whether something is not stored yet."""
+        """Return whether something is not stored yet."""
         return self._since is not None
 
     def tables(self) -> list[pa.Table]:
         """Return the rows in order."""
         return [pa.Table.from_batches([batch]) for batch in self._batches]
 
-    def seal(self, streams: Streams) -> Sealed:
-        """Say what is here now, and up to where that has the streams; rows may be added later."""
+    def seal(self, streams: StreamCursors) -> Sealed:
+        """Return the present content with the present cursors. More rows may be added later."""
         self._since = None
         return Sealed(
             number=self.number,

@@ -1,7 +1,7 @@
-"""Make segments durable, then let the streams be trimmed; whatever is in the way is said, and tried again.
+"""Durable storage of segments. After it the streams may be trimmed. Failures are reported and retried.
 
-A server may lose the streams (it is flushed, or restored from before this log): then what was read of them is nowhere
-else, and is written all the same, as long as nobody newer has the folder.
+A server may lose the streams (it is flushed, or restored from an older state). Then the rows that were read are the
+only copy. They are written all the same, unless a newer writer owns the folder.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A writer that was stopped between looking at its epoch and naming its file has the folder for as long as that lasts.
+# A process that is suspended while it publishes a file holds the folder's lock for that time.
 _TAKE_OVER_S = 20.0
 
 
 class SegmentStore:
-    """Write the segments of one writer, one at a time; `segments` are those that are closed.
+    """Segments of one writer, written one at a time; `closed` are the finished ones.
 
-    Only the newest one keeps its cursors: each has those of all streams.
+    Only the newest has its cursors in memory: each would have those of all streams.
 
-    `crash` is called at each point where a crash could harm, `troubled` when something is in the way. `writer` is its
-    name in the folder's account; `known` tells whether the server knows our run's log.
+    `crash` is called at the risky points, `on_trouble` at a failure. `writer` is its name in the folder's account;
+    `known` returns whether the server knows our run's log.
     """
 
     def __init__(
@@ -47,61 +47,61 @@ class SegmentStore:
         writer: str,
         known: Callable[[], Awaitable[bool]],
         crash: Callable[[str], None],
-        troubled: Callable[[], None],
+        on_trouble: Callable[[], None],
     ) -> None:
-        self.segments: list[Segment] = []
+        self.closed: list[Segment] = []
         self.epoch = -1
         self.lost = False  # the server has lost the streams
         self.trouble: str | None = None
-        self.last_s: float | None = None  # what the last write took
+        self.last_s: float | None = None  # duration of the last write
         self._transport = transport
         self._folder = folder
         self._exp_id = exp_id
         self._writer = writer
         self._known = known
         self._crash = crash
-        self._troubled = troubled
-        self._hurried = asyncio.Event()
+        self._on_trouble = on_trouble
+        self._stopping = asyncio.Event()
 
     async def take_over(self, epoch: int) -> None:
-        """Begin, under an epoch that fences every earlier writer; look at what is there. Raises LogError."""
+        """Start with an epoch that fences every earlier writer; list the segments. Raises LogError."""
         self.epoch = epoch
-        found = await when_free(self._folder, self._list, self._rest)
-        self.segments = [*map(_light, found[:-1]), *found[-1:]]
+        found = await when_free(self._folder, self._list, self._pause)
+        self.closed = [*map(_without_cursors, found[:-1]), *found[-1:]]
 
     def _list(self) -> list[Segment]:
         claim(self._folder, self._writer)
         return self._folder.segments()
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Tell the transport what the segments hold, which their writer may not have told. Raises Fenced."""
-        await self._insist(lambda: self._transport.log_resumed(self.epoch, taken))
+        """Report to the transport the segments' rows, as their writer may have died before. Raises Fenced."""
+        await self._retry(lambda: self._transport.log_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
-        """Make a segment durable. Raises Fenced, LogError once `hurry` was called."""
+        """Make a segment durable. Raises Fenced; LogError after `stop_retrying`."""
         begun = time.perf_counter()
-        segment = await self._insist(lambda: self._write(sealed))
+        segment = await self._retry(lambda: self._write(sealed))
         self.last_s = time.perf_counter() - begun
         self._crash("renamed")
         return segment
 
     def append(self, segment: Segment) -> None:
-        """Note that a segment is closed."""
-        if self.segments:
-            self.segments[-1] = _light(self.segments[-1])
-        self.segments.append(segment)
+        """Add a closed segment."""
+        if self.closed:
+            self.closed[-1] = _without_cursors(self.closed[-1])
+        self.closed.append(segment)
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
-        """Tell the transport what is durable. Raises Fenced."""
-        await self._insist(lambda: self._tell(marks, finished))
+        """Report durable rows to the transport. Raises Fenced."""
+        await self._retry(lambda: self._mark_written(marks, finished))
         self._crash("written")
 
-    async def look(self) -> None:
-        """See whether the log is still this writer's, or `lost`. Raises Fenced, ConnectionFailed."""
+    async def check_owner(self) -> None:
+        """Check that this writer still owns the log, or that the log is `lost`. Raises Fenced, ConnectionFailed."""
         self.lost = self.lost or not await self._known()
-        await self._tell({}, ())
+        await self._mark_written({}, ())
 
-    async def _tell(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
+    async def _mark_written(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
         if self.lost:
             return
         try:
@@ -112,27 +112,27 @@ class SegmentStore:
             self.lost = True
 
     async def note_missing(self, text: str) -> None:
-        """Write into the folder's account what is missing. Raises LogError once `hurry` was called."""
-        await self._insist(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
+        """Note missing rows in the folder's account. Raises LogError after `stop_retrying`."""
+        await self._retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
 
-    async def give_back(self) -> None:
-        """Return memory that no segment uses to the system: only a writer at rest does not need it again at once."""
+    async def release_memory(self) -> None:
+        """Return unused memory to the system. A busy writer would need it again at once."""
         await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
-    def hurry(self) -> None:
-        """Try everything once more at most: whoever closes does not wait for room on a disk."""
-        self._hurried.set()
+    def stop_retrying(self) -> None:
+        """Make only one more attempt each: closing does not wait for space on a disk."""
+        self._stopping.set()
 
     async def _write(self, sealed: Sealed) -> Segment:
-        await self.look()
+        await self.check_owner()
         self._crash("checked")
         staged = await asyncio.to_thread(self._stage, sealed)
         self._crash("staged")
-        return await self._under_lock(lambda: self._publish(staged), self.look if self._folder.local else None)
+        return await self._under_lock(lambda: self._publish(staged), self.check_owner if self._folder.local else None)
 
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
-        # Who takes over fences us first and looks at the folder then, under the lock: it sees this file, or we see
-        # the fence. (Where there is no lock, nor renaming, the look before has to do.)
+        # A successor first fences us, then lists the folder under the lock: it sees this file, or we see the fence.
+        # (Without a lock and renaming, the earlier check must do.)
         with self._folder.lock() as mine:
             if not mine:
                 raise BlockingIOError(f"another process holds {self._folder.where} right now")
@@ -147,7 +147,7 @@ class SegmentStore:
         return self._folder.publish(staged)
 
     def _stage(self, sealed: Sealed) -> Staged:
-        table = sealed.table().unify_dictionaries()  # else Parquet gives up dictionaries where they change
+        table = sealed.table().unify_dictionaries()  # else Parquet drops dictionaries that change
         first_s, last_s = _times(table)
         meta = {
             "exp_id": self._exp_id,
@@ -161,31 +161,31 @@ class SegmentStore:
         }
         return self._folder.stage(sealed.number, table, meta)
 
-    async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it works; everything is kept meanwhile, and senders feel it once the streams are full."""
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Retry until it succeeds. Nothing is dropped meanwhile; senders wait once the streams are full."""
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:
-            last = self._hurried.is_set()
+            last = self._stopping.is_set()
             try:
                 result = await attempt()
             except ServerRefused:
                 raise
             except (OSError, ConnectionFailed, MailboxFull) as error:
-                self._say(error)
+                self._report(error)
                 if last:
                     raise self._given_up(error) from error
-                await self._rest(backoff.next_pause())
+                await self._pause(backoff.next_pause())
             else:
                 self._recovered()
                 return result
 
-    async def _rest(self, pause_s: float) -> None:
+    async def _pause(self, pause_s: float) -> None:
         try:
-            await asyncio.wait_for(self._hurried.wait(), pause_s)
+            await asyncio.wait_for(self._stopping.wait(), pause_s)
         except TimeoutError:
             return
 
-    def _say(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         trouble = f"{type(error).__name__}: {error}"
         if self.trouble is None:
             logger.error(
@@ -196,7 +196,7 @@ class SegmentStore:
                 trouble,
             )
         self.trouble = trouble
-        self._troubled()
+        self._on_trouble()
 
     def _recovered(self) -> None:
         if self.trouble is not None:
@@ -211,8 +211,8 @@ class SegmentStore:
         )
 
 
-async def when_free(folder: Folder, work: Callable[[], T], rest: Callable[[float], Awaitable[None]]) -> T:
-    """Do something in a thread under a folder's lock, once no other process has that. Raises LogError."""
+async def when_free(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:
+    """Run `work` in a thread under the folder's lock, after other processes release it. Raises LogError."""
     deadline = time.monotonic() + _TAKE_OVER_S
     while True:
         with folder.lock() as mine:
@@ -224,15 +224,15 @@ async def when_free(folder: Folder, work: Callable[[], T], rest: Callable[[float
                 f"of a write for {_TAKE_OVER_S:.0f} s: end that process",
                 path=folder.where,
             )
-        await rest(LOG_WRITE_RETRY.first_s)
+        await pause(LOG_WRITE_RETRY.first_s)
 
 
-def _light(segment: Segment) -> Segment:
-    """Return a segment without what only the newest one is asked for."""
+def _without_cursors(segment: Segment) -> Segment:
+    """Return a segment without the data that only the newest one needs."""
     return segment._replace(cursors={}, begun={}, taken=None)
 
 
 def _times(table: pa.Table) -> tuple[Any, Any]:
-    """Return the first and the last sent_at in unix seconds, None where there is no row."""
+    """Return the first and the last sent_at in unix seconds, None without rows."""
     found = pc.min_max(pc.cast(table["sent_at"], pa.int64())).as_py()
     return tuple(None if found[end] is None else found[end] / 1e6 for end in ("min", "max"))  # type: ignore[return-value]

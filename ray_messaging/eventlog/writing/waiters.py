@@ -1,4 +1,4 @@
-"""Who waits for the log to come so far."""
+"""Waiters for the log's progress."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -6,11 +6,11 @@ from contextlib import suppress
 
 from ray_messaging.errors import MessagingError
 
-Reached = Callable[[str, str], bool]  # a stream, an entry: was it read up to there?
+Reached = Callable[[str, str], bool]  # whether a stream was read up to an entry
 
 
 class Waiters:
-    """Wake those who wait for streams to be read up to an entry, or for anything new."""
+    """Tasks that wait until streams are read up to an entry, or for any new rows."""
 
     def __init__(self, reached: Reached) -> None:
         self._reached = reached
@@ -23,40 +23,40 @@ class Waiters:
         missing = {name: entry for name, entry in ends.items() if not self._reached(name, entry)}
         if not missing:
             return
-        goal = asyncio.get_running_loop().create_future()
-        self._open[goal] = missing
+        future = asyncio.get_running_loop().create_future()
+        self._open[future] = missing
         self._asked.set()
         try:
-            await goal
+            await future
         finally:
-            del self._open[goal]
+            del self._open[future]
 
-    async def lull(self, timeout_s: float) -> None:
-        """Wait for a moment, unless somebody waits for streams."""
+    async def pause(self, timeout_s: float) -> None:
+        """Wait up to a timeout, shorter if a task waits for streams."""
         if self._open:
             return
         self._asked.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._asked.wait(), timeout_s)
 
-    async def news(self) -> None:
-        """Wait until something was read."""
+    async def wait_change(self) -> None:
+        """Wait until entries were read, or the writer failed."""
         await self._event.wait()
 
-    def moved(self) -> None:
-        """Look who has what they waited for."""
-        for goal, missing in self._open.items():
+    def notify(self) -> None:
+        """Wake the tasks whose streams were read far enough."""
+        for future, missing in self._open.items():
             for name in [name for name, entry in missing.items() if self._reached(name, entry)]:
                 del missing[name]
-            if not missing and not goal.done():
-                goal.set_result(None)
+            if not missing and not future.done():
+                future.set_result(None)
         self._event.set()
         self._event = asyncio.Event()
 
     def fail(self, error: MessagingError) -> None:
-        """Let everybody who waits for streams have an error; who waits for news looks again."""
-        for goal in self._open:
-            if not goal.done():
-                goal.set_exception(error.with_traceback(None))
+        """Raise an error in the tasks that wait for streams; wake those that wait for changes."""
+        for future in self._open:
+            if not future.done():
+                future.set_exception(error.with_traceback(None))
         self._event.set()
         self._event = asyncio.Event()

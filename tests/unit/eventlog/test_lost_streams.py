@@ -187,10 +187,10 @@ async def test_an_old_runs_writer_whose_epoch_is_the_new_ones_writes_nothing_int
     old = await start(run="old", segment_rows=4)
     await flush()
     new = await start(run="new")
-    old._storing.epoch = new._storing.epoch  # as those of two runs that count from one
+    old._segments.epoch = new._segments.epoch  # as those of two runs that count from one
     await society.mailbox("a")
     society._epoch, society._seq = None, {}
-    old._streams.update(*await old._intake.look())
+    old._streams.update(*await old._reader.list_streams())
     await society.send("a", 4)
     await until(lambda: old.error)
     assert "another run" in str(old.error)
@@ -205,7 +205,7 @@ async def test_a_writer_whose_server_has_a_new_run_elsewhere_keeps_what_it_read_
     old = await begin(society, hosts("old"))
     await flush()
     new = hosts("new")
-    new._folder = new._writer.folder = new._writer._storing._folder = Folder(tmp_path / "other")
+    new._folder = new._writer.folder = new._writer._segments._folder = Folder(tmp_path / "other")
     await new.start()
     with pytest.raises(LogError, match="all 5 rows"):
         await old.close()

@@ -9,8 +9,7 @@ from support.log_writing import batch_of, expected, note_of, rows_of
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import record_batch
-from ray_messaging.eventlog.writing.rows.pieces import payload_bytes, pieces
-from ray_messaging.eventlog.writing.rows.records import take
+from ray_messaging.eventlog.writing.rows.entries import payload_bytes, pieces, take
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn

@@ -293,7 +293,7 @@ async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_p
 
 
 async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(society, writers, tmp_path, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.writing.intake.PIECE_BYTES", 1_000)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.PIECE_BYTES", 1_000)
     await society.mailbox("a")
     shared = PayloadColumn.of([b'"' + b"x" * 98 + b'"'], np.zeros(100, np.uint32))
     crash = Crash("written", after=2)
@@ -577,7 +577,7 @@ class Cut(MemoryTransport):
 
 
 async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("ray_messaging.eventlog.writing.intake.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
+    monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
     await society.mailbox("a")
     transport = Cut(society.server, "exp")
@@ -637,7 +637,7 @@ async def test_only_the_newest_segment_keeps_its_cursors_in_memory(society, writ
 
 
 async def test_very_many_streams_are_read_some_at_a_time(society, writers, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.writing.streams.READ_BYTES", 2_000)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.stream_cursors.READ_BYTES", 2_000)
     asked = []
 
     class Counting(MemoryTransport):
@@ -660,8 +660,8 @@ async def test_very_many_streams_are_read_some_at_a_time(society, writers, monke
 @pytest.fixture
 def eager(monkeypatch):
     """Read ahead however little there is, an entry of each stream at a time."""
-    monkeypatch.setattr("ray_messaging.eventlog.writing.read_ahead._MUCH", 1)
-    monkeypatch.setattr("ray_messaging.eventlog.writing.streams.READ_BYTES", 1_000)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader._MUCH", 1)
+    monkeypatch.setattr("ray_messaging.eventlog.writing.stream_cursors.READ_BYTES", 1_000)
 
 
 @pytest.mark.usefixtures("eager")
@@ -712,7 +712,7 @@ async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, 
                 raise ConnectionFailed("away")
             return await super().read_log(cursors, count, block_s)
 
-    monkeypatch.setattr("ray_messaging.eventlog.writing.intake.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
+    monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     await society.mailbox("a")
     writer = await writers(Flaky(society.server, "exp"))
     for _ in range(30):

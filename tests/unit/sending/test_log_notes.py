@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from ray_messaging.errors import OutcomeUnknown
-from ray_messaging.eventlog.writing.rows.records import take
+from ray_messaging.eventlog.writing.rows.entries import take
 from ray_messaging.interception.rules import BlackList, Rule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Outgoing

@@ -1,1 +1,1 @@
-"""Rows of the event log, made from frames column by column."""
+"""Rows of the event log, built from frames column by column."""

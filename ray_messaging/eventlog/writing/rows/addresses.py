@@ -1,4 +1,4 @@
-"""The columns of who wrote to whom, and through which channel."""
+"""Columns of sender, recipient and channel."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,28 +9,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.eventlog.writing.rows.names import NAME, Codes, coded, nulls, same
+from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, same
 from ray_messaging.model.id_column import INT, NONE, STR, IdColumn
 
-# Values that lie within so many times their number are told apart by a table of that length: a hash takes ten times
-# as long.
+# Values in a range of at most this many times their number are counted by a table: a hash takes ten times as long.
 _NEAR = 4
-_FEW = 4_096  # channels, whose texts are kept for the next rows
+_FEW = 4_096  # channels with cached texts
 
 
 class Ends(NamedTuple):
-    """Say for each row who is at one end: `values` int64 and `kinds` as `IdColumn` has them, names by one table."""
+    """Senders, or recipients, of all rows: `values` int64 and `kinds` as in `IdColumn`, with one table of names."""
 
     values: NDArray[np.int64]
     kinds: NDArray[np.uint8] | None
     names: list[str]
 
     def numbers(self) -> pa.Array:
-        """Return the column of ids that are ints."""
+        """Return the column of int ids."""
         return pa.array(self.values, mask=None if self.kinds is None else self.kinds != INT)
 
     def texts(self) -> pa.Array:
-        """Return the column of ids that are names."""
+        """Return the column of str ids."""
         if self.kinds is None or not self.names:
             return nulls(len(self.values), NAME)
         named = self.kinds == STR
@@ -38,7 +37,7 @@ class Ends(NamedTuple):
 
 
 def ends(columns: Sequence[IdColumn]) -> Ends:
-    """Join the ids of frames, each of which has a table of names of its own; nothing of the frames is kept."""
+    """Join the ids of frames, each with its own table of names. The result does not reference the frames."""
     values = np.concatenate([ids.values for ids in columns])
     if all(ids.kinds is None for ids in columns):
         return Ends(values, None, [])
@@ -55,7 +54,7 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> tuple[pa.Array, pa.Array]:
-    """Return channel and subtopic; a channel's text is built once for each that is there.
+    """Return channel and subtopic. The text of a channel is built once.
 
     Args: of has each row's topic (None: all have the first). A topic ":name" is the plain channel "name".
     """
@@ -68,7 +67,7 @@ def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> 
     plain = np.array([topic[0] == ":" for topic in topics])
     subtopic = coded(pa.array(of, mask=plain[of] if plain.any() else None), topics)
     keys = codes.astype(np.int64) * len(topics) + of
-    if plain.any():  # no id stands in a plain channel
+    if plain.any():  # a plain channel has no id
         keys = np.where(plain[of], len(texts) * len(topics) + of, keys)
     found, codes = _distinct(keys)
     texts = pa.concat_arrays([texts, pa.array([""])])
@@ -85,12 +84,12 @@ def _channels(exp_id: str, ids: bytes, topic: str) -> pa.StringArray:
     return pc.binary_join_element_wise(f"exps:{exp_id}:agents:", texts, f":{topic}", "")
 
 
-# In bulk one chunk of rows after the other goes to the same agents.
+# In bulk, successive chunks of rows go to the same agents.
 _few_channels = lru_cache(maxsize=8)(_channels)
 
 
 def _spelled(to: Ends) -> tuple[pa.Array, Codes]:
-    """Return the ids that are there as texts, and each row's place among them; None is spelled "None"."""
+    """Return the distinct ids as texts, and each row's index among them; None is spelled "None"."""
     if to.kinds is None:
         found, codes = _distinct(to.values)
         return pc.cast(pa.array(found), pa.string()), codes
@@ -104,7 +103,7 @@ def _spelled(to: Ends) -> tuple[pa.Array, Codes]:
 
 
 def _distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], Codes]:
-    """Return the values that are there, and each row's place among them."""
+    """Return the distinct values, and each row's index among them."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _NEAR * len(values):
         encoded = pc.dictionary_encode(pa.array(values))

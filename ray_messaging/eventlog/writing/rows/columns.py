@@ -1,4 +1,4 @@
-"""The columns of the event log out of those of frames; what is Python here is done per frame, not per row."""
+"""Columns of the event log, built from those of frames. Python loops run per frame, not per row."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.rows.addresses import channels, ends
 from ray_messaging.eventlog.writing.rows.message_ids import message_ids
-from ray_messaging.eventlog.writing.rows.names import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.eventlog.writing.rows.payloads import payload_column, sparse_column
+from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
 from ray_messaging.wire.log_notes import LogNote
 
-# The times that Python's datetime can hold, in microseconds: a sender's clock, or a foreign frame, may say anything.
+# Range of Python's datetime in microseconds: a sender's clock, or a foreign frame, may be outside.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _TIME = pa.timestamp("us", tz="UTC")
 _LABELS = pa.list_(pa.string())
 
 
 class Part(NamedTuple):
-    """The rows of one entry that belong in the log; there is at least one."""
+    """The rows of one entry that are logged; at least one."""
 
     batch: Batch
-    rows: Codes | None  # where they stood in the frame; None: it is whole
+    rows: Codes | None  # their rows in the frame; None: all
     entry: str
     mailbox: str | None
     fates: int | NDArray[np.uint8]
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Some parts as one run of rows: each part's first row, and how many it has; `fates` (one: all rows have it)."""
+    """Parts as one run of rows: each part's first row and row count; `fates` (an int: the same for all rows)."""
 
     parts: Sequence[Part]
     starts: list[int]
@@ -92,7 +92,7 @@ def _places(part: Part) -> Codes:
 
 
 def _each(run: _Run, value: Callable[[Part], Any], dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's dtype
-    """Return a column that each part has as an array, or as one value for all its rows; a view would keep the frame."""
+    """Return a column from each part's array or single value; a view would keep the frame alive."""
     column = np.empty(run.rows, dtype)
     for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
         column[start : start + count] = value(part)
@@ -116,16 +116,16 @@ def _times(run: _Run) -> pa.Array:
 
 
 def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return times in microseconds, the nearest ones that can be shown."""
+    """Return times in microseconds, limited to the range of datetime."""
     with np.errstate(invalid="ignore", over="ignore"):
         micros = np.nan_to_num(np.rint(seconds * 1e6), nan=0.0, posinf=_LAST_US, neginf=_FIRST_US)
-    # A float cannot hold the last microsecond: what is above is cut only once it is an int.
+    # A float cannot represent the last microsecond: clip to it as an int.
     whole: NDArray[np.int64] = np.clip(micros, -9e18, 9e18).astype(np.int64)
     return np.clip(whole, _FIRST_US, _LAST_US)
 
 
 def _micro(seconds: float) -> int:
-    """Return a time as `_micros` does: for one value numpy takes a hundred times as long."""
+    """Return a time like `_micros`: for one value numpy takes a hundred times as long."""
     micros = seconds * 1e6
     return 0 if isnan(micros) else round(min(max(micros, _FIRST_US), _LAST_US))
 
@@ -164,7 +164,7 @@ def _noted(run: _Run) -> pa.Array:
 
 
 def _topics(run: _Run) -> tuple[list[str], Codes | None]:
-    """Return the topics that there are, and which one each row has; None: all have the first."""
+    """Return the distinct topics, and each row's index among them (None: all have the first)."""
     table: dict[str, int] = {}
     maps = [[table.setdefault(topic, len(table)) for topic in part.batch.topics] for part in run.parts]
     if len(table) == 1:
@@ -195,7 +195,7 @@ def _labels(run: _Run) -> pa.Array:
 
 
 def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return rule, reason and the payload before a rewrite; of several rules at one row the last counts."""
+    """Return rule, reason and the payload before a rewrite. Of several rules for one row the last counts."""
     unheard = np.broadcast_to(run.fates == UNDELIVERABLE, run.rows)
     if not unheard.any() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
         none = nulls(run.rows, NAME)

@@ -1,4 +1,4 @@
-"""The column of message ids: put together by blocks of ten thousand that begin alike, not spelled one by one."""
+"""Column of message ids, composed of blocks of ten thousand with a common prefix: faster than formatting each."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -13,11 +13,11 @@ from ray_messaging.model.batch import Batch
 
 _DIGITS = 4
 _BLOCK = 10**_DIGITS
-_FEW_ROWS = 64  # of a block on average: with fewer Arrow's own way is as fast
+_FEW_ROWS = 64  # rows of a block on average: with fewer, Arrow's formatting is as fast
 
 
 class _Block(NamedTuple):
-    """Ids that begin with `head` and end with four digits, which are the numbers `tails` below a block's size."""
+    """Ids with the prefix `head` and four more digits, the numbers `tails` within the block."""
 
     head: bytes
     tails: slice | NDArray[np.int64]
@@ -25,7 +25,7 @@ class _Block(NamedTuple):
 
 
 def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
-    """Return the ids of all messages, as `Batch.message_id` has them."""
+    """Return the ids of all messages, in the form of `Batch.message_id`."""
     room = sum(map(len, batches)) // _FEW_ROWS
     blocks: list[_Block] = []
     for batch in batches:
@@ -37,11 +37,11 @@ def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
 
 
 def _blocks(batch: Batch, room: int) -> list[_Block] | None:
-    """Return a batch's ids as blocks; None: there is no room for so many, or a number has fewer than four digits."""
+    """Return a batch's ids as blocks; None: there would be too many, or a number has fewer than four digits."""
     first, last, numbers = batch.first, batch.first + len(batch) - 1, batch.numbers
     if numbers is not None:
         first, last = batch.first + int(numbers[0]), batch.first + int(numbers[-1])
-        if last - first != len(numbers) - 1 or (numbers[1:] <= numbers[:-1]).any():  # it has gaps, or is in no order
+        if last - first != len(numbers) - 1 or (numbers[1:] <= numbers[:-1]).any():  # with gaps, or unsorted
             return _scattered(batch, room)
     if first < _BLOCK // 10 or last // _BLOCK - first // _BLOCK >= room:
         return None
@@ -95,5 +95,5 @@ def _numbers(batch: Batch) -> NDArray[np.int64]:
 
 @cache
 def _texts() -> NDArray[np.uint32]:
-    """Return the four bytes in which each number of a block is written."""
+    """Return the four digits of each number in a block."""
     return np.frombuffer(b"".join(b"%04d" % number for number in range(_BLOCK)), np.uint32)

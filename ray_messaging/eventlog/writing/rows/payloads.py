@@ -1,4 +1,4 @@
-"""The payload columns: from lines of JSON text to Arrow, in few passes over the bytes."""
+"""Payload columns: from lines of JSON text to Arrow, in few passes over the bytes."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -6,16 +6,16 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from ray_messaging.eventlog.writing.rows.names import nulls, places
+from ray_messaging.eventlog.writing.rows.repeated_columns import nulls, places
 from ray_messaging.model.payload_column import PayloadColumn
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
-_MANY_BYTES = 2**16  # stay in the processor's cache while they are gone over four times, if no others come between
+_MANY_BYTES = 2**16  # fits the processor's cache for four passes
 
 
 def payload_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
-    """Build the column of all payloads, one after the other."""
+    """Build the column of all payloads, in order."""
     columns = []
     for few, found in groupby(payloads, _is_few):
         if few:
@@ -27,7 +27,7 @@ def payload_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Tell whether lines are better joined with others: they are no more work then, and no array of their own."""
+    """Return whether lines are better joined with others: that is no more work, and needs no array of their own."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 
@@ -37,12 +37,12 @@ def _column(lines: PayloadColumn) -> pa.LargeStringArray:
 
 
 def _texts(blob: bytes, count: int) -> pa.LargeStringArray:
-    """Return the lines of a blob in which each ends by a newline."""
+    """Return the lines of a blob in which each ends with a newline."""
     if not _is_utf8(blob):
         return _readable(blob.split(b"\n")[:-1])
     ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == _LINE_END)
     offsets = np.zeros(count + 1, np.int64)
-    np.subtract(ends, places(count), out=offsets[1:])  # each line before has lost its newline
+    np.subtract(ends, places(count), out=offsets[1:])  # without the newlines before each line
     return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(blob.replace(b"\n", b"")))
 
 
@@ -51,7 +51,7 @@ def _readable(lines: Sequence[bytes]) -> pa.LargeStringArray:
 
 
 def sparse_column(rows: int, payloads: Mapping[int, bytes]) -> pa.LargeStringArray:
-    """Build a column of which only some rows have a payload."""
+    """Build a column in which only some rows have a payload."""
     if not payloads:
         return nulls(rows, _TEXT)
     found: list[bytes | None] = [None] * rows
@@ -61,7 +61,7 @@ def sparse_column(rows: int, payloads: Mapping[int, bytes]) -> pa.LargeStringArr
 
 
 def readable(payload: bytes) -> bytes:
-    """Return a payload as UTF-8: what a foreign client published may be anything."""
+    """Return a payload as valid UTF-8. A foreign client may have published any bytes."""
     try:
         payload.decode()
     except UnicodeDecodeError:
@@ -70,7 +70,7 @@ def readable(payload: bytes) -> bytes:
 
 
 def _is_utf8(blob: bytes) -> bool:
-    # numpy finds the largest byte in half the time that `isascii` takes.
+    # numpy finds the largest byte in half the time of `isascii`.
     if not blob or int(np.frombuffer(blob, np.uint8).max()) < _FIRST_NOT_ASCII:
         return True
     try:

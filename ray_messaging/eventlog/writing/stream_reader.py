@@ -1,4 +1,4 @@
-"""What comes in for the event log: entries read and turned into rows, some thousands at a time."""
+"""Reader of the streams for the event log: it reads entries, ahead of use, and turns them into rows in chunks."""
 
 import asyncio
 import logging
@@ -10,12 +10,12 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from ray_messaging.addressing.channels import NAME_LENGTH
+from ray_messaging.common import task_health
 from ray_messaging.common.backoff import LOG_READ_RETRY
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
-from ray_messaging.eventlog.writing.rows.pieces import payload_bytes, pieces
-from ray_messaging.eventlog.writing.rows.records import NOTHING, take
-from ray_messaging.eventlog.writing.streams import Read, key, size
+from ray_messaging.eventlog.writing.rows.entries import NOTHING, payload_bytes, pieces, take
+from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.base import LOG, LOG_STREAM
 from ray_messaging.transports.log_store import LogItem, LogStore, LogStreams
 
@@ -23,15 +23,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A batch of rows costs 0.4 ms whatever it holds: with 8,192 rows a fifth of the time that its rows take. Of more than
-# these the columns no longer stay in the processor's cache.
+# A batch of rows costs 0.4 ms plus its rows: with 8,192 rows a fifth of their time. Larger columns would not fit the
+# processor's cache.
 CHUNK_ROWS = 32_768
-PIECE_BYTES = 16 * 2**20  # of payload in a batch: the segment must hold all of it before it can be closed
-_SMALL_BYTES = 2**16  # are turned into rows sooner than a thread is asked to
+PIECE_BYTES = 16 * 2**20  # payload of a batch: a segment cannot be closed within one
+_SMALL_BYTES = 2**16  # below this a thread would cost more than it saves
+# After a read of this size there are more entries. After a little one, messages are batched for a moment: a batch of
+# rows costs 0.4 ms. Not after sizes in between: a log that is behind may get little of each stream.
+_MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
 class Done(NamedTuple):
-    """An entry that was turned into rows: all of it, or only its first `rows`."""
+    """An entry that was turned into rows: completely, or only its first `rows`."""
 
     item: LogItem
     messages: int
@@ -43,41 +46,41 @@ class Chunk(NamedTuple):
 
     done: Sequence[Done]
     batch: pa.RecordBatch | None
-    marked: bool  # mailboxes came or went
+    streams_changed: bool  # mailboxes were added or removed
 
 
-class Intake:
-    """Read one experiment's streams."""
+class StreamReader:
+    """Reader of one experiment's streams."""
 
     def __init__(self, transport: LogStore, exp_id: str) -> None:
         self.unreadable = 0
-        self._age_s = 0.0  # of the oldest entry of the last read
+        self._age_s = 0.0  # of the last read's oldest entry
         self._read_at = 0.0
         self.away: str | None = None
-        self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry of which the log has so many rows already
+        self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry, and its rows already in the log
         self._refused: list[tuple[LogItem, str]] = []
         self._transport = transport
         self._exp_id = exp_id
 
-    async def look(self) -> tuple[LogStreams, dict[str, str]]:
-        """Return the streams that are there, and the ends of those that ended."""
-        streams = await self.insist(self._transport.log_streams)
-        return streams, await self.insist(partial(self._transport.log_ends, streams.ended))
+    async def list_streams(self) -> tuple[LogStreams, dict[str, str]]:
+        """Return the streams, and the last entries of those that ended."""
+        streams = await self.retry(self._transport.log_streams)
+        return streams, await self.retry(partial(self._transport.log_ends, streams.ended))
 
     async def read(self, read: Read, block_s: float) -> list[LogItem]:
         """Read the next entries."""
-        items = await self.insist(partial(self._transport.read_log, read.cursors, read.limit, block_s))
+        items = await self.retry(partial(self._transport.read_log, read.cursors, read.limit, block_s))
         oldest = min((key(item.entry)[0] for item in items), default=None)
         self._read_at = time.time()
         self._age_s = 0.0 if oldest is None else max(0.0, self._read_at - oldest / 1000)
         return items
 
-    def behind_s(self, *, held: bool) -> float:
-        """Return how old the oldest entry was when it was read; `held`: more has waited since."""
-        return self._age_s + (time.time() - self._read_at if held else 0.0)
+    def behind_s(self, *, blocked: bool) -> float:
+        """Return the age of the oldest entry at its read; if `blocked`, plus the time since."""
+        return self._age_s + (time.time() - self._read_at if blocked else 0.0)
 
     async def chunks(self, items: list[LogItem]) -> AsyncIterator[Chunk]:
-        """Turn entries into rows; many of them in a thread, as whoever shares the event loop must not wait."""
+        """Turn entries into rows; many of them in a thread, so that others can use the event loop."""
         chunks = self._chunks(items)
         if sum(map(size, items)) < _SMALL_BYTES:
             for chunk in chunks:
@@ -89,10 +92,10 @@ class Intake:
                 yield chunk
 
     async def _bury(self) -> None:
-        """Keep what nobody can read of the log stream; what a mailbox holds is for its own reader to keep."""
+        """Move unreadable entries of the log stream to the dead letters. A mailbox's reader does so for its own."""
         refused, self._refused = self._refused, []
         for item, why in refused:
-            await self.insist(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
+            await self.retry(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
 
     def _chunks(self, items: list[LogItem]) -> Iterator[Chunk]:
         done: list[Done] = []
@@ -115,11 +118,11 @@ class Intake:
             yield self._chunk(done, parts)
 
     def _chunk(self, done: list[Done], parts: list[Part]) -> Chunk:
-        marked = any(not one.item.frame for one in done)
-        return Chunk(done, record_batch(self._exp_id, parts) if parts else None, marked)
+        streams_changed = any(not one.item.frame for one in done)
+        return Chunk(done, record_batch(self._exp_id, parts) if parts else None, streams_changed)
 
     def _take(self, item: LogItem) -> Iterator[tuple[Part | None, Done]]:
-        """Yield what of an entry belongs in the log, the last piece with the entry as done."""
+        """Yield an entry's rows piece by piece; the entry is done with the last one."""
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
             part, messages = take(item) if item.frame else NOTHING
@@ -135,8 +138,8 @@ class Intake:
         for piece, end in pieces(part, begin if entry == item.entry else 0, PIECE_BYTES):
             yield piece, Done(item, messages, None if end == len(part.batch) else end)
 
-    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a server that is away, or out of memory, as the messages do."""
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Retry while the server is away or out of memory."""
         while True:
             try:
                 result = await call()
@@ -152,4 +155,41 @@ class Intake:
                 return result
 
 
-_NONE = Chunk((), None, marked=False)
+_NONE = Chunk((), None, streams_changed=False)
+
+
+class ReadAhead:
+    """Entries of the streams, read by read, one read ahead; `little`: the last read brought few bytes."""
+
+    def __init__(self, reader: StreamReader, streams: StreamCursors) -> None:
+        self.little = False
+        self._reader = reader
+        self._streams = streams
+        self._pending: asyncio.Task[list[LogItem]] | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Return whether a read is under way."""
+        return self._pending is not None
+
+    async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
+        """Return the next entries. Wait for some up to `patience_s`, unless other streams are due."""
+        if self._pending is None:
+            read = self._streams.next_read()
+            items = await self._reader.read(read, patience_s() if read.wait else 0.0)
+        else:
+            items = await self._pending
+            self._pending = None
+        self._streams.received(items)
+        nbytes = sum(map(size, items))
+        self.little = 0 < nbytes < _LITTLE
+        if nbytes >= _MUCH:
+            reading = self._reader.read(self._streams.next_read(), 0.0)
+            self._pending = asyncio.create_task(reading, name="ray_messaging log read ahead")
+        return items
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._pending is not None:
+            await task_health.end(self._pending)
+            self._pending = None

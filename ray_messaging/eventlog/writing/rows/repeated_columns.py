@@ -1,4 +1,4 @@
-"""Columns that say the same of all rows of a frame: what they repeat is looked up once, and memory is shared."""
+"""Columns with one value for all rows of a frame: values are looked up once, memory is shared."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 NAME = pa.dictionary(pa.int32(), pa.string())
 
-# As many rows as a chunk of the bulk path has, and more: longer columns are made when they come.
+# More rows than a chunk of the bulk path: longer columns are built each time.
 _SHARED_ROWS = 65_536
 
 Codes = NDArray[np.int32]
@@ -21,22 +21,22 @@ def nulls(rows: int, kind: pa.DataType) -> pa.Array:
 
 
 def truth(rows: int, *, value: bool) -> pa.BooleanArray:
-    """Return a column of one truth value."""
+    """Return a column of one boolean."""
     return _shared_truth(value).slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.full(rows, value))
 
 
 def places(rows: int) -> Codes:
-    """Return 0, 1, 2, ..., int32 (rows,); not to be written to."""
+    """Return 0, 1, 2, ..., int32 (rows,); read-only."""
     return _shared_places()[:rows] if rows <= _SHARED_ROWS else np.arange(rows, dtype=np.int32)
 
 
 def coded(codes: pa.Array, names: Sequence[str]) -> pa.DictionaryArray:
-    """Return a column of names by codes, each of which is one of a name or null; that is not looked at again."""
+    """Return a column of names by codes, each a valid index or null. They are not validated."""
     return pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()), safe=False)
 
 
 def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
-    """Return a column that is each name, or null, for so many rows."""
+    """Return a column that repeats each name, or null, `counts` times."""
     table: dict[str, int] = {}
     found = [-1 if name is None else table.setdefault(name, len(table)) for name in names]
     first = found[0]
@@ -48,7 +48,7 @@ def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
 
 
 def same(rows: int) -> pa.Array:
-    """Return the codes of a column whose rows all have the first name."""
+    """Return the codes of a column with the first name in all rows."""
     return _shared_zeros().slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.zeros(rows, np.int32))
 
 

@@ -1,0 +1,123 @@
+"""Decoding of a stream's entries into rows for the event log, in pieces of limited size.
+
+One payload to many recipients is short as a frame, and long as rows.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN
+from ray_messaging.errors import FrameError
+from ray_messaging.eventlog.writing.rows.columns import Part
+from ray_messaging.model.batch import Batch
+from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.transports.log_store import LogItem
+from ray_messaging.wire.frames import decode
+from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note
+
+
+class Taken(NamedTuple):
+    """One decoded entry: its rows for the log (None: none), and its number of messages."""
+
+    part: Part | None
+    messages: int
+
+
+NOTHING = Taken(None, 0)
+
+
+def take(item: LogItem) -> Taken:
+    """Decode an entry that has a frame; raise FrameError.
+
+    Rows of a mailbox that have a note in the log stream are left to that note.
+    """
+    batch = decode(item.frame)
+    if batch.lines is None:
+        raise FrameError("this is no valid frame: it has no payloads")
+    if isinstance(batch.step, int) and not INT64_MIN <= batch.step <= INT64_MAX:
+        raise FrameError(f"this is no valid frame: its step {batch.step} does not fit 64 bits")
+    if item.note is None:
+        return Taken(_delivered(item, batch), len(batch))
+    note = decode_log_note(item.note, len(batch))
+    fates = _fates(note, item.takers, len(batch))
+    part = Part(batch, None, item.entry, note.mailbox or None, fates, note) if len(batch) else None
+    return Taken(part, len(batch))
+
+
+def _delivered(item: LogItem, batch: Batch) -> Part | None:
+    mailbox = item.stream.rpartition(":")[0]
+    if batch.noted is None or not len(batch.noted):
+        return Part(batch, None, item.entry, mailbox, DELIVERED) if len(batch) else None
+    kept = np.ones(len(batch), np.bool_)
+    kept[batch.noted] = False
+    rows = np.flatnonzero(kept)
+    return Part(batch.take(rows), rows.astype(np.int32), item.entry, mailbox, DELIVERED) if len(rows) else None
+
+
+def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[np.uint8]:
+    if note.fate != PUBLISHED or note.counted:
+        return note.fate
+    if takers is None or len(takers) != rows:
+        raise FrameError(
+            f"a note for the event log counts the subscribers of {len(takers or ())} messages, not of {rows}"
+        )
+    return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
+
+
+def payload_bytes(part: Part) -> int:
+    """Return roughly the bytes of payload that the rows take in memory."""
+    lines = part.batch.lines
+    assert lines is not None
+    said = lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
+    return said + sum(len(each.rows) // 4 * len(each.line) for each in _before(part))
+
+
+def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
+    """Yield a part's rows from `begin` on, with at most `limit` bytes of payload, each piece with its end."""
+    rows, lines = len(part.batch), part.batch.lines
+    assert lines is not None
+    rewritten = _before(part)
+    if begin == 0 and not rewritten and (lines.index is None or rows * lines.nbytes <= limit):
+        yield part, rows
+        return
+    lengths = np.fromiter(map(len, lines.list), np.int64, lines.count)
+    lengths = lengths if lines.index is None else lengths[lines.index]
+    for each in rewritten:
+        lengths[np.frombuffer(each.rows, "<u4")] += len(each.line)
+    ends = np.cumsum(lengths)
+    while begin < rows:
+        room = limit + (int(ends[begin - 1]) if begin else 0)
+        end = max(begin + 1, int(np.searchsorted(ends, room, "right")))
+        yield _cut(part, begin, end), end
+        begin = end
+
+
+def _before(part: Part) -> tuple[Before, ...]:
+    return () if part.note is None else part.note.before
+
+
+def _cut(part: Part, begin: int, end: int) -> Part:
+    rows = np.arange(begin, end)
+    return Part(
+        batch=part.batch.take(rows),
+        rows=rows.astype(np.int32) if part.rows is None else part.rows[begin:end],
+        entry=part.entry,
+        mailbox=part.mailbox,
+        fates=part.fates[begin:end] if isinstance(part.fates, np.ndarray) else part.fates,
+        note=None if part.note is None else _cut_note(part.note, begin, end),
+    )
+
+
+def _cut_note(note: LogNote, begin: int, end: int) -> LogNote:
+    why = tuple(Why(why.rule, why.reason, _within(why.rows, begin, end).tobytes()) for why in note.why)
+    said = [(_within(each.rows, begin, end), each.line) for each in note.before]
+    before = tuple(Before(rows.tobytes(), line) for rows, line in said if len(rows))
+    return LogNote(note.fate, note.mailbox, why, before)
+
+
+def _within(rows: bytes, begin: int, end: int) -> NDArray[np.uint32]:
+    found = np.frombuffer(rows, "<u4")
+    return (found[(found >= begin) & (found < end)] - begin).astype("<u4")
