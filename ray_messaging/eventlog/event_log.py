@@ -82,7 +82,7 @@ class EventLog:
         return self._table("conversation", a=a, b=b, **fields)
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
-        """Count rows by one or several columns, or by second, minute, hour, day of sent_at; the largest counts first."""
+        """Count rows by one or several columns, or by second, minute, hour, day of sent_at; largest counts first."""
         return self._table("count", by=by, **fields)
 
     def edges(self, **fields: Unpack[Fields]) -> pa.Table:

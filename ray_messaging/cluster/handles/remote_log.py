@@ -27,16 +27,16 @@ class RemoteSource:
         """Return a source that knows which process of the writer its follower saw."""
         return copy(self)
 
-    def ask(self, what: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
+    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a question."""
-        if what == "since":
+        if question == "since":
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = result(self._log.since.remote(seen, arguments), what=self._what)
             return page
-        if what == "end" and not self._process:  # who follows the log from here on must know whose number it is
+        if question == "end" and not self._process:  # who follows the log from here on must know whose number it is
             self._process, end = result(self._log.since.remote(Seen("", -1), {"limit": 0}), what=self._what)[1]
             return end
-        return result(self._log.ask.remote(what, arguments), what=self._what)
+        return result(self._log.ask.remote(question, arguments), what=self._what)
 
     def wait(self, position: int, timeout_s: float) -> bool:
         """Wait until there are rows after a position; False: none came in time."""

@@ -20,7 +20,7 @@ class Source(Protocol):
     def follower(self) -> "Source":
         """Return the source for one who follows the log: it remembers what was told last."""
 
-    def ask(self, what: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
+    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a question."""
 
     def wait(self, position: int, timeout_s: float) -> bool:
