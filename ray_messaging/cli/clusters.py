@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayError
 
 from ray_messaging.cli.session import check_ray_address
-from ray_messaging.cluster.health_check import named_actors
+from ray_messaging.cluster.handles.actor_calls import named_actors
 from ray_messaging.errors import ConfigError
 
 PROCESSES = Path("/proc")

@@ -1,1 +1,1 @@
-"""The Ray side: the embedded server, the actors, and the handles that users hold."""
+"""Experiments on a Ray cluster: the facade, handles for users, actors."""

@@ -1,4 +1,4 @@
-"""Ask the server and all actors of an experiment how they are: within some seconds, whatever hangs or is dead."""
+"""Health check of a running experiment: asks its server and actors, within 5 s even where they hang."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.client import ray as client
 
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.actor_calls import find_actor, named_actors
 from ray_messaging.cluster.owner_liveness import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
 _TASK_S = 10.0  # for a task to start
-_WHY = 300  # characters of an error of Ray's
+_REASON = 300  # characters of an error of Ray's
 _UNKNOWN = critical(
     "server",
     "not examined, as the interceptor did not say where it is",
@@ -47,21 +47,23 @@ _NO_TASK = critical(
 
 
 def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
-    """Return how an experiment is, after 5 s at most; by Ray Client once a task on the cluster has started, too.
+    """Return the findings about an experiment after at most 5 s; on Ray Client a task's start adds to that.
 
-    Args: experiment is what is known of it (None, or without the password: it is asked for); handles are actors that
-    are known, by their Ray names.
+    Args:
+        exp_id: The experiment's name.
+        experiment: The experiment, if known. None, or without the password: its actors are asked for it.
+        handles: Known actors, by their Ray names.
     """
     if client.is_connected():
         return _examine_on_cluster(exp_id, experiment, handles)
     deadline = time.monotonic() + DEADLINE_S
-    asked = _Asked(exp_id, experiment)
+    probe = _ServerProbe(exp_id, experiment)
     prefix = f"{exp_id}/"
     named = _named_in_time(prefix)
     actors = {f"{prefix}interceptor": None} | dict(handles) | (named or {})
     found = ask_actors(prefix, actors, deadline, look_up=named is not None)
-    facts = asked.answer(deadline)
-    known = asked.experiment
+    facts = probe.answer(deadline)
+    known = probe.experiment
     embedded = f"{prefix}server" in actors
     allow_eviction = facts is not None and facts.allow_eviction
     findings = [_UNKNOWN] if facts is None else check_server(facts, allow_eviction=allow_eviction, embedded=embedded)
@@ -75,7 +77,7 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
 
 
 def _examine_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
-    """Have a task examine it: a driver on Ray Client need not reach the server, nor does Ray tell it of actors."""
+    """Run the check in a task: a driver on Ray Client may not reach the server, nor list actors."""
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
     asking = ray.remote(num_cpus=0, max_retries=0)(check_health).remote(exp_id, known, dict(handles))
     try:
@@ -87,10 +89,10 @@ def _examine_on_cluster(exp_id: str, experiment: Experiment | None, handles: Map
 
 
 def warn_of_data_loss(config: ServerConfig) -> None:
-    """Say so in the log of whoever starts an experiment on a server that would lose it."""
+    """Log a warning where a server is configured so that it may lose the experiment's data."""
     facts = backend_of(config).probe()
     if facts.error:
-        logger.warning("cannot ask from here how the server keeps its data: %s", facts.error)
+        logger.warning("cannot check how the server stores its data: %s", facts.error)
         return
     for finding in check_server(facts, allow_eviction=facts.allow_eviction):
         if finding.what in {"server persistence", "server eviction"} and finding.level != "ok":
@@ -98,7 +100,7 @@ def warn_of_data_loss(config: ServerConfig) -> None:
 
 
 def _dead_owners(kept: Kept, deadline: float) -> list[str]:
-    """Return the owners of leased mailboxes that Ray knows to be dead, as far as there is time to ask."""
+    """Return the owners of leased mailboxes that Ray knows to be dead; stop at the deadline."""
     owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
     return [owner for owner in sorted(owners) if time.monotonic() < deadline and known_dead(owner)]
 
@@ -111,8 +113,8 @@ def _no_log(experiment: Experiment) -> Finding:
     )
 
 
-class _Asked:
-    """Have a thread ask the server: looking its name up cannot be given a time."""
+class _ServerProbe:
+    """Thread that asks the server for its facts; a thread, because a DNS lookup has no timeout."""
 
     def __init__(self, exp_id: str, experiment: Experiment | None) -> None:
         self.experiment = experiment
@@ -123,7 +125,7 @@ class _Asked:
 
     def _ask(self) -> None:
         if self.experiment is None or self.experiment.withheld:
-            self.experiment = _whole(self._exp_id) or self.experiment
+            self.experiment = _find_experiment(self._exp_id) or self.experiment
         if self.experiment is None or self.experiment.withheld:
             return
         redis = self.experiment.redis
@@ -133,7 +135,7 @@ class _Asked:
             self._facts = ServerFacts(redis.server, error=f"asking failed ({type(error).__name__}: {error})")
 
     def answer(self, deadline: float) -> ServerFacts | None:
-        """Return what the server said; None where nobody says where it is."""
+        """Return the server's facts; None where its address is unknown."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive() and self.experiment is not None:
             late = f"the server gave no answer within {DEADLINE_S:g} s"
@@ -141,46 +143,35 @@ class _Asked:
         return self._facts
 
 
-def _whole(exp_id: str) -> Experiment | None:
-    """Ask for an experiment with the server's password: the interceptor, else the actor of the embedded server."""
-    experiment: Experiment | None = _asked(f"{exp_id}/interceptor", "ready")
-    if experiment is None and (redis := _asked(f"{exp_id}/server", "config")) is not None:
+def _find_experiment(exp_id: str) -> Experiment | None:
+    """Return an experiment with its password, from the interceptor or else the embedded server's actor."""
+    experiment: Experiment | None = _call(f"{exp_id}/interceptor", "ready")
+    if experiment is None and (redis := _call(f"{exp_id}/server", "config")) is not None:
         experiment = Experiment(exp_id, "", redis, MessagingConfig())
     return experiment
 
 
-def _asked(name: str, method: str) -> Any:  # noqa: ANN401 - what it answers
-    """Return what an actor answers; None where it is not there, fails at it, or takes too long."""
+def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
+    """Return the result of an actor's method; None where there is no such actor, or it fails or is too slow."""
+    actor = find_actor(name)
+    if actor is None:
+        return None
     try:
-        answer = getattr(ray.get_actor(name, namespace=NAMESPACE), method).remote()
-        return ray.get(answer, timeout=DEADLINE_S / 3)
+        return ray.get(getattr(actor, method).remote(), timeout=DEADLINE_S / 3)
     except (ValueError, RayError) as error:
-        logger.debug("%s does not say where the server is: %s", name, error)  # it is among the findings
+        logger.debug("%s does not return the server's address: %s", name, error)  # it is among the findings
         return None
 
 
-def named_actors(prefix: str) -> dict[str, Any]:
-    """Return the actors of ours that live, by name."""
-    names = (each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE)
-    found = {}
-    for name in names:
-        if name.startswith(prefix):
-            try:
-                found[name] = ray.get_actor(name, namespace=NAMESPACE)
-            except ValueError:  # it ended just now
-                continue
-    return found
-
-
 def _named_in_time(prefix: str) -> dict[str, Any] | None:
-    """Return the actors that live; None where Ray's head does not tell in time, which it cannot be asked to keep."""
+    """Return the living actors; None where Ray's head gives no answer in time (its call has no timeout)."""
     found: list[dict[str, Any]] = []
 
     def ask() -> None:
         try:
             found.append(named_actors(prefix))
         except (RayError, RuntimeError) as error:
-            logger.debug("Ray does not say which actors live: %s", error)  # it is among the findings
+            logger.debug("Ray does not list its actors: %s", error)  # it is among the findings
 
     thread = threading.Thread(target=ask, name="ray_messaging actors", daemon=True)
     thread.start()
@@ -189,7 +180,7 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
 
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
-    """Ask actors how they are; who does not answer in time is told, too. `look_up`: ask Ray of them as well."""
+    """Return the facts about actors, also about silent ones. `look_up`: add the facts that Ray has about them."""
     asked = {name: ActorFacts(_shown(name.removeprefix(prefix))) for name in sorted(actors, key=_order)}
     began = time.time()
     pending = {}
@@ -216,7 +207,7 @@ def _take(facts: ActorFacts, ref: Any, began: float) -> None:  # noqa: ANN401 - 
     try:
         facts.report = ray.get(ref)
     except RayError as error:
-        facts.why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:_WHY]
+        facts.why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:_REASON]
     else:
         assert facts.report is not None
         facts.skew_s = facts.report.now - (began + ended) / 2
@@ -224,11 +215,11 @@ def _take(facts: ActorFacts, ref: Any, began: float) -> None:  # noqa: ANN401 - 
 
 
 def _look_up(facts: ActorFacts, actor: Any) -> None:  # noqa: ANN401 - an actor's handle
-    """Add what Ray knows of an actor; there is no public way to it without the dashboard."""
+    """Add Ray's facts about an actor; without the dashboard Ray has no public call for them."""
     try:
         from ray._private.state import actors  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest
     except ImportError:
-        logger.debug("this Ray does not say how its actors are")
+        logger.debug("this Ray has no known call for the state of actors")
         return
     known = actors(actor._actor_id.hex())
     facts.state = known.get("State", "")

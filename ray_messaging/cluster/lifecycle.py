@@ -1,37 +1,44 @@
-"""What an experiment is made of while it lives: its actors, and Ray itself where it did not run yet."""
+"""Start and end of an experiment: its actors, and Ray where it does not run yet."""
 
 import logging
 import os
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.actors.interceptor_actor import InterceptorActor
 from ray_messaging.cluster.actors.server_actor import ServerActor
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE, result, wait_dead
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, named_actors, result, wait_dead
+from ray_messaging.cluster.handles.connection import connect
+from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule
-from ray_messaging.config import ServerConfig
-from ray_messaging.errors import AlreadyExists, Closed, ConfigError, MessagingError, RuleError
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule, absolute
+from ray_messaging.config import MessagingConfig, ServerConfig
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
+from ray_messaging.transports.backend import experiment_config
 
 logger = logging.getLogger(__name__)
 
-# Nobody waits for longer than this for actors to leave cleanly, in seconds.
+# The longest wait for actors to close cleanly, in seconds.
 _CLOSE_S = 10.0
-_SERVER_S = 20.0  # a guard that does not come to its end is killed after 15
-_LOG_S = 300.0  # what waits in full mailboxes takes some seconds to write
-_INLINE_BYTES = 50_000  # half of what Ray passes by value
+_SERVER_S = 20.0  # a guard that does not end is killed after 15
+_LOG_S = 300.0  # the rows of full mailboxes take some seconds to write
+_INLINE_BYTES = 50_000  # half of Ray's limit for passing by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 
 
-class Owned:
-    """What the process that started an experiment must stop."""
+class StartedExperiment:
+    """An experiment in the process that started it, with the actors that this process must stop."""
+
+    experiment: Experiment  # once `start` has returned
 
     def __init__(self, *, ray_is_ours: bool) -> None:
         self.interceptor: Any = None
@@ -40,20 +47,20 @@ class Owned:
         self._server: Any = None
         self._spec: Any = None
         self._ray_is_ours = ray_is_ours
-        self._untouched = False  # nothing is on the server but what this start has put there
+        self._untouched = False  # the server has only data of this start
 
-    def start(self, spec: InterceptorSpec, config: ServerConfig | None) -> Experiment:
-        """Start the server, unless there is one, and the interceptor."""
+    def start(self, spec: InterceptorSpec, config: ServerConfig | None) -> None:
+        """Start the actors; config is a server of the user's (None: an embedded one is started, too)."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         if config is None:
-            # Its data are on this node, so it must be, too.
+            # Its data are on this node, so it must stay on it.
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/server"}
             self._server = remote(ServerActor, options).remote(secrets.token_hex(16))
-        # All of its calls may be repeated.
+        # Ray may repeat all of its calls.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
         try:
-            # Ray copies small arguments for a restart; of large ones (a long black list) it must find the object.
+            # Ray copies small arguments for a restart; large ones (a long black list) must stay in its object store.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
             self._spec = ray.put(spec) if large else spec
             self.interceptor = remote(InterceptorActor, options).remote(self._spec, config)
@@ -63,21 +70,21 @@ class Owned:
             result(self._server.config.remote(), what=f"the server of experiment {spec.exp_id!r}")
         experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")
         if experiment.log_dir is not None:
-            # A path is one of this node; only a URI means the same everywhere.
+            # A path belongs to this node; a URI is the same everywhere.
             options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
             if "://" not in experiment.log_dir:
                 options["scheduling_strategy"] = here
-            # Until the log is there nothing was sent, and what was there before "reset" has deleted.
+            # Nothing is sent before the log has started, and "reset" has deleted older data.
             self._untouched = spec.on_existing != "resume"
             from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
 
             self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
             result(self.log.ready.remote(), what=f"the event log of experiment {spec.exp_id!r}")
             self._untouched = False
-        return experiment
+        self.experiment = experiment
 
     def close(self, *, erase: bool) -> None:
-        """Stop groups, interceptor and server in this order, then Ray if we started it."""
+        """Stop groups, log, interceptor and server in this order, then Ray if this process started it."""
         if ray.is_initialized():
             leave(list(self.groups.values()))
             if self.log is not None:
@@ -91,8 +98,60 @@ class Owned:
                 ray.shutdown()
 
 
+def start_experiment(
+    exp_id: str,
+    *,
+    server: ServerConfig | str | None,
+    rules: Sequence[Rule],
+    log_dir: str | Path | None,
+    on_existing: str,
+    settings: MessagingConfig,
+) -> StartedExperiment:
+    """Start an experiment; arguments and errors are those of `Messaging.start`."""
+    check_name("exp_id", exp_id)
+    if on_existing not in {"error", "resume", "reset"}:
+        raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
+    config = experiment_config(server)
+    started = StartedExperiment(ray_is_ours=ensure_ray())
+    try:
+        _end_running(exp_id, on_existing)
+        spec = InterceptorSpec(
+            exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir)
+        )
+        started.start(spec, config)
+        if config is not None:
+            warn_of_data_loss(config)
+    except BaseException:
+        started.close(erase=False)
+        raise
+    return started
+
+
+def _end_running(exp_id: str, on_existing: str) -> None:
+    """End an experiment of this name that runs in this Ray cluster, for a reset; else raise AlreadyExists."""
+    try:
+        running = connect(exp_id)
+    except UnknownName:
+        return
+    except Fenced:  # another start holds the experiment on the server, so this one can do nothing any more
+        for actor in named_actors(f"{exp_id}/").values():
+            ray.kill(actor)
+        return
+    except MessagingError as error:  # it is ending just now, or did not start
+        raise runs_already(exp_id) from error
+    if on_existing != "reset":
+        raise runs_already(exp_id)
+    experiment = running.experiment
+    groups = [find_actor(experiment.group_name(name)) for name in running.ask(running.interceptor.groups.remote())]
+    leave([actor for actor in groups if actor is not None])
+    if experiment.log_dir is not None:
+        finish_log(running.log_actor())
+    leave([running.interceptor], erase=True)
+    _end_server(exp_id)
+
+
 def leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handles, a method's arguments
-    """Have actors close cleanly, then end them."""
+    """Close actors cleanly, then end them."""
     _attempt([actor.close.remote(**kwargs) for actor in actors])
     for actor in actors:
         ray.kill(actor)
@@ -101,10 +160,10 @@ def leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handl
 
 
 def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Have the event log write all that was sent; say so where it could not."""
+    """Close the event log after it has written everything; log an error where it could not."""
     done = log.close.remote()
     if not ray.wait([done], timeout=_LOG_S)[0]:
-        logger.error("the event log was not complete after %g s, and was left like that", _LOG_S)
+        logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)
     else:
         try:
             result(done, what="the event log")
@@ -114,9 +173,9 @@ def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
 
 
 def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
-    """Wait for calls, though not for ever, and whatever becomes of them: their actors are ended anyway."""
+    """Wait for calls, with a limit; log their errors, as their actors are ended anyway."""
     done = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
-    for ref in done:  # Ray prints errors that nobody takes, each with its traceback
+    for ref in done:  # Ray prints errors that are not retrieved, each with its traceback
         try:
             result(ref, what="an actor")
         except Closed as error:
@@ -128,12 +187,12 @@ def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
 
 
 def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
-    """Make an actor class of ours one of Ray's."""
+    """Turn one of our classes into a Ray actor class."""
     return ray.remote(**options)(actor_class)
 
 
 def ensure_ray() -> bool:
-    """Start Ray where it does not run; tell whether that was us."""
+    """Start Ray where it does not run; return whether this call started it."""
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS") or None
@@ -147,14 +206,12 @@ def ensure_ray() -> bool:
     return True
 
 
-def end_server(exp_id: str) -> None:
-    """End the embedded server of an experiment that somebody else started, if it has one."""
-    try:
-        server = ray.get_actor(f"{exp_id}/server", namespace=NAMESPACE)
-    except ValueError:
-        return
-    _attempt([server.stop.remote()], timeout_s=_SERVER_S)
-    ray.kill(server)
+def _end_server(exp_id: str) -> None:
+    """End the embedded server of an experiment that another process started, if it has one."""
+    server = find_actor(f"{exp_id}/server")
+    if server is not None:
+        _attempt([server.stop.remote()], timeout_s=_SERVER_S)
+        ray.kill(server)
 
 
 def runs_already(exp_id: str) -> AlreadyExists:
@@ -169,10 +226,10 @@ def runs_already(exp_id: str) -> AlreadyExists:
 
 
 def check_rules(rules: Sequence[Rule]) -> tuple[PickledRule, ...]:
-    """Return the rules as they cross to the interceptor; raise RuleError."""
+    """Return the rules pickled for the interceptor; raise RuleError."""
     if isinstance(rules, Rule):
         raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
     if not isinstance(rules, list | tuple):
         raise RuleError(f"rules must be a list of rules, not {rules!r}", rule=repr(rules))
-    RuleSet(rules)  # it finds what is no rule, and names that are there twice
+    RuleSet(rules)  # it raises for objects that are no rules, and for duplicate names
     return tuple(map(pickled, rules))

@@ -1,4 +1,4 @@
-"""Owners of mailboxes, as Ray knows them: `<run>/<id of an actor, or of a worker>`."""
+"""Liveness of mailbox owners in Ray; an owner is `<run>/<id of an actor or a worker>`."""
 
 import asyncio
 import logging
@@ -8,21 +8,21 @@ from ray.exceptions import RayError
 logger = logging.getLogger(__name__)
 
 _ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
-_ASK_S = 5.0  # without an answer an owner is taken for alive
+_ASK_S = 5.0  # without an answer an owner counts as alive
 
 
 async def is_dead(owner: str) -> bool:
-    """Tell whether Ray knows that an owner is dead for good; one that it does not know may live in another cluster."""
+    """Return whether Ray knows that an owner is dead for good; an unknown owner may live in another cluster."""
     try:
         async with asyncio.timeout(_ASK_S):
             return await asyncio.to_thread(known_dead, owner)
     except TimeoutError:
-        logger.warning("Ray does not say whether %s is dead, so its lease must end", owner)
+        logger.warning("no answer from Ray whether %s is dead: its lease must expire first", owner)
         return False
 
 
 def known_dead(owner: str) -> bool:
-    """Tell the same, blocking; there is no public way to it without the dashboard."""
+    """Return the same, blocking; without the dashboard Ray has no public call for it."""
     key = owner.rpartition("/")[2]
     try:
         from ray._private.state import actors, state  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest
@@ -33,8 +33,8 @@ def known_dead(owner: str) -> bool:
             return bool(actors(key).get("State") == "DEAD")
         if len(key) != _WORKER_ID:
             return False
-        told = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
-        return told is not None and not gcs_pb2.WorkerTableData.FromString(told).is_alive  # type: ignore[attr-defined]
+        info = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
+        return info is not None and not gcs_pb2.WorkerTableData.FromString(info).is_alive  # type: ignore[attr-defined]
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, RayError) as error:
-        logger.warning("Ray does not say whether %s is dead (%s), so its lease must end", owner, error)
+        logger.warning("Ray cannot say whether %s is dead (%s): its lease must expire first", owner, error)
         return False

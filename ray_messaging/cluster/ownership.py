@@ -1,4 +1,4 @@
-"""Which start of an experiment has it on its server: it is taken once, and given away only by its end, or a reset."""
+"""Claim of one start of an experiment on the server's data; it ends with the start's end, or by a reset."""
 
 import asyncio
 
@@ -8,13 +8,13 @@ from ray_messaging.errors import AlreadyExists
 from ray_messaging.transports.experiment_store import Claim, ExperimentStore, other_run
 
 BEAT_S = 0.5
-# An interceptor that has not beaten for so long is dead, or hangs: it may be succeeded, as its epoch fences it.
+# An interceptor without a heartbeat for this long is dead or hangs; a new epoch fences it.
 _SILENT_S = 6 * BEAT_S
-_ENDING_S = 20.0  # so long may Ray's processes outlive a driver that was killed
+_ENDING_S = 20.0  # Ray's processes may outlive a killed driver by this
 
 
 class Ownership:
-    """Take an experiment for one start of it (`spec.run`), and erase what an earlier one has left."""
+    """Claim of an experiment by one start of it (`spec.run`)."""
 
     def __init__(self, server: ExperimentStore, store: RuleStore, spec: InterceptorSpec) -> None:
         self._server = server
@@ -22,35 +22,35 @@ class Ownership:
         self._spec = spec
 
     async def take(self) -> tuple[int, bool]:
-        """Take the experiment; return a new epoch, and whether this start had it, as after a restart of its actor.
+        """Claim the experiment; return a new epoch, and whether this start held it before its actor's restart.
 
-        Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise; Fenced
-        where another start has taken it from this one.
+        Raises: AlreadyExists where the server has an experiment of this name and `on_existing` is "error"; Fenced where
+        another start has claimed it meanwhile.
         """
         mine = self._spec.run.encode()
         while True:
             holder = await self._server.holder()
             if holder != mine:
-                if await self._store.began():  # what was put in and banned since would be forgotten
+                if await self._store.began():  # rules and bans that changed since the start would be lost
                     raise other_run(self._spec.exp_id, 0)
                 if holder is not None or await self._server.is_headless():
                     await self._check(holder or b"")
             taken = await self._server.claim(holder, reset=self._spec.on_existing == "reset")
             if taken is not Claim.LOST:
                 break
-        epoch = await self._server.take_interceptor_epoch()  # from here on nothing of an earlier start passes
+        epoch = await self._server.take_interceptor_epoch()  # from here on verdicts of an earlier start are refused
         if taken is Claim.ERASE:
             await self._server.erase_earlier()
         return epoch, holder == mine and taken is Claim.HELD
 
     async def _check(self, holder: bytes) -> None:
-        """Raise AlreadyExists where the start that has the experiment keeps it."""
+        """Raise AlreadyExists where another start keeps its claim."""
         spec = self._spec
         if spec.on_existing == "reset":
             return
         deadline = asyncio.get_running_loop().time() + (_ENDING_S if spec.on_existing == "resume" else 0.0)
         while (lives := await self._lives()) and asyncio.get_running_loop().time() < deadline:
-            pass  # its driver may have been killed: Ray ends what it had started some seconds later
+            pass  # after the kill of a driver, Ray takes some seconds to end its actors
         if lives:
             text = (
                 f"experiment {spec.exp_id!r} runs already: another Ray cluster uses it on the server at "
@@ -67,7 +67,7 @@ class Ownership:
         raise AlreadyExists(text, kind="experiment", value=spec.exp_id, owner=holder.decode() or None)
 
     async def _lives(self) -> bool:
-        """Tell whether the interceptor of the start that has the experiment lives: no clock is asked, it is watched."""
+        """Return whether the claiming start's interceptor lives: its heartbeat changes (clocks may differ)."""
         first = beat = await self._server.heartbeat()
         deadline = asyncio.get_running_loop().time() + _SILENT_S
         while first is not None and beat == first and asyncio.get_running_loop().time() < deadline:

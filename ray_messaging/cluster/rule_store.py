@@ -1,8 +1,8 @@
-"""What the interceptor must not forget: counts and lists on the server, the rules themselves with Ray.
+"""Durable store of the interceptor's rules: their state on the server, the rules themselves in Ray.
 
-A rule is code, and code is never read from the server: what is put in at run time is kept beside the actors' own
-classes in Ray's cluster state, as Ray Serve keeps its deployments. The server has what they count, their names, and
-before these the name under which Ray has them: so rules change together with their state, and only by who may write.
+A rule is code, and code is never read from the server. Rules that change at run time are stored in Ray's cluster state,
+as Ray Serve stores its deployments. The server has the rules' state, their names, and first the name of their entry in
+Ray. So rules change together with their state, and only by an interceptor that may write.
 """
 
 import asyncio
@@ -26,38 +26,38 @@ from ray_messaging.transports.experiment_store import ExperimentStore, Fields, R
 
 logger = logging.getLogger(__name__)
 
-_CALLS = 1_000  # changes of which a repeated call is recognised
+_CALLS = 1_000  # changes whose repeated calls are recognized
 
 
 class _Known(NamedTuple):
-    """A rule that is in, as it was put in."""
+    """A rule in force, and the pickle that it came as."""
 
     rule: Rule
     pickled: PickledRule
 
 
 class RuleStore:
-    """Keep the rules of one run of an experiment, and their state."""
+    """Durable store of the rules of one run of an experiment, and of their state."""
 
     def __init__(self, server: ExperimentStore, exp_id: str, run: str) -> None:
-        self.calls: OrderedDict[str, Any] = OrderedDict()  # changes of the rules that were made -> what they returned
+        self.calls: OrderedDict[str, Any] = OrderedDict()  # name of a call -> result of its change
         self._server = server
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
         self._code = f"{self._runs}{run}/"
-        self._kept: str | None = None  # the name under which Ray has the rules that are in force
-        self._names: list[str] | None = None  # what the server does not have yet: the next such name, the rules' names
+        self._kept: str | None = None  # the entry in Ray of the rules in force
+        self._names: list[str] | None = None  # not on the server yet: the next entry's name, the rules' names
         self._known: dict[int, _Known] = {}
-        self._in_force: list[str] | None = None  # as `_names`: what the server has
+        self._in_force: list[str] | None = None  # as `_names`: on the server
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the tables of rules, by name, and the answers that rest on them."""
+        """Return the tables of rules, by name, and the stored answers."""
         names = [VIOLATIONS, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
-        """Write at once what changed; raises Fenced where another interceptor has taken over, ServerBehindError."""
+        """Write changes in one step; raises Fenced where another interceptor has taken over, ServerBehindError."""
         names = self._in_force if kept.whole and self._names is None else self._names
         again, self._writing = kept is self._writing, kept
         state = RuleState(kept.tables, kept.answers, kept.forget, names, kept.whole)
@@ -90,7 +90,7 @@ class RuleStore:
 
     async def _enforced(self, names: list[str]) -> None:
         before, self._kept = self._kept, names[0]
-        if self._names is names:  # else they have changed meanwhile, and go with the next write
+        if self._names is names:  # otherwise they changed meanwhile, and go with the next write
             self._names = None
         self._in_force = names
         if before not in {None, names[0]}:
@@ -99,19 +99,18 @@ class RuleStore:
     # -- the rules themselves -------------------------------------------------------------------------------------
 
     def admit(self, data: PickledRule) -> Rule:
-        """Return a rule that is to be put in, and keep it as it came: at work it may hold what cannot be pickled.
+        """Unpickle a rule, and keep the pickle: a rule in use may hold objects that cannot be pickled.
 
-        It is made from bytes, so that its arrays are its own: those of an argument Ray hands over read-only. Raises
-        RuleError.
+        The rule is made from bytes because Ray would pass its arrays read-only. Raises RuleError.
         """
         rule = unpickled(data)
         self._known[id(rule)] = _Known(rule, data)
         return rule
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
-        """Keep the rules for a successor of this actor; they are in force with the next write to the server."""
+        """Store the rules for a restart of this actor; they are in force with the next write to the server."""
         kept = tuple(rules)
-        # Who is not known was made here: a black list.
+        # A rule that is not known was made here: a black list.
         self._known = {id(rule): self._known.get(id(rule)) or _Known(rule, pickled(rule)) for rule in kept}
         while len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
@@ -128,7 +127,7 @@ class RuleStore:
         code = await asyncio.to_thread(_internal_kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
-        if code is None:  # to go on with the rules of the start would let pass what was forbidden since
+        if code is None:  # the rules of the start would let messages pass that are forbidden now
             raise RuleError(
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )
@@ -138,19 +137,19 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the rules that took the place of those that the server names: it has lost that they did."""
+        """Return the newest rules in Ray, where the server has lost their name and has an older one."""
         names = await self._saved()
         code = await asyncio.to_thread(_internal_kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
         if code is not None:
             logger.error(
-                "the server has lost a change of the rules of %s, which Ray has: was it restored from older data? What "
-                "lists and counts it has lost, nobody knows",
+                "the server has lost a change of the rules of %s, which Ray has: was it restored from older data? "
+                "Changes of the rules' lists and counts may be lost as well",
                 self._exp_id,
             )
         return names[0] if names else b"", code
 
     async def began(self) -> bool:
-        """Tell whether this run had rules already: then it has begun."""
+        """Return whether this run has stored rules: then it has begun."""
         return bool(await self._saved())
 
     async def _saved(self) -> list[bytes]:
@@ -158,13 +157,13 @@ class RuleStore:
         return found
 
     async def forget_rules(self) -> None:
-        """Let Ray forget the rules of this experiment: it ends, or begins where one before it died."""
+        """Delete the rules of this experiment from Ray, at its end, or after an earlier run that died."""
         for name in await asyncio.to_thread(_internal_kv_list, self._runs, namespace=NAMESPACE):
             await asyncio.to_thread(_internal_kv_del, name, namespace=NAMESPACE)
 
 
 def description(rule: Rule) -> dict[str, Any]:
-    """Return what a rule says of itself; one that fails at that is still told."""
+    """Return a rule's description of itself, or an error in its place."""
     try:
         return rule.describe()
     except Exception as error:
@@ -174,7 +173,7 @@ def description(rule: Rule) -> dict[str, Any]:
 
 def _fenced(epoch: int) -> Fenced:
     return Fenced(
-        f"another interceptor judges for this experiment (our epoch is {epoch}): this one lets nothing pass",
+        f"another interceptor gives the verdicts of this experiment (our epoch is {epoch}): this one lets nothing pass",
         name=INTERCEPTOR,
         epoch=epoch,
     )
@@ -182,11 +181,11 @@ def _fenced(epoch: int) -> Fenced:
 
 def pickled(rule: Rule) -> PickledRule:
     """Pickle a rule; raise RuleError where it cannot be."""
-    context, rule.context = rule.context, None  # one that is in does not take its interceptor along
+    context, rule.context = rule.context, None  # a rule in force must not take its interceptor along
     try:
-        # From protocol 5 on an array that is read-only, as those are that come by Ray, would come back so.
+        # Protocol 5 would keep arrays that came through Ray read-only.
         return PickledRule(rule.name, ray.cloudpickle.dumps(rule, protocol=4))
-    except Exception as error:  # what a rule holds raises what it likes
+    except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
             f"rule {rule.name!r} cannot be sent to the interceptor, nor kept for its restart ({error}): make "
             "connections and locks when they are first used, not in __init__",
@@ -197,7 +196,7 @@ def pickled(rule: Rule) -> PickledRule:
 
 
 def unpickled(rule: PickledRule) -> Rule:
-    """Return a rule that has come to the interceptor; raise RuleError where its process cannot make it."""
+    """Unpickle a rule in the interceptor's process; raise RuleError where that fails."""
     try:
         found: Rule = ray.cloudpickle.loads(rule.data)
     except Exception as error:  # as above

@@ -1,4 +1,4 @@
-"""What the actors of one experiment are told when they start."""
+"""Specification of an experiment: the data that its actors and handles start with."""
 
 import logging
 import re
@@ -18,23 +18,23 @@ SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
 @dataclass(frozen=True)
 class Experiment:
-    """Say where an experiment's messages are kept, and within which limits; `run` names this start of it."""
+    """Name, server and settings of an experiment; `run` names this start of it."""
 
     exp_id: str
     run: str
     redis: ServerConfig
     settings: MessagingConfig
     log_dir: str | None = None
-    withheld: bool = False  # this is a copy without the server's password
+    withheld: bool = False  # a copy without the server's password
 
     def without_password(self) -> "Experiment":
-        """Return what may be pickled: Ray keeps the arguments of tasks, and users keep files."""
+        """Return a copy that may be pickled: Ray stores the arguments of tasks, and users store files."""
         redis = self.redis.model_copy(update={"password": None})
         return replace(self, redis=redis, withheld=self.withheld or self.redis.password is not None)
 
     @property
     def group_settings(self) -> MessagingConfig:
-        """Return the settings of a group, which sends for its own agents alone unless it was told otherwise."""
+        """Return the settings of a group: it sends for its own agents only, unless strict_senders is False."""
         strict = self.settings.strict_senders is not False
         return self.settings.model_copy(update={"strict_senders": strict})
 
@@ -45,7 +45,7 @@ class Experiment:
 
     @property
     def log_name(self) -> str:
-        """Return the name within Ray of the actor that keeps the event log."""
+        """Return the name within Ray of the event log's actor."""
         return f"{self.exp_id}/log"
 
     def group_name(self, group: str) -> str:
@@ -54,7 +54,7 @@ class Experiment:
 
 
 class PickledRule(NamedTuple):
-    """A rule on its way: it is unpickled where what goes wrong can be said."""
+    """A pickled rule; the interceptor unpickles it and reports errors by the rule's name."""
 
     name: str
     data: bytes
@@ -62,7 +62,7 @@ class PickledRule(NamedTuple):
 
 @dataclass(frozen=True)
 class InterceptorSpec:
-    """Say what the interceptor starts with."""
+    """Arguments of the interceptor's actor."""
 
     exp_id: str
     run: str
@@ -73,12 +73,12 @@ class InterceptorSpec:
 
 
 def no_log(exp_id: str) -> str:
-    """Say that an experiment keeps no event log, and what to do."""
+    """Return the error text for an experiment without an event log."""
     return f"experiment {exp_id!r} keeps no event log: Messaging.start({exp_id!r}, log_dir='a folder') starts one"
 
 
 def absolute(log_dir: str | Path | None) -> str | None:
-    """Return a path as other processes understand it, and warn of one that Ray will delete; a URI as it is."""
+    """Return an absolute path, or a URI unchanged; warn of a path that Ray will delete."""
     if log_dir is None or "://" in str(log_dir):
         return None if log_dir is None else str(log_dir)
     given = Path(log_dir).expanduser()

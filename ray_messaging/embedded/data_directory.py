@@ -1,9 +1,9 @@
-"""The data directory of an embedded server: who holds it, who may take it over, and who sweeps it.
+"""Data directory of an embedded server: its locks, handover to a successor, and removal.
 
-The guard, a script without a package, loads this file, too: the standard library only.
+The guard, a script outside the package, loads this file as well, so it imports the standard library only.
 
-Two locks (flock) tell who lives: the guard's, which Valkey holds, too, and which is exclusive, so that two servers
-never run on one directory; and the owner's, which is shared, and protects the data of a guard that was killed.
+Two file locks (flock) show which processes are alive. The guard and Valkey hold the exclusive lock: two servers never
+run on one directory. The owner holds the shared owner lock: it protects the data after the guard was killed.
 """
 
 import fcntl
@@ -18,13 +18,13 @@ from typing import Final
 TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
 LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
-SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # somebody waits for the lock of a guard without an owner
-HEIR_NAME: Final = ".ray_messaging.heir"  # a successor may come; modified when it was seen without owner and guard
+SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # a successor of the owner waits for the guard's lock
+AWAITED_NAME: Final = ".ray_messaging.heir"  # a successor may come; its mtime: first seen without owner and guard
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 LOG_LINES: Final = 20
-LOCK_TIMEOUT_S: Final = 0.5  # a killed server lets go of its lock within milliseconds
+LOCK_TIMEOUT_S: Final = 0.5  # a killed server loses its lock within milliseconds
 PAUSE_S: Final = 0.02
-HEIR_S: Final = 60.0  # where Ray needs longer for a new process, the experiment has ended
+AWAITED_S: Final = 60.0  # Ray starts a successor sooner, or the experiment has ended
 STOPPING: Final = b"stopping"
 
 
@@ -33,12 +33,12 @@ class CannotStart(Exception):
 
 
 def take_lock(path: Path, *, create: bool) -> int:
-    """Lock a directory; raise BlockingIOError if it is locked, FileNotFoundError if it has no (such) lock."""
+    """Lock a directory; raise BlockingIOError if it is locked, FileNotFoundError if it has no lock file."""
     name = path / LOCK_NAME
     lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(lock), name.stat()):  # swept before we had the lock
+        if not os.path.samestat(os.fstat(lock), name.stat()):  # removed by a sweep before we had the lock
             raise FileNotFoundError(name)
         mark(lock, b"process %d" % os.getpid())
     except OSError:
@@ -48,20 +48,20 @@ def take_lock(path: Path, *, create: bool) -> int:
 
 
 def mark(lock: int, holder: bytes) -> None:
-    """Write into the lock file who holds it."""
-    os.pwrite(lock, holder, 0)  # first: a full disk takes what needs no new block
+    """Write the lock's holder into the lock file."""
+    os.pwrite(lock, holder, 0)  # before truncating: on a full disk only a write without a new block succeeds
     os.ftruncate(lock, len(holder))
 
 
-def own(path: Path) -> int:
-    """Keep a directory from being swept for as long as the file that is returned is open; raises OSError."""
+def lock_as_owner(path: Path) -> int:
+    """Protect a directory from sweeps for as long as the returned file descriptor is open; raises OSError."""
     owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_SH)  # only who sweeps takes it exclusively, and for an instant
+    fcntl.flock(owner, fcntl.LOCK_SH)  # only a sweep takes it exclusively, for an instant
     return owner
 
 
-def owned(path: Path) -> bool:
-    """Say whether the owner of a directory lives."""
+def has_owner(path: Path) -> bool:
+    """Return whether the owner of a directory is alive."""
     try:
         owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -75,36 +75,36 @@ def owned(path: Path) -> bool:
     return False
 
 
-def expect_heir(path: Path) -> None:
-    """Have nobody sweep a directory before a successor of its owner had time to come."""
-    heir = path / HEIR_NAME
-    heir.touch(mode=0o600)
-    os.utime(heir, (0, 0))
+def expect_successor(path: Path) -> None:
+    """Protect a directory from sweeps until a successor of its owner has had time to come."""
+    awaited = path / AWAITED_NAME
+    awaited.touch(mode=0o600)
+    os.utime(awaited, (0, 0))
 
 
-def _expects_heir(path: Path) -> bool:
-    """Say whether a successor may yet come to a directory, of which this process has the lock."""
-    heir = path / HEIR_NAME
-    if not heir.exists():
+def _expects_successor(path: Path) -> bool:
+    """Return whether a successor may still come to a directory that this process has locked."""
+    awaited = path / AWAITED_NAME
+    if not awaited.exists():
         return False
-    seen_at = heir.stat().st_mtime
+    seen_at = awaited.stat().st_mtime
     if seen_at == 0:
-        os.utime(heir)
+        os.utime(awaited)
         return True
-    return abs(time.time() - seen_at) < HEIR_S  # a clock may have been set back
+    return abs(time.time() - seen_at) < AWAITED_S  # a clock may have been set back
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Make a directory and lock it, after sweeping what killed guards left beside it."""
+    """Make a directory and lock it; first sweep the directories that killed guards left beside it."""
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
-        with suppress(FileNotFoundError, BlockingIOError):  # another guard swept it before we had the lock
+        with suppress(FileNotFoundError, BlockingIOError):  # another guard's sweep removed it before we had the lock
             return take_lock(path, create=True)
 
 
 def open_kept(path: Path, busy: Callable[[], None]) -> int:
-    """Lock the directory of a user, waiting while a server stops there; raise CannotStart if one runs."""
+    """Lock a user's directory; wait while a server stops there. Raise CannotStart if one runs."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -122,7 +122,7 @@ def open_kept(path: Path, busy: Callable[[], None]) -> int:
 
 
 def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:
-    """Lock a directory that has data of ours; a guard whose owner is dead is asked for it. Raises CannotStart."""
+    """Lock a directory that holds our data; a guard without an owner hands it over. Raises CannotStart."""
     deadline = time.monotonic() + timeout_s
     try:
         while True:
@@ -141,24 +141,24 @@ def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:
 
 
 def sweep(root: Path, busy: Callable[[], None]) -> None:
-    """Remove the temporary directories of our user whose guard and owner are dead."""
+    """Remove this user's temporary directories that have neither a living guard nor a living owner."""
     for path in root.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):  # in use, or just gone
-            if path.lstat().st_uid != os.getuid() or path.is_symlink() or owned(path):
+            if path.lstat().st_uid != os.getuid() or path.is_symlink() or has_owner(path):
                 continue
             try:
                 lock = take_lock(path, create=False)
             except FileNotFoundError:
-                path.rmdir()  # a guard died right after mkdir; refused for all but an empty directory
+                path.rmdir()  # a guard died right after mkdir; rmdir refuses a directory with files
             else:
-                if not _expects_heir(path):
+                if not _expects_successor(path):
                     remove(path)
                 os.close(lock)
                 busy()
 
 
 def remove(path: Path) -> None:
-    """Remove a locked directory, its lock last: until then another sweep can finish what we could not."""
+    """Remove a locked directory, its lock file last: a later sweep can continue."""
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
@@ -169,7 +169,7 @@ def remove(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove what a killed guard left of a directory of ours, once the server, which dies with it, has let go."""
+    """Remove the directory of a killed guard, once its server, which dies with it, has released the lock."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -178,17 +178,17 @@ def discard(path: Path) -> None:
             if time.monotonic() > deadline:
                 return
             time.sleep(PAUSE_S)
-        except OSError:  # the guard has removed it
+        except OSError:  # the guard has removed the directory
             return
         else:
-            with suppress(OSError):  # the next sweep does it then
+            with suppress(OSError):  # a later sweep removes it
                 remove(path)
             os.close(lock)
             return
 
 
 def last_lines(path: Path, start: int = 0) -> str:
-    """Return the last lines that the server of a directory logged, from byte `start` on."""
+    """Return the last lines of the server's log, from byte `start` on."""
     with suppress(OSError), (path / LOG_NAME).open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - 8192))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-LOG_LINES:])

@@ -1,13 +1,13 @@
-"""Guard one Valkey server: start it, stop it when its owner goes, leave nothing behind.
+"""Guard of one Valkey server: starts it, stops it after its owner's end, and cleans up.
 
-A script for `python -S -E -I`, never imported: the standard library only, and of that only what starts fast.
+A script for `python -S -E -I`. It is never imported, and imports only fast modules of the standard library.
 
-    owner -> stdin   one line of JSON, the order; after it `r`: start the server that died again; `s`: stop
-    owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF means that nothing is left
+    owner -> stdin   one line of JSON, the order; then `r`: start a dead server again, or `s`: stop
+    owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
-An owner that vanishes without an `s` may have a successor: for `grace_s` the server runs on and waits for it, unless
-the process `host_pid`, without which none can come, has ended. A killed guard takes Valkey along (PDEATHSIG); its
-owner starts another one on the same data, and without an owner the next guard sweeps a temporary directory.
+After an owner's end without an `s`, the server runs on for `grace_s` and waits for a successor, but not longer than
+the process `host_pid` lives, which starts successors. When the guard is killed, Valkey is killed with it (PDEATHSIG);
+the owner then starts a new guard on the same data. Without an owner, the next guard sweeps a temporary directory.
 """
 
 import ctypes
@@ -35,21 +35,21 @@ else:
 
 ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
 READY_POLL_S: Final = 0.01
-PROBE_TIMEOUT_S: Final = 0.25  # a stranger on the port may never answer
+PROBE_TIMEOUT_S: Final = 0.25  # another program on the port may never answer
 STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
 
 
-def tell(event: str, **facts: object) -> None:
-    """Tell the owner; say nothing when it is gone."""
+def send_event(event: str, **facts: object) -> None:
+    """Send an event to the owner, if it lives."""
     with suppress(OSError):
         os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
 
 
 def busy() -> None:
-    """Give a sign of life."""
-    tell("waiting")
+    """Send a sign of life to the owner."""
+    send_event("waiting")
 
 
 def prctl(option: int, value: int) -> None:
@@ -59,18 +59,18 @@ def prctl(option: int, value: int) -> None:
 
 
 class Valkey:
-    """Run one Valkey process in a data directory."""
+    """One Valkey process in a data directory."""
 
     def __init__(self, order: dict[str, Any], path: Path, lock: int) -> None:
         self._order = order
         self._path = path
         config = path / data_directory.CONFIG_NAME
-        if not config.exists() or config.read_text() != order["config"]:  # a full disk would not take it again
+        if not config.exists() or config.read_text() != order["config"]:  # on a full disk it could not be written again
             config.unlink(missing_ok=True)
             config.write_text(order["config"])  # mode 0600, by our umask
         log = path / data_directory.LOG_NAME
         self._log_start = log.stat().st_size if log.exists() else 0
-        # Valkey holds the lock, too: it is not free in the moment between the guard's death and Valkey's own.
+        # Valkey inherits the lock, so that it is not free between the guard's death and Valkey's.
         os.set_inheritable(lock, True)
         guard = os.getpid()
         self.pid = os.fork()
@@ -78,15 +78,15 @@ class Valkey:
             self._exec(guard)
 
     def _exec(self, guard: int) -> None:
-        """Become Valkey (in the forked child); never return."""
+        """Replace the forked child by Valkey; never return."""
         try:
-            os.chdir(self._path)  # the config names its files relative to it: no path needs quoting
+            os.chdir(self._path)  # the config has paths relative to it, which need no quoting
             log = os.open(data_directory.LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            os.setpgid(0, 0)  # a child that rewrites the AOF can then be killed with it
+            os.setpgid(0, 0)  # to kill its child that rewrites the append-only file as well
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == guard:  # else it died before prctl
+            if os.getppid() == guard:  # the guard may have died before prctl
                 environment = self._order["environment"] | os.environ
                 command = ["valkey-server", data_directory.CONFIG_NAME]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
@@ -96,7 +96,7 @@ class Valkey:
             os._exit(127)
 
     def exited(self) -> str | None:
-        """Say how the process ended, None while it runs; it stays a zombie, so that its pid stays its own."""
+        """Return how the process ended, or None while it runs; it stays a zombie, so that its pid is not reused."""
         end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if end is None:
             return None
@@ -104,20 +104,20 @@ class Valkey:
         return f"Valkey, process {self.pid}, ended by {how}"
 
     def log(self) -> str:
-        """Return the last lines that this process logged."""
+        """Return the last lines of this process's log."""
         return data_directory.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: Watch) -> None:
-        """Wait until it serves; raise CannotStart, or Stopped."""
+        """Wait until the server answers; raise CannotStart or Stopped."""
         worked = -1
         while not self._ask().startswith(b"+OK\r\n+PONG"):
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
             now, work = time.monotonic(), self._cpu_ticks()
-            if work > worked:  # while it loads a long AOF it answers late, or not at all
+            if work > worked:  # while it loads a long append-only file it may not answer
                 worked, deadline = work, now + ANSWER_TIMEOUT_S
-                tell("waiting")
+                send_event("waiting")
             elif now > deadline:
                 raise data_directory.CannotStart("server", f"no answer within {ANSWER_TIMEOUT_S:g} s", self.log())
             watch.wait(READY_POLL_S)
@@ -127,7 +127,7 @@ class Valkey:
         return int(fields[11]) + int(fields[12])  # user and system time
 
     def _ask(self) -> bytes:
-        """Return the answers to AUTH and PING of our own server; nobody else is shown the password."""
+        """Return the answers to AUTH and PING; the password goes to our own server only."""
         answer, address = b"", (self._order["host"], self._order["port"])
         if not listens(self.pid, address[1]):
             return b""
@@ -138,18 +138,18 @@ class Valkey:
         return answer
 
     def stop(self) -> None:
-        """Stop the process gracefully, then by force, and its children; return when all are gone."""
+        """Stop the process and its children, by SIGTERM and then SIGKILL; return when all are gone."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        # Unblocked, it could come between exited() and sigtimedwait().
+        # If not blocked, SIGCHLD could arrive between exited() and sigtimedwait().
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         os.kill(self.pid, signal.SIGTERM)
         while not self.exited() and (left_s := deadline - time.monotonic()) > 0:
             signal.sigtimedwait({signal.SIGCHLD}, left_s)
         os.kill(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):  # it died before it had a group
+        with suppress(ProcessLookupError):  # it died before it had a process group
             os.killpg(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        with suppress(ChildProcessError):  # the child that rewrote the AOF is ours now: we are a subreaper
+        with suppress(ChildProcessError):  # its child that rewrote the append-only file is ours now: we are a subreaper
             while True:
                 os.waitpid(-self.pid, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
@@ -158,22 +158,22 @@ class Valkey:
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
     """Run the server until it dies, or could not start; raise Stopped, or HandedOver."""
     try:
-        port.lend()
+        port.open()
         valkey = Valkey(order, path, lock)
-    except OSError as error:  # no room, or no process, is left: that may pass, and the data stay
+    except OSError as error:  # out of memory, disk or processes: that may pass, and the data stay
         kind = "port" if error.errno == errno.EADDRINUSE else "server"
-        return tell_failure(data_directory.CannotStart(kind, f"cannot start Valkey: {error}", ""))
+        return send_failure(data_directory.CannotStart(kind, f"cannot start Valkey: {error}", ""))
     try:
         valkey.wait_ready(watch)
         truncated = TRUNCATED in valkey.log()
-        tell("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
+        send_event("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
         while not (end := valkey.exited()):
             watch.wait(None)
-        port.keep()
-        tell("died", reason=end, log=valkey.log())
+        port.reserve()
+        send_event("died", reason=end, log=valkey.log())
     except data_directory.CannotStart as error:
-        port.keep()
-        tell_failure(error)
+        port.reserve()
+        send_failure(error)
     except (Stopped, HandedOver):
         data_directory.mark(lock, data_directory.STOPPING)
         raise
@@ -181,15 +181,15 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
         valkey.stop()
 
 
-def tell_failure(error: data_directory.CannotStart) -> None:
-    """Tell why the server does not start."""
-    tell("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
+def send_failure(error: data_directory.CannotStart) -> None:
+    """Send the reason why the server does not start."""
+    send_event("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
 
 
 def guard(owner: int) -> None:
-    """Do what the owner orders, and clean up; raise CannotStart, Stopped or HandedOver."""
+    """Carry out the owner's orders, and clean up; raise CannotStart, Stopped or HandedOver."""
     watch = Watch(owner)
-    line = io.FileIO(0, closefd=False).readline()  # unbuffered: a word that follows stays in the pipe
+    line = io.FileIO(0, closefd=False).readline()  # unbuffered: a following order stays in the pipe
     if not line.endswith(b"\n"):
         raise Stopped
     order = json.loads(line)
@@ -201,13 +201,13 @@ def guard(owner: int) -> None:
     port = Port(order["host"], order["port"])
     try:
         if order["grace_s"]:
-            data_directory.expect_heir(path)
+            data_directory.expect_successor(path)
         watch.expect_successor(path, order["grace_s"], order["host_pid"])
         while True:
             serve(order, path, lock, port, watch)
-            while watch.wait(None) != b"r":  # the data are safe here until the owner says what becomes of them
+            while watch.wait(None) != b"r":  # the data are kept until the owner restarts or stops the server
                 pass
-    except Stopped:  # whatever else ends us, the data stay for who takes them over
+    except Stopped:  # after any other end the data stay for a successor
         if temporary:
             data_directory.remove(path)
         else:
@@ -216,10 +216,10 @@ def guard(owner: int) -> None:
 
 
 def main() -> None:
-    """Leave the owner's process tree, then guard."""
+    """Leave the owner's process tree, then run the guard."""
     owner = os.getppid()
     if os.fork() != 0:
-        os._exit(0)  # Ray kills the direct children of a worker that dies: do not be one
+        os._exit(0)  # Ray kills the direct children of a dead worker, so the guard is a grandchild
     os.setsid()
     os.umask(0o077)
     os.chdir("/")
@@ -228,9 +228,9 @@ def main() -> None:
         with suppress(Stopped, HandedOver):
             guard(owner)
     except data_directory.CannotStart as error:
-        tell_failure(error)
-    except Exception as error:  # noqa: BLE001 - stderr is nowhere: the owner is the one who can be told
-        tell("failed", kind="server", reason=repr(error), log="")
+        send_failure(error)
+    except Exception as error:  # noqa: BLE001 - stderr is discarded: the owner reports it
+        send_event("failed", kind="server", reason=repr(error), log="")
 
 
 if __name__ == "__main__":

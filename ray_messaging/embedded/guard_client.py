@@ -1,4 +1,4 @@
-"""The owner's end of the pipes to a guard process."""
+"""Client of the guard process, in the owner of an embedded server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class GuardClient:
-    """Start a guard process, and speak with it; `event` from any thread. `gone`: it has ended."""
+    """A guard process and the pipes to it. Any thread may call `event`; `gone` is true once the guard has ended."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own file
@@ -37,18 +37,18 @@ class GuardClient:
         self.gone = False
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Give the order; return what became of it, ready or failed."""
+        """Send the order; return its outcome, the event ready or failed."""
         answer = self._ask(json.dumps(order).encode() + b"\n")
         if answer["event"] == "ready":
-            self._process.wait()  # the process that we started ended when it forked the guard
+            self._process.wait()  # the process that was started ends after it forks the guard
         return answer
 
     def restart(self) -> dict[str, Any]:
-        """Have the server that died started again; return what became of it, ready or failed."""
+        """Make the guard start a dead server again; return the event ready or failed."""
         return self._ask(b"r")
 
     def _ask(self, words: bytes) -> dict[str, Any]:
-        with suppress(OSError, ValueError):  # the guard is dead, or stop() closed the pipe: no answer will come
+        with suppress(OSError, ValueError):  # the guard is dead, or stop() closed the pipe
             self._orders.write(words)
         reason = f"no sign of life within {START_TIMEOUT_S:g} s"
         while event := self.event(START_TIMEOUT_S):
@@ -60,12 +60,12 @@ class GuardClient:
         return {"event": "failed", "kind": "server", "reason": reason, "log": ""}
 
     def event(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """Return the next event, None after the timeout (s); {"event": "gone"} for ever after the last."""
+        """Return the next event, or None after the timeout; after the guard's end always {"event": "gone"}."""
         while True:
             with self._lock:
                 if event := self._read():
                     return event
-                events = os.dup(self._events.fileno())  # stop() may close ours while we wait
+                events = os.dup(self._events.fileno())  # stop() may close the original while we wait
             try:
                 poll = select.poll()
                 poll.register(events, select.POLLIN)
@@ -88,18 +88,18 @@ class GuardClient:
         return event
 
     def stop(self, guard_pid: int | None) -> None:
-        """Tell the guard to clean up, and wait for its end; kill one that does not come to it."""
+        """Make the guard stop the server and clean up, and wait for its end; kill a guard that takes too long."""
         with suppress(OSError, ValueError):
-            self._orders.write(b"s")  # a forked child of ours may hold the pipe open
+            self._orders.write(b"s")  # closing is not enough: a forked child may hold the pipe open
         self._orders.close()
-        self._process.kill()  # if it has not even forked; else it is gone already
+        self._process.kill()  # if it has not forked yet; otherwise it has ended already
         self._process.wait()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while event := self.event(max(0.0, deadline - time.monotonic())):
             if event["event"] == "gone":
                 break
         else:
-            if guard_pid is not None:  # still the guard's own pid: it has not closed its pipe
+            if guard_pid is not None:  # not reused: the guard has not closed its pipe
                 os.kill(guard_pid, signal.SIGKILL)
         with self._lock:
             self._events.close()

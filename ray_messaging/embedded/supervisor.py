@@ -1,4 +1,4 @@
-"""Keep an embedded server running: one that dies comes back with its data, port and password."""
+"""Supervisor that restarts an embedded server with the same data, port and password when it dies."""
 
 import logging
 import threading
@@ -12,12 +12,12 @@ from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
-SETTLED_S: Final = 5.0  # one that has served for so long does not die of what it loads
+SETTLED_S: Final = 5.0  # a server that has run for this long does not die of the data it loads
 JOIN_S: Final = 5.0
 
 
 class ServerSupervisor:
-    """Start a server, and start it again whenever it dies; one that dies within seconds again and again is given up."""
+    """Starter and restarter of one server; gives up on a server that dies within seconds several times in a row."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
@@ -32,31 +32,31 @@ class ServerSupervisor:
         self._last_end = ""
 
     def start(self, *, succeed: bool) -> None:
-        """Start the server, or take over a predecessor's; `config` tells what became of it."""
+        """Start the server, or take over a predecessor's; `config` then returns its address or raises the failure."""
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
             self._failure = error
-            worth_more = succeed and self._server.data_dir is not None  # what nobody used yet need not come back
-            if not worth_more or not self._come_back(str(error)):
+            retry = succeed and self._server.data_dir is not None  # a first start has no data to bring back
+            if not retry or not self._restart(str(error)):
                 return
         if succeed:
             self._restarts = 1
-            logger.error("the embedded server's owner was killed; its successor has taken over server and data")
+            logger.error("the embedded server's owner was killed; a successor has taken over its server and data")
         self._thread.start()
 
     def _serves(self, config: RedisConfig) -> None:
         self._config, self._failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return where the server is, password included; raise why it does not run."""
+        """Return the server's address and password; raise the error of its failure."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         assert self._config is not None
         return self._config
 
     def stats(self) -> dict[str, Any]:
-        """Return how the server is doing: `uptime_s` since its last start, `restarts` of it, how it last ended."""
+        """Return alive, pid, data_dir, uptime_s (since the last start), restarts and last_end."""
         began_at = self._began_at
         return {
             "alive": began_at is not None,
@@ -73,7 +73,7 @@ class ServerSupervisor:
         self._server.stop()
         if self._thread.is_alive():
             self._thread.join(JOIN_S)
-        self._server.stop()  # a restart that was under way
+        self._server.stop()  # a restart may have been in progress
         self._began_at = None
 
     def _keep(self) -> None:
@@ -82,13 +82,13 @@ class ServerSupervisor:
                 self._attempts = 0
                 self._backoff.reset()
             self._began_at, self._last_end = None, self._server.last_end
-            text = "the embedded server died: %s; it starts again with its data. Its last words:\n%s"
+            text = "the embedded server died: %s; it starts again with its data. The end of its log:\n%s"
             logger.error(text, self._last_end, self._server.last_log)
-            if not self._come_back(self._last_end):
+            if not self._restart(self._last_end):
                 return
 
-    def _come_back(self, why: str) -> bool:
-        """Start the server again; give up, loudly, after too many attempts."""
+    def _restart(self, reason: str) -> bool:
+        """Restart the server, with pauses; after too many attempts log a critical error and return False."""
         noticed_at = time.monotonic()
         while self._attempts < SERVER_RESTART_ATTEMPTS:
             if self._stopping.wait(self._backoff.next_pause() if self._attempts else 0.0):
@@ -97,21 +97,21 @@ class ServerSupervisor:
             try:
                 self._serves(self._server.restart())
             except (ConfigError, ServerFailed) as error:
-                why = str(error)
+                reason = str(error)
                 logger.error("the embedded server cannot start again: %s", error)  # noqa: TRY400 - ours say what is wrong
             else:
                 if self._stopping.is_set():
-                    self._server.stop()  # it may have come after stop() had nothing to stop
+                    self._server.stop()  # it started after stop() had found no server to stop
                     return False
                 self._restarts += 1
                 text = "the embedded server serves again, %.2f s after its end was noticed"
                 logger.warning(text, time.monotonic() - noticed_at)
                 return True
-        self._give_up(why)
+        self._give_up(reason)
         return False
 
-    def _give_up(self, why: str) -> None:
-        text = f"the embedded server did not stay alive in {self._attempts} attempts and is given up: {why}"
+    def _give_up(self, reason: str) -> None:
+        text = f"the embedded server did not stay alive in {self._attempts} attempts and is given up: {reason}"
         log = self._server.last_log
         self._failure = ServerFailed(f"{text}\n{log}".rstrip(), log=log)
         self._last_end = text

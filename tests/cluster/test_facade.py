@@ -59,7 +59,7 @@ def test_a_group_keeps_its_experiment_alive(ray_cluster):
     group = make()
     assert group.send(1, 2, {"n": 1})
     assert numbers(drain(group, 1)) == [1]
-    group._keep.shutdown()
+    group._keep.close(erase=False)
 
 
 def test_groups_are_found(messaging, make_group):

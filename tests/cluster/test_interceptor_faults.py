@@ -213,7 +213,7 @@ def test_each_batch_counts_once_however_often_the_interceptor_dies(town):
 async def test_an_interceptor_that_has_a_successor_lets_nothing_through(start):
     messaging, west, east = start(rules.BlackList([(1, 11)]), interceptor_timeout_s=2)
     await asyncio.to_thread(west.send, 2, 11, {"n": 0})
-    experiment = messaging._experiment
+    experiment = messaging._connection.experiment
     spec = InterceptorSpec(experiment.exp_id, experiment.run, experiment.settings, (), "error")
     successor = InterceptorHost(spec, experiment.redis)
     with stopped(await asyncio.to_thread(pid_of, messaging.interceptor)):

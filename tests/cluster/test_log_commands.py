@@ -62,7 +62,7 @@ def test_an_experiment_without_a_log(messaging):
 def test_the_folder_says_the_same_afterwards(town, tmp_path):
     asked = [["query", "--json"], ["conversation", 0, 10]]
     running = [ask(name, town.exp_id, *rest) for name, *rest in asked]
-    folder = town._experiment.log_dir
+    folder = town._connection.experiment.log_dir
     town.shutdown()
     assert [ask(name, folder, *rest) for name, *rest in asked] == running
     path = tmp_path / "rows.jsonl"

@@ -204,7 +204,7 @@ class _Deputy:
 @contextmanager
 def deputy_of(messaging):
     """Run a second interceptor, which takes the experiment over; give its actor."""
-    experiment = messaging._experiment
+    experiment = messaging._connection.experiment
     spec = InterceptorSpec(
         experiment.exp_id, experiment.run, experiment.settings, (), "error", log_dir=experiment.log_dir
     )

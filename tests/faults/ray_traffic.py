@@ -165,7 +165,7 @@ class Traffic:
 
     def account(self, **facts):
         """Compare what was sent, received, and logged where there is a log."""
-        log = self.town.messaging.log if self.town.messaging._experiment.log_dir is not None else None
+        log = self.town.messaging.log if self.town.messaging._connection.experiment.log_dir is not None else None
         ledgers, inboxes = self.files
         account = check(ledgers, inboxes, None if log is None else rows_of(log), healed_at=self.healed_at)
         # One group's arrivals must not hide another one's silence.

@@ -93,7 +93,7 @@ class Driver:
 
         messaging = self.messaging
         async with Messager(
-            messaging.redis, messaging.exp_id, messaging.interceptor, settings=messaging._experiment.settings
+            messaging.redis, messaging.exp_id, messaging.interceptor, settings=messaging._connection.experiment.settings
         ) as sender:
             return self._fates(await sender.send_columns(*_columns(from_id, to_id, texts)))
 

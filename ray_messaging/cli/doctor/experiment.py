@@ -1,7 +1,8 @@
 """Examine an experiment that runs, from the command line."""
 
 from ray_messaging.cli.clusters import asked_clusters, join_ray
-from ray_messaging.cluster.health_check import check_health, named_actors
+from ray_messaging.cluster.handles.actor_calls import named_actors
+from ray_messaging.cluster.health_check import check_health
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName

@@ -1,4 +1,4 @@
-"""Admit the sends of callers in other processes: each caller's in its order, each once."""
+"""Admission of sends from other processes: in each caller's order, each once."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ray_messaging.errors import OutcomeUnknown
 from ray_messaging.receipt import Receipts
 
-# A call that Ray repeats comes again within this time, in seconds; then its answer is forgotten.
+# Ray repeats a call within this time, in seconds; its answer is kept for so long.
 _REPEATED_S = 60.0
-CALLERS = 10_000  # the ones longest silent are forgotten first
+CALLERS = 10_000  # above it, the callers idle for longest are forgotten
 
 
 @dataclass
@@ -21,7 +21,7 @@ class _Caller:
 
 
 class CallerAdmission:
-    """Run calls numbered 0, 1, 2... by their caller; a number that comes again gets the first one's answer."""
+    """Order of calls numbered 0, 1, 2... by their caller; a repeated number gets the answer of its first call."""
 
     def __init__(self) -> None:
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
@@ -39,17 +39,17 @@ class CallerAdmission:
         for known in [known for known in caller.calls if known < oldest]:
             del caller.calls[known]
         async with caller.turn:
-            # Whoever waits for an older number than any that will come again must not hold the others up.
+            # A caller that gave up on older numbers must not block its newer calls.
             caller.next = max(caller.next, oldest)
             await caller.turn.wait_for(lambda: caller.next >= number)
             if number not in caller.calls:
                 if number < caller.next:
-                    raise OutcomeUnknown("this call came twice, and what became of the first is not known any more")
+                    raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
                 task = caller.calls[number] = asyncio.create_task(_finish(run), name="ray_messaging send")
                 task.add_done_callback(lambda _: loop.call_later(_REPEATED_S, caller.calls.pop, number, None))
                 caller.next = number + 1
                 caller.turn.notify_all()
-        # The first run goes on when its caller is gone: it may have been repeated.
+        # The first run continues when its call is cancelled: a repeated call may wait for it.
         return await asyncio.shield(caller.calls[number])
 
 

@@ -1,4 +1,4 @@
-"""The actor of a group: a thin Ray shell, as those in `actors`."""
+"""Ray actor of a group."""
 
 import asyncio
 import time
@@ -24,27 +24,27 @@ from ray_messaging.receiving.fetch_options import NEXT, FetchOptions
 
 
 class GroupActor:
-    """Host agents: one mailbox, one outbox.
+    """Ray actor that hosts agents: one mailbox and one sender.
 
-    It starts with little and is told its agents by `open`: Ray keeps no large arguments for a restart.
+    Its agents come by `open`, not by the constructor, because Ray keeps no large arguments for a restart.
     """
 
     async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
         context = ray.get_runtime_context()
         interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
-        # The same for every process that Ray starts for this actor: they succeed each other in its mailbox.
+        # All processes that Ray starts for this actor have this name, and succeed each other as owners of its mailbox.
         owner = f"{experiment.run}/{context.get_actor_id()}"
         self._failure: MessagingError | None = None
         self._host = GroupHost(experiment, interceptor, name, owner)
         if restarted():
             while not await self._begin(self._host.resume()):
-                # The server is away, or its memory is full: that may pass.
+                # The server does not answer, or its memory is full: that may pass.
                 await asyncio.sleep(ACTOR_RECONNECT.first_s)
                 self._host = GroupHost(experiment, interceptor, name, owner)
         tune_process()
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Start; keep the reason of a failure for `ready`. False: it is worth another try."""
+        """Start the host; keep an error for `ready`. Return False where another try may succeed."""
         self._failure = None
         try:
             await start
@@ -54,39 +54,39 @@ class GroupActor:
         return not worth_a_retry(self._failure)
 
     async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
-        """Listen for agents; raise why that cannot be."""
+        """Open the mailbox for agents; raise the error where that fails."""
         await self._begin(self._host.start(agents, subtopics))
         await self.ready()
 
     async def ready(self) -> None:
-        """Return once the group listens; raise why it does not."""
+        """Return once the group listens; raise the error that prevents it."""
         if self._failure is not None:
             raise self._failure
 
     async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
-        """Send what a handle has gathered: in the handle's order, and once."""
+        """Send the frames of a handle: in the handle's order, and once also where Ray repeats the call."""
         await self.ready()
         return await self._host.relay(caller, number, oldest, frames)
 
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
-        """Commit what a handle's last fetch returned, and hand out what is there."""
+        """Commit the messages of a handle's last fetch, and return the next ones."""
         await self.ready()
         return await self._host.fetch(caller, token, limit, timeout, asking)
 
     async def ack(self, caller: str, token: Token | None) -> None:
-        """Commit what a handle's last fetch returned."""
+        """Commit the messages of a handle's last fetch."""
         await self.ready()
         await self._host.ack(caller, token)
 
     async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
-        """Commit some of what handles have fetched; return the loans that are over, and what failed."""
+        """Commit some fetched messages; return the finished leases and the error of those that failed."""
         await self.ready()
         return await self._host.ack_some(loans)
 
     async def give_up(self, caller: str, token: Token | None) -> None:
-        """Let whoever fetches next have what a handle's last fetch returned."""
+        """Return the messages of a handle's last fetch to the mailbox, for the next fetch."""
         await self.ready()
         await self._host.give_up(caller, token)
 
@@ -99,11 +99,11 @@ class GroupActor:
         return self._host.stats()
 
     async def health(self) -> Report:
-        """Say how it is doing, at once and without the server."""
+        """Return a health report, at once and without a call to the server."""
         if self._failure is not None:
             return Report(time.time(), error=str(self._failure))
         return self._host.health()
 
     async def close(self) -> None:
-        """Send what was accepted, commit what was handled, and leave."""
+        """Send accepted messages, commit handled ones, and leave the mailbox."""
         await asyncio.shield(self._host.close())

@@ -1,4 +1,4 @@
-"""A group, without Ray: one messager, its callers' sends admitted in order, its messages lent to them."""
+"""Host of a group's agents, without Ray: a messager, the order of its callers' sends, leases of its messages."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ray_messaging.receiving.fetch_options import NEXT, FetchOptions
 
 
 class GroupHost:
-    """Host the agents of one group; `owner` names the actor, whose processes succeed each other in its mailbox."""
+    """Host of one group's agents; `owner` names the actor to the mailbox, in all of its processes."""
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self.agents = IdColumn.of([])
@@ -31,17 +31,17 @@ class GroupHost:
         self._owner = owner
         self._admission = CallerAdmission()
         self._loan_s = experiment.settings.loan_s
-        self._lending: DeliveryLeases | None = None
+        self._leases: DeliveryLeases | None = None
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=is_dead)
         self.agents = agents
-        self._lending = DeliveryLeases(self.messager.exp_id, self.messager.subscription, self._loan_s)
+        self._leases = DeliveryLeases(self.messager.exp_id, self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
-        """Go on where a process that died stopped; the directory knows whom it hosted. Raises NotListening."""
+        """Continue after a process that died, with its agents from the directory. Raises NotListening."""
         await self.messager.init()
         record = self.messager.directory.records.get(self._name)
         if record is None:
@@ -52,40 +52,40 @@ class GroupHost:
         await self.start(record.agents().column, subtopics)
 
     async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
-        """Send what a handle has gathered: in the handle's order, and once."""
+        """Send the frames of a handle: in the handle's order, and once."""
         return await self._admission.admit(caller, number, oldest, lambda: self.messager.relay(frames))
 
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
-        """Commit the loan of a token, and lend what is there."""
-        assert self._lending is not None
-        return await self._lending.fetch(caller, token, limit, timeout, asking)
+        """Commit the lease of a token, and lease the next messages."""
+        assert self._leases is not None
+        return await self._leases.fetch(caller, token, limit, timeout, asking)
 
     async def ack(self, caller: str, token: Token | None) -> None:
-        """Commit the loan of a token."""
-        assert self._lending is not None
-        await self._lending.give_back(caller, token)
+        """Commit the lease of a token."""
+        assert self._leases is not None
+        await self._leases.give_back(caller, token)
 
     async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
-        """Commit some rows of loans; return those loans that are over, and what failed."""
-        assert self._lending is not None
-        return await self._lending.give_back_some(loans)
+        """Commit some rows of leases; return the finished leases and the error of those that failed."""
+        assert self._leases is not None
+        return await self._leases.give_back_some(loans)
 
     async def give_up(self, caller: str, token: Token | None) -> None:
-        """Let whoever fetches next have the loan of a token."""
-        assert self._lending is not None
-        await self._lending.give_up(caller, token)
+        """Return the messages of a lease to the mailbox, for the next fetch."""
+        assert self._leases is not None
+        await self._leases.give_up(caller, token)
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
-        return self.messager.stats() | {"lent": 0 if self._lending is None else self._lending.lent}
+        return self.messager.stats() | {"lent": 0 if self._leases is None else self._leases.lent}
 
     def health(self) -> Report:
-        """Say how it is doing."""
+        """Return a health report."""
         engine = self.messager.engine
         return Report(time.time(), loops=[*engine.loops(), *engine.transport.loops()], stats=self.stats())
 
     async def close(self) -> None:
-        """Send what was accepted, commit what was handled, and leave."""
+        """Send accepted messages, commit handled ones, and leave the mailbox."""
         await self.messager.close()

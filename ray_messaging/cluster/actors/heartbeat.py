@@ -1,4 +1,4 @@
-"""While an interceptor lives it says so on the server, and looks whether that still has what it had confirmed."""
+"""Heartbeat of an interceptor on the server, and the check that the server has lost no confirmed change."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from ray_messaging.interception.server.interceptor import Interceptor
 
 logger = logging.getLogger(__name__)
 
-_FAREWELL_S = 1.0
+_END_TIMEOUT_S = 1.0
 
 
 class Heartbeat:
-    """Beat for an interceptor: have it write all anew where the server is behind it, and stop where it is fenced."""
+    """Task that beats for an interceptor; rewrites its state where the server lost it, and stops where it is fenced."""
 
     def __init__(self, store: RuleStore, interceptor: Interceptor) -> None:
         self._store = store
@@ -25,28 +25,28 @@ class Heartbeat:
 
     async def _run(self) -> None:
         while self._interceptor.fenced is None:
-            await self._guard(self._look)
+            await self._guarded(self._beat)
             await asyncio.sleep(BEAT_S)
 
-    async def _look(self) -> None:
+    async def _beat(self) -> None:
         if not await self._store.look(self._interceptor.epoch):
             await self._interceptor.renew()
 
-    async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Fenced as error:
-            logger.error("the interceptor of %s judges no more: %s", self._interceptor.exp_id, error)  # noqa: TRY400
+            logger.error("the interceptor of %s gives no more verdicts: %s", self._interceptor.exp_id, error)  # noqa: TRY400
             self._interceptor.fence(error)
         except MessagingError as error:
-            logger.info("the server does not say what it has: %s", error)
-        except Exception:  # it goes on
-            logger.exception("the interceptor's look at its server failed")
+            logger.info("the interceptor's heartbeat did not reach the server: %s", error)
+        except Exception:  # the heartbeat must go on
+            logger.exception("the interceptor's heartbeat failed")
 
     async def close(self) -> None:
-        """Beat no more, and say so where the server can be told at once."""
+        """Stop, and note the end on the server if it answers at once."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         with suppress(MessagingError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL_S):
+            async with asyncio.timeout(_END_TIMEOUT_S):
                 await self._store.leave(self._interceptor.epoch)

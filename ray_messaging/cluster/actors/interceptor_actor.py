@@ -1,4 +1,7 @@
-"""Thin Ray shells round plain classes: Ray wraps every method of an actor class, so that hot code lives elsewhere."""
+"""Ray actor of the interceptor.
+
+Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere.
+"""
 
 import asyncio
 import logging
@@ -12,7 +15,7 @@ from ray.util import get_node_ip_address
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-from ray_messaging.cluster.actors.restarts import away, restarted
+from ray_messaging.cluster.actors.restarts import restarted, server_unreachable
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
@@ -28,35 +31,35 @@ logger = logging.getLogger(__name__)
 
 
 class InterceptorActor:
-    """Give verdicts, and know the experiment: the one actor that everybody finds by its name."""
+    """Ray actor that gives verdicts and knows the experiment; other processes find it by its name."""
 
-    # Ray runs an async __init__ on the actor's own loop, at every restart, too.
+    # Ray runs an async __init__ on the actor's own loop, also at every restart.
     async def __init__(  # type: ignore[misc]
         self, spec: InterceptorSpec, redis: ServerConfig | None
     ) -> None:
-        # An error here would kill the actor and reach nobody in its own form: whoever asks is told.
+        # An error raised here would kill the actor and lose its type; the actor's calls raise it instead.
         self._failure: MessagingError | None = None
         if redis is None:
             redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
-        self._trying: asyncio.Task[None] | None = None
+        self._retrying: asyncio.Task[None] | None = None
         begin = partial(self._begin, spec, redis)
         began = await begin()
         while not began and restarted():
-            # The server is away, and may come back: until then nobody could be told more than that.
+            # The server does not answer, and may come back.
             await asyncio.sleep(ACTOR_RECONNECT.first_s)
             began = await begin()
         if self._failure is not None and restarted():
-            # Messages wait until somebody has set this right (a full memory, too); whoever asks is told meanwhile.
-            self._trying = asyncio.create_task(self._try_on(begin), name="ray_messaging interceptor restart")
+            # Messages wait until the cause is removed (full memory, for example); meanwhile calls raise the error.
+            self._retrying = asyncio.create_task(self._retry(begin), name="ray_messaging interceptor restart")
         tune_process()
 
-    async def _try_on(self, begin: Callable[[], Awaitable[bool]]) -> None:
+    async def _retry(self, begin: Callable[[], Awaitable[bool]]) -> None:
         while self._failure is not None:
             await asyncio.sleep(ACTOR_START_RETRY.first_s)
             await begin()
 
     async def _begin(self, spec: InterceptorSpec, redis: ServerConfig) -> bool:
-        """Start; keep the reason of a failure for who asks. False: the server is away."""
+        """Start a host; keep an error for later calls. Return False where the server does not answer."""
         host = self._newest = InterceptorHost(spec, redis)
         try:
             await host.start(get_node_ip_address())
@@ -69,34 +72,35 @@ class InterceptorActor:
             self._failure = None
             return True
         if str(failure) != str(self._failure):
-            logger.error("the interceptor of %s judges nothing: %s", spec.exp_id, failure)
+            logger.error("the interceptor of %s gives no verdicts: %s", spec.exp_id, failure)
         self._failure = failure
         await host.abandon()
-        return not away(failure)
+        return not server_unreachable(failure)
 
     @property
     def _host(self) -> InterceptorHost:
-        """Return the host, which judges; raise why there is none: nobody is answered before."""
-        why_not = self._failure or self._newest.fenced
-        if why_not is not None:
-            raise why_not.with_traceback(None)
+        """Return the host; raise the error that prevents its start, or its fencing."""
+        failure = self._failure or self._newest.fenced
+        if failure is not None:
+            raise failure.with_traceback(None)
         return self._newest
 
     async def ready(self) -> Experiment:
-        """Return the experiment once everything runs; raise why it does not."""
+        """Return the experiment once everything runs; raise the error that prevents it."""
         return self._host.experiment
 
-    @ray.method(max_task_retries=0)  # whoever asks does so again, sooner than Ray
+    @ray.method(max_task_retries=0)  # callers repeat the call sooner than Ray would
     async def lane(self, exp_id: str | None = None) -> tuple[str, int, str]:
-        """Return host, port and token of the verdict lane to a messager of our experiment; raises ConfigError.
+        """Return host, port and token of the verdict lane to a messager of this experiment; raise ConfigError.
 
-        Args: exp_id is the messager's; None: on MQTT, where no epoch of ours counts, it need not be of any.
+        Args:
+            exp_id: The messager's experiment. None: a messager on MQTT, which may belong to none.
         """
         self._check_ours(exp_id)
         return self._host.lane_address
 
     def _check_ours(self, exp_id: str | None) -> None:
-        """Refuse to judge for others: epochs are small numbers, so that theirs may be the same as ours."""
+        """Raise ConfigError for another experiment: its epoch may equal ours, as epochs are small numbers."""
         ours = self._newest.experiment.exp_id
         if exp_id not in {None, ours}:
             raise ConfigError(
@@ -105,44 +109,44 @@ class InterceptorActor:
             )
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, msg: Any) -> bool:  # noqa: ANN401 - the seed's
-        """Tell whether a message may pass."""
+        """Return whether a message may pass."""
         return await self._host.interceptor.forward(from_id, to_id, msg)
 
     async def forward_batch(self, request: bytes, patient: bool, exp_id: str | None = None) -> bytes:  # noqa: FBT001 - by Ray call
-        """Answer a request for verdicts: what the lane does, by Ray call."""
+        """Answer a request for verdicts by Ray call instead of by the verdict lane."""
         self._check_ours(exp_id)
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
-    # -- control: once a change has returned, no later send escapes it --------------------------------------------
+    # -- control: a change applies to every send that begins after it has returned ----------------------------------
 
     async def rules(self) -> list[dict[str, Any]]:
-        """Return a description of each rule, in order; of one that has failed also at what, and how often."""
+        """Return a description of each rule, in order, with the count of its failures and the last error."""
         failures = self._host.interceptor.failures
         return [description(rule) | failures.of(rule) for rule in self._host.interceptor.rules]
 
     async def insert_rule(self, rule: Rule, index: int | None = None) -> None:
-        """Put a rule before the one at `index` (None: at the end); raises RuleError."""
+        """Insert a rule before the one at `index` (None: at the end); raises RuleError."""
         await self._host.insert_rule(_call(), rule, index)
 
     async def replace_rule(self, which: int | str, rule: Rule) -> None:
-        """Put a rule in the place of another one, given by place or name; raises RuleError."""
+        """Replace a rule, given by position or name; raises RuleError."""
         await self._host.replace_rule(_call(), which, rule)
 
     async def pop_rule(self, which: int | str = -1) -> dict[str, Any]:
-        """Take a rule out, given by place or name, and return its description; raises RuleError."""
+        """Remove a rule, given by position or name, and return its description; raises RuleError."""
         return await self._host.pop_rule(_call(), which)
 
     async def new_round(self) -> None:
-        """Begin a new round: quotas that count by round start again."""
+        """Begin a new round: quotas per round start again."""
         await self._host.new_round()
 
     async def violation_counts(self) -> dict[AgentId | None, int]:
-        """Return how many messages of each agent were blocked."""
+        """Return the number of blocked messages of each agent."""
         return dict(self._host.interceptor.violations)
 
     async def reset_violation_counts(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
-        """Forget how many messages of some agents (None: of all) were blocked; a single id will do."""
+        """Reset the number of blocked messages of some agents, or of one (None: of all)."""
         counts = self._host.interceptor.violations
         if agents is None:
             await self._host.change(counts.clear)
@@ -151,7 +155,7 @@ class InterceptorActor:
             await self._host.change(lambda: [counts.pop(agent, None) for agent in forgiven])
 
     async def reset_rule_failures(self, which: int | str | None = None) -> None:
-        """Forget what a rule (given by place or name; None: all) failed at, and say it anew; raises RuleError."""
+        """Reset the failures of a rule (None: of all), so that the next one is logged again; raises RuleError."""
         self._host.reset_failures(which)
 
     async def black_set(self) -> set[Pair]:
@@ -166,7 +170,7 @@ class InterceptorActor:
     async def remove_from_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Let pairs pass again."""
         wanted = check_pairs(pairs, BlackList.name)
-        if self._host.black_lists:  # else there is nothing to be removed, nor a list to be made for it
+        if self._host.black_lists:  # without a list there is nothing to remove
             await self._host.change(lambda: self._host.interceptor.black_list.remove(wanted))
 
     async def set_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
@@ -174,15 +178,15 @@ class InterceptorActor:
         wanted = check_pairs(pairs, BlackList.name)
         await self._host.change(lambda: self._host.interceptor.black_list.set(wanted))
 
-    # -- what is there --------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     async def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends of all since `clear_log_list`, in the form of AgentSociety's log list."""
+        """Return the latest sends since `clear_log_list`, in the form of AgentSociety's log list."""
         rows: list[dict[str, Any]] = await self._log().rows.remote()
         return rows
 
     async def clear_log_list(self) -> None:
-        """Begin the list anew; the event log keeps everything."""
+        """Empty the log list; the event log keeps everything."""
         await self._log().clear.remote()
 
     def _log(self) -> Any:  # noqa: ANN401 - a Ray actor handle
@@ -200,28 +204,28 @@ class InterceptorActor:
         return await self._host.owner_of(agent_id)
 
     async def remove(self, group: str) -> int:
-        """Remove a group's mailbox; what is unread becomes dead letters. Returns their frames."""
+        """Remove a group's mailbox; its unread frames become dead letters. Return their number."""
         return await self._host.remove(group)
 
     async def stats(self) -> dict[str, Any]:
-        """Return counters, and what waits in each mailbox."""
+        """Return counters, and the number of waiting messages in each mailbox."""
         return await self._host.stats()
 
     async def health(self) -> Report:
-        """Say how it is doing, at once and without the server."""
-        why_not = self._failure or self._newest.fenced
-        if why_not is not None:
-            return Report(time.time(), error=str(why_not))
+        """Return a health report, at once and without a call to the server."""
+        failure = self._failure or self._newest.fenced
+        if failure is not None:
+            return Report(time.time(), error=str(failure))
         return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters())
 
     async def close(self, *, erase: bool) -> None:
-        """Stop; `erase` removes the experiment's data from the server."""
-        if self._trying is not None:
-            self._trying.cancel()
-            await asyncio.gather(self._trying, return_exceptions=True)
+        """Stop; with `erase`, also delete the experiment's data from the server."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.gather(self._retrying, return_exceptions=True)
         await self._newest.close(erase=erase)
 
 
 def _call() -> str:
-    """Name the call under way; one that Ray repeats has the same name."""
+    """Return the name of the current call; a call repeated by Ray keeps its name."""
     return str(ray.get_runtime_context().get_task_id())

@@ -1,4 +1,4 @@
-"""The interceptor with its lane and its state on the server, in one actor's process."""
+"""Host of the interceptor in its actor's process: verdict lane, rule state, heartbeat."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_EXIT_FACTOR = 1.5  # a rule that cannot be interrupted ends the process after so many times what it may take
+_EXIT_FACTOR = 1.5  # times rule_timeout_s; then a rule that cannot be interrupted ends the process
 
 
 class InterceptorHost:
-    """Hold the interceptor of one experiment, serve its lane, and keep what its rules must not forget."""
+    """Host of one experiment's interceptor; serves its lane and stores its rules and their state."""
 
     def __init__(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
         self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings, spec.log_dir)
@@ -47,7 +47,7 @@ class InterceptorHost:
         self._interceptor: Interceptor | None = None
         self._lane = LaneServer(self._answer, self._snapshot)
         self._directory = Directory(spec.exp_id)
-        self._keeping = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
+        self._changes = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
         self._watchdog: Watchdog | None = None
 
@@ -62,7 +62,7 @@ class InterceptorHost:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return why this one judges no more; None: it does."""
+        """Return the error that ended its verdicts; None: it gives them."""
         return None if self._interceptor is None else self._interceptor.fenced
 
     def _answer(self, request: bytes, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
@@ -72,12 +72,12 @@ class InterceptorHost:
         return self.interceptor.snapshot(request)
 
     async def start(self, host: str) -> None:
-        """Take the experiment, a new epoch and the state of the rules, and serve the lane on an address.
+        """Claim the experiment and a new epoch, load the rules' state, and serve the lane on an address.
 
-        Raises: AlreadyExists where the server holds an experiment of this name already, unless told otherwise; Fenced
-        where another start has it by now; RuleError.
+        Raises: AlreadyExists where the server has an experiment of this name and `on_existing` is "error"; Fenced where
+        another start has claimed it; RuleError.
         """
-        given = self._given()  # nothing is written where that fails
+        given = self._given()  # first, because an error must come before any write
         await self.transport.connect()
         epoch, restarted = await self._ownership.take()
         await self._take_rules(epoch, given, restarted=restarted)
@@ -88,7 +88,7 @@ class InterceptorHost:
         self.lane_address = await self._lane.start(host)
 
     def _watch_rules(self) -> None:
-        """Interrupt a rule that hangs, and end this process where that does not help."""
+        """Start the watchdog: it interrupts a rule that hangs, and ends this process where that fails."""
         timeout_s = self._spec.settings.rule_timeout_s
         self._watchdog = Watchdog(
             self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=_EXIT_FACTOR * timeout_s
@@ -100,16 +100,16 @@ class InterceptorHost:
         rules = given if kept is None else list(kept)
         black_list = BlackList()
         if all(rule.name != black_list.name for rule in rules):
-            rules.insert(0, black_list)  # one that an earlier run, or a rule, put in as it went
+            rules.insert(0, black_list)  # an earlier run, or a rule, may have added pairs
         tables, answers = await self._store.load(rules)
         if not tables[black_list.name]:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None:
-                rule.state.load({})  # what it was put in with may be gone since
+                rule.state.load({})  # pairs that it was inserted with may have been removed since
                 rule.restored()
         settings = self._spec.settings
-        # As long as a sender may ask again about a batch: while it waits for room, and for its next interceptor.
+        # For as long as a sender may repeat a question: while it waits for capacity and for the next interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         publish = partial(self._store.publish_snapshot, epoch) if settings.delegate_rules else None
         interceptor = Interceptor(
@@ -127,7 +127,7 @@ class InterceptorHost:
         return [self._store.admit(data) for data in self._spec.rules]
 
     async def _retire_log(self) -> None:
-        """Take out the event log of an earlier run: nobody would read on, and senders would wait for it."""
+        """Remove the event log of an earlier run: senders would wait for it, and nothing reads on."""
         if (await self.transport.load_directory(-1)).logged:
             settings = self._spec.settings
             epoch = await self.transport.open_log(
@@ -138,21 +138,23 @@ class InterceptorHost:
     # -- rules at run time ----------------------------------------------------------------------------------------
 
     async def change(self, change: Callable[[], T]) -> T:
-        """Change the rules, or what they count; it is kept, and in force, once this has returned.
+        """Change the rules or their state; on return the change is stored and in force.
 
-        Raises: ConnectionFailed where it is in force only.
+        Raises: ConnectionFailed where it is in force, but not stored in time.
         """
-        return await self._keeping.kept(self.interceptor.change(change, also=self._save_rules))
+        return await self._changes.wait_stored(self.interceptor.change(change, also=self._save_rules))
 
     async def _save_rules(self) -> None:
-        async with self._saving:  # what is kept last must be what is in force
+        async with self._saving:  # the rules stored last must be those in force
             await self._store.save_rules(self.interceptor.rules.now)
 
     async def change_rules(self, call: str, change: Callable[[RuleSet], Rule]) -> dict[str, Any]:
-        """Put rules in or take them out; return the description of the one concerned. Raises RuleError.
+        """Insert or remove rules; return the description of the changed rule. Raises RuleError.
 
-        Args: call names who asked. A call that is repeated, as its answer was lost with this process, finds its change
-        made, and that is kept together with the rules.
+        Args:
+            call: Name of the call. A call that Ray repeats after a restart finds its change already made: the names of
+                calls are stored together with the rules.
+            change: The change; it returns the rule.
         """
 
         def make() -> dict[str, Any]:
@@ -164,31 +166,31 @@ class InterceptorHost:
         return await self.change(make)
 
     async def insert_rule(self, call: str, rule: Rule, index: int | None) -> None:
-        """Put a rule in; raise RuleError where it is none, or its name is taken."""
+        """Insert a rule; raise RuleError where it is no rule, or its name is taken."""
         own = self._admit(rule)
         await self.change_rules(call, lambda rules: rules.insert(own, index))
 
     async def replace_rule(self, call: str, which: int | str, rule: Rule) -> None:
-        """Put a rule in another one's place."""
+        """Replace a rule."""
         own = self._admit(rule)
         await self.change_rules(call, lambda rules: rules.replace(which, own))
 
     async def pop_rule(self, call: str, which: int | str) -> dict[str, Any]:
-        """Take a rule out; return its description."""
+        """Remove a rule; return its description."""
         return await self.change_rules(call, lambda rules: rules.pop(which))
 
     def _admit(self, rule: Rule) -> Rule:
-        if not isinstance(rule, Rule):  # putting it in says what is wrong
+        if not isinstance(rule, Rule):  # the insertion raises the error
             return rule
         return self._store.admit(pickled(rule))
 
     @property
     def black_lists(self) -> list[BlackList]:
-        """Return the black lists; the first is the one that the black set is."""
+        """Return the black lists; the first one holds the black set."""
         return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
 
     async def new_round(self) -> None:
-        """Begin a new round for all rules that count by rounds; raise RuleError where some failed at it."""
+        """Begin a new round for all rules that count by rounds; raise RuleError where rules failed at it."""
         failures = await self.change(self.interceptor.new_round)
         if failures:
             names = ", ".join(map(repr, failures))
@@ -197,10 +199,10 @@ class InterceptorHost:
                 rule=failures[0],
             )
 
-    # -- what is there --------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[str]:
-        """Return the names of the mailboxes that claim agents for themselves."""
+        """Return the names of the mailboxes that host agents exclusively."""
         await self._reload()
         return [name for name, record in self._directory.records.items() if record.exclusive]
 
@@ -214,16 +216,16 @@ class InterceptorHost:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
     def loops(self) -> list[TaskHealth]:
-        """Tell how serving the lane is doing."""
+        """Return the health of the lane server."""
         return [TaskHealth("lane", self._lane.serving, busy=False, age_s=0.0)]
 
     async def stats(self) -> dict[str, Any]:
-        """Return counters, what waits in each mailbox, and what is among the dead letters."""
+        """Return counters, the number of waiting messages in each mailbox, and the counts of dead letters."""
         waiting, dead = await self.transport.waiting(), await self._dead_letters.facts()
         return self.counters() | {"waiting": waiting, "dead_letters": dead._asdict()}
 
     def counters(self) -> dict[str, Any]:
-        """Return counters, without asking the server."""
+        """Return counters, without a call to the server."""
         return {
             "epoch": self.interceptor.epoch,
             "rules": self.interceptor.rules.names,
@@ -240,46 +242,46 @@ class InterceptorHost:
         }
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """Return what rules failed at, by name, of those that did."""
+        """Return the failures of rules that failed, by name."""
         interceptor = self.interceptor
         return {rule.name: found for rule in interceptor.rules if (found := interceptor.failures.of(rule))}
 
     def reset_failures(self, which: int | str | None) -> None:
-        """Forget what a rule, or all, failed at; raise RuleError where there is no such rule."""
+        """Reset the failures of a rule, or of all; raise RuleError where there is no such rule."""
         interceptor = self.interceptor
         for rule in interceptor.rules.now if which is None else [interceptor.rules.get(which)]:
             interceptor.failures.forget(rule)
 
     async def remove(self, name: str) -> int:
-        """Remove a mailbox, and what is kept of who sent under its name; return how many frames were unread."""
+        """Remove a mailbox and the state of its sender; return the number of unread frames."""
         frames = await self.transport.remove(name, None)
         await self._server.forget_sender(name)
         return frames
 
     async def close(self, *, erase: bool) -> None:
-        """End the experiment; `erase` removes its data from the server, whatever rules do as they are closed."""
+        """End the experiment; with `erase`, delete its data from the server, even where closing a rule fails."""
         try:
-            await self._fall_silent()
+            await self._stop_verdicts()
         finally:
             await self._store.forget_rules()
             if erase:
                 await self._server.erase()
-            await self._let_go()
+            await self._release()
 
     async def abandon(self) -> None:
-        """Stop serving; another process may go on."""
-        await self._fall_silent()
-        await self._let_go()
+        """Stop serving, and keep the experiment for another process."""
+        await self._stop_verdicts()
+        await self._release()
 
-    async def _fall_silent(self) -> None:
-        """Judge no more, and write no more."""
+    async def _stop_verdicts(self) -> None:
+        """Stop verdicts, heartbeat and writes."""
         await self._lane.close()
         if self._heartbeat is not None:
             await self._heartbeat.close()
         if self._interceptor is not None:
             await self._interceptor.stop()
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         interceptor, self._interceptor = self._interceptor, None
         if interceptor is not None:
             await interceptor.close()

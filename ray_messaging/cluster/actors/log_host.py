@@ -1,4 +1,4 @@
-"""The event log of one experiment, in a process of its own: it writes while it is asked."""
+"""Host of one experiment's event log: writer and queries in one process."""
 
 import asyncio
 import secrets
@@ -25,12 +25,12 @@ from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.experiment_store import other_run
 
-PAGE = 4096  # rows that are handed out at a time
+PAGE = 4096  # rows in one answer
 _CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared
 
 
 class LogHost:
-    """Write the log, and answer from the folder and from what is not in it yet."""
+    """Host of the log writer; answers queries from the folder and from rows that are not in a file yet."""
 
     def __init__(self, experiment: Experiment, on_existing: str) -> None:
         assert experiment.log_dir is not None
@@ -49,45 +49,45 @@ class LogHost:
             run=experiment.run,
             known=self._known,
             limits=limits,
-            # Senders wait for what is not in a file yet as if it were unread: a mailbox must not fill by that alone.
+            # Rows count for a mailbox's limit until they are in a file: they must not fill it on their own.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
-        self._cleared_ms = -1  # and the server's time of that, for our successors: they may number rows anew
-        self._taken_over = 0  # rows that were in the folder when this process began
+        self._cleared_ms = -1  # the server's time of that; a later process may number rows differently
+        self._taken_over = 0  # rows in the folder when this process began
 
     async def start(self) -> None:
-        """Take the folder and begin. Raises AlreadyExists, Fenced, LogError, ConnectionFailed."""
+        """Claim the folder and start the writer. Raises AlreadyExists, Fenced, LogError, ConnectionFailed."""
         await self._transport.connect()
         await self._check_run()
-        await self._take_folder()
+        await self._prepare_folder()
         await self._writer.start()
         self._taken_over = self._writer.rows
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Tell whether the server knows the log of this run: one that was flushed does not, or knows a newer run's."""
+        """Return whether the server knows the log of this run: not after a flush, nor once a newer run has one."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _check_run(self) -> None:
-        """Raise Fenced where another start has the experiment: it has a log of its own, perhaps in this folder."""
+        """Raise Fenced where another start has claimed the experiment: its log may be in the same folder."""
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
 
-    async def _take_folder(self) -> None:
-        """Make way in the folder, once in a run; whatever process of this run comes later goes on in it."""
+    async def _prepare_folder(self) -> None:
+        """Claim the folder, once in a run; later processes of the run continue in it."""
         if await self._known():
             return
         await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
-        await when_free(self._folder, self._make_way, asyncio.sleep)
+        await when_free(self._folder, self._claim_folder, asyncio.sleep)
         await self._server.set_log_mark("run", self._experiment.run)
 
-    def _make_way(self) -> None:
-        """Claim the folder for this run, under its lock: no writer of another one names a file in it from here on."""
+    def _claim_folder(self) -> None:
+        """Claim the folder for this run, under its lock: writers of other runs add no files from here on."""
         run = self._experiment.run
         segments, account = self._folder.segments(), read_account(self._folder)
-        if account.writer.startswith(f"{run}/"):  # our predecessor has written here, and the server forgot it
+        if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             note_missing(self._folder, account.writer, str(error))
             raise error
@@ -105,20 +105,20 @@ class LogHost:
             forget_missing(self._folder)
 
     async def close(self) -> None:
-        """Write all that was sent, and take the log out."""
+        """Write everything that was sent, and remove the log from the server."""
         try:
             await self._writer.retire()
         finally:
             await self._transport.close()
 
     async def abandon(self) -> None:
-        """Let go of the server, after a start that failed."""
+        """Disconnect, after a failed start."""
         await self._transport.close()
 
-    # -- questions ------------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a question about all that was sent before it was asked."""
+        """Answer a query over everything that was sent before it."""
         return await asyncio.to_thread(answer, await self._view(), what, arguments)
 
     async def _view(self) -> View:
@@ -127,9 +127,9 @@ class LogHost:
         return View(self._folder, segments, live)
 
     async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
-        """Return the next rows that match after what was seen, and what is seen with them.
+        """Return the next matching rows after a position, and the position after them.
 
-        What a writer that died had not written yet has other numbers now: that is told once more, and none is missed.
+        Rows that a dead writer had not written yet have new positions: some may be returned twice, and none is missed.
         """
         position = seen.position
         if seen.process not in {"", self._process}:
@@ -142,9 +142,9 @@ class LogHost:
         return await self._writer.wait_beyond(position + 1, timeout_s)
 
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
-        """Return blocked messages after the first `cursor` of them; wait for one.
+        """Return the blocked messages after the first `cursor` ones; wait for one.
 
-        They all come through one stream, so that their order, and with it a cursor, outlives the writer.
+        One stream carries all of them, so their order, and with it the cursor, survives a restart of the writer.
         """
         position = -1
         if seen is not None and seen.process == self._process:
@@ -161,19 +161,19 @@ class LogHost:
             await self.wait(position, left)
 
     async def count_blocked(self) -> int:
-        """Return how many messages were blocked by now: the cursor of whoever wants those that come."""
+        """Return the number of blocked messages so far: the cursor for those to come."""
         counted = await self.ask("count", {"by": "fate", "fate": "blocked"})
         return int(counted["count"][0].as_py()) if len(counted) else 0
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Return the latest sends since `clear` in the form of AgentSociety's log list, the oldest first."""
+        """Return the latest sends since `clear`, oldest first, in the form of AgentSociety's log list."""
         end = await self.ask("end", {})
         after = max(self._cleared, end - self._experiment.settings.log_list_messages)
         found = await self.ask("query", {"after": after, "internal": True})
         return rows_as_seed(_later(found, self._cleared_ms).drop_columns(list(INTERNAL)))
 
     async def clear(self) -> None:
-        """Begin the list of `rows` anew; the log keeps everything."""
+        """Empty the list of `rows`; the log keeps everything."""
         self._cleared = await self.ask("end", {})
         now = await self._server.time_ms()
         await self._server.set_log_mark(_CLEARED, now)
@@ -181,18 +181,18 @@ class LogHost:
             pass  # what is sent once this has returned has a later millisecond
 
     def stats(self) -> dict[str, Any]:
-        """Return rows, segments, lag and what is wrong."""
+        """Return rows, segments, lag and error."""
         return self._writer.stats()
 
 
 def _last_blocked(view: View, count: int) -> int:
-    """Return the position of the last one of the first `count` blocked messages; -1: there is none."""
+    """Return the position of the last of the first `count` blocked messages; -1: there is none."""
     ends = scan(view, Filters(fate="blocked", limit=count), ["fate"], lambda part: int(part["position"][-1].as_py()))
     return max(ends, default=-1)
 
 
 def _later(table: pa.Table, ms: int) -> pa.Table:
-    """Return the rows that the server took after a time; `entry` begins with the one at which it did."""
+    """Return the rows that the server received after a time, which `entry` begins with."""
     if ms < 0:
         return table
     later = [entry for entry in table["entry"].unique().to_pylist() if int(entry.partition("-")[0]) > ms]

@@ -1,4 +1,4 @@
-"""What Ray's actors must know of their restarts."""
+"""Restarts of Ray actors, and failures that are worth a retry."""
 
 import warnings
 
@@ -8,16 +8,16 @@ from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, 
 
 
 def restarted() -> bool:
-    """Tell whether an earlier process of this actor died."""
-    with warnings.catch_warnings(action="ignore"):  # Ray 2.60's property warns of another one that it uses itself
+    """Return whether an earlier process of this actor died."""
+    with warnings.catch_warnings(action="ignore"):  # Ray 2.60's property emits a warning about another property
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def away(failure: MessagingError | None) -> bool:
-    """Tell whether a start failed as the server did not answer."""
+def server_unreachable(failure: MessagingError | None) -> bool:
+    """Return whether a start failed because the server did not answer."""
     return isinstance(failure, ConnectionFailed) and not isinstance(failure, ServerRefused)
 
 
 def worth_a_retry(failure: MessagingError | None) -> bool:
-    """Tell whether a server that did not answer, or had no memory left, may yet do what it was asked."""
-    return away(failure) or isinstance(failure, MailboxFull)
+    """Return whether another try may succeed: the server did not answer, or had no memory left."""
+    return server_unreachable(failure) or isinstance(failure, MailboxFull)

@@ -1,4 +1,4 @@
-"""Call actors from drivers and tasks, and get our own errors back."""
+"""Calls of actors from drivers and tasks, with our own errors."""
 
 import math
 import time
@@ -13,16 +13,32 @@ from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
 
 NAMESPACE = "ray_messaging"
 
-# Between questions to an actor that starts again, in seconds.
+# Between calls to an actor that is restarting, in seconds.
 _PAUSE_S = 0.1
-# For Ray to tell that an actor is dead which was killed, and between two looks, in seconds.
+# For Ray to report a killed actor as dead, and between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
 
 
-def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call and return its result; `what` names the actor in errors.
+def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
+    """Return one of our actors by its name; None: there is none, or it is dead."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
 
-    Raises: what the actor raised; Closed where it is gone; OutcomeUnknown where a call that `sends` was cut.
+
+def named_actors(prefix: str) -> dict[str, Any]:
+    """Return our living actors with a name prefix, by name."""
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in listed if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
+    found = {name: find_actor(name) for name in names}
+    return {name: actor for name, actor in found.items() if actor is not None}  # some may have ended just now
+
+
+def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+    """Wait for a call and return its result; `what` is the actor's name in errors.
+
+    Raises: the actor's error; Closed where the actor is dead; OutcomeUnknown where a call that `sends` was interrupted.
     """
     try:
         return ray.get(ref)
@@ -31,23 +47,23 @@ def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 
 
 
 def known_dead(actor: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
-    """Tell whether this process knows that an actor will not come back, so that a call of it would never begin.
+    """Return whether this process knows that an actor is dead for good, so that a call would never begin.
 
-    False on Ray Client, and before the first call: nobody has asked then.
+    False on Ray Client, and before the first call of the actor.
     """
     state = getattr(actor, "_get_local_state", None)
     return state is not None and state() == ActorTableData.ActorState.DEAD
 
 
 def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Wait until this process knows that an actor which was killed is dead: whoever calls it then is told so."""
+    """Wait until this process knows that a killed actor is dead, so that later calls fail with Closed."""
     deadline = time.monotonic() + _DEATH_S
     while hasattr(actor, "_get_local_state") and not known_dead(actor) and time.monotonic() < deadline:
         time.sleep(_GLANCE_S)
 
 
 def gone(what: str) -> Closed:
-    """Build the error for a send by an actor that was gone before."""
+    """Build the error for a send by an actor that was dead before."""
     return Closed(
         f"{what} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create it "
         "again, or start the experiment anew",
@@ -56,10 +72,10 @@ def gone(what: str) -> Closed:
 
 
 def insist(actor: Any, call: Callable[[], Any], *, what: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
-    """Make a call that may be repeated, again and again while its actor starts again; raises as `result`.
+    """Repeat a call, which must be idempotent, while its actor restarts; raises as `result`.
 
-    The actor answers `ready`. Ray's own retries come up to a second after it has told of a failure, which takes it one
-    or two.
+    The actor must have a method `ready`. Ray's own retries are slower: they come up to a second after Ray has noticed
+    the failure, which takes one or two seconds.
     """
     while True:
         try:
@@ -71,29 +87,29 @@ def insist(actor: Any, call: Callable[[], Any], *, what: str) -> Any:  # noqa: A
 
 
 def wait_restart(actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Wait until an actor answers, or will not any more, at most for a time.
+    """Wait until an actor answers or is dead, with a limit.
 
-    A question that is asked while it starts again fails only seconds later, when others would be answered: many are.
+    A call made during a restart fails only seconds later, when newer calls would succeed: several are made.
     """
-    asked: list[Any] = []
+    calls: list[Any] = []
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        asked.append(actor.ready.remote())
-        told, asked = ray.wait(asked, num_returns=len(asked), timeout=_PAUSE_S)
-        for ref in told:
+        calls.append(actor.ready.remote())
+        done, calls = ray.wait(calls, num_returns=len(calls), timeout=_PAUSE_S)
+        for ref in done:
             try:
                 ray.get(ref)
             except ActorUnavailableError:
                 continue
-            except (RayTaskError, RayActorError):  # whoever calls now is told
+            except (RayTaskError, RayActorError):  # the caller's next call gets the error
                 pass
             return
-        if not asked:  # all failed at once
+        if not calls:  # all failed at once
             time.sleep(_PAUSE_S)
 
 
 def translated(error: RayTaskError | RayActorError, *, what: str, sends: bool = False) -> Exception:
-    """Turn Ray's error into the one that the actor raised, or into ours."""
+    """Turn Ray's error into the actor's error, or into one of ours."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause

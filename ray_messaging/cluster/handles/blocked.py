@@ -1,4 +1,4 @@
-"""Whoever wants to know of blocked messages: as an async iterator, or by a callback."""
+"""Blocked messages of a running experiment, as an async iterator or by a callback."""
 
 import logging
 import threading
@@ -20,18 +20,18 @@ from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 logger = logging.getLogger(__name__)
 
 _WHAT = "the event log"
-_GLANCE_S = 0.5  # after so long a listener looks whether it was closed
+_GLANCE_S = 0.5  # between a listener's checks whether it was closed
 
 
 @dataclass(frozen=True, slots=True)
 class BlockedMessage(LogRow):
-    """Be a message that a rule blocked; pass `cursor` as `after` to go on behind it, in another process, too."""
+    """A message that a rule blocked; `cursor`, given as `after`, continues behind it, also in another process."""
 
     cursor: int
 
 
 class BlockedMessages(AsyncIterator[BlockedMessage]):
-    """Yield blocked messages after a cursor (None: those that come from now on), each as soon as the log has it."""
+    """Async iterator over blocked messages after a cursor (None: from now on), each as soon as the log has it."""
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
@@ -54,9 +54,9 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
 
 class BlockedListener:
-    """Call a function with each blocked message, in a thread of its own; `cursor` is that of the last one.
+    """Thread that calls a function with each blocked message; `cursor` is that of the last one.
 
-    A call that raises is logged, and the next message comes all the same; so is a log that is in trouble.
+    Errors of the function and of the log are logged, and the listener continues.
     """
 
     def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -68,7 +68,7 @@ class BlockedListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; twice does no harm."""
+        """Stop listening; a second call does nothing."""
         self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -116,7 +116,7 @@ class BlockedListener:
 
 
 def _taken(answer: tuple[pa.Table, Seen] | MessagingError) -> tuple[pa.Table, Seen]:
-    """Return an answer of the log, or raise it where it is an error."""
+    """Return an answer of the log, or raise it if it is an error."""
     if isinstance(answer, MessagingError):
         raise answer
     return answer

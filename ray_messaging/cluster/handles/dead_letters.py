@@ -1,4 +1,4 @@
-"""The dead letters of an experiment: look at them, bring them back, delete them."""
+"""Dead letters of an experiment: read, requeue and drop them."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.cluster.handles.connected import Connected
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.common.tables import data_frame
 from ray_messaging.config import MessagingConfig, ServerConfig
@@ -25,21 +24,21 @@ T = TypeVar("T")
 
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _DROPPED_AT_ONCE = 500
-_NO_LIMIT = 2**62  # whoever looks at dead letters buries what has expired, and must not drop others for it
+_NO_LIMIT = 2**62  # a reader moves expired frames there, and must not drop others for them
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """Be a frame that nobody will read, and why: `mailbox` says whose it was, `at` (unix s) since when it is dead."""
+    """A frame that no mailbox will deliver, with its mailbox, the reason, and the time of its death, `at` (unix s)."""
 
     id: str
     mailbox: str
     reason: str
     at: float
     frame: bytes
-    row: int  # the rows before it were handled
+    row: int  # the rows before it are handled
     exp_id: str
-    acked: str = ""  # and those were handled, too: "low-high,..."
+    acked: str = ""  # further handled rows: "low-high,..."
 
     @cached_property
     def _batch(self) -> Batch | FrameError:
@@ -50,17 +49,17 @@ class DeadLetter:
 
     @property
     def readable(self) -> bool:
-        """Tell whether its messages can be decoded, and so be requeued."""
+        """Return whether its messages can be decoded, and so be requeued."""
         return isinstance(self._batch, Batch)
 
     @property
     def rows(self) -> int:
-        """Return how many messages it holds that nobody has handled; 0 where it cannot be decoded."""
+        """Return the number of its unhandled messages; 0 where it cannot be decoded."""
         return len(unhandled(self.row, self.acked, len(self._batch))) if isinstance(self._batch, Batch) else 0
 
     @property
     def messages(self) -> Messages:
-        """Return the messages that nobody has handled; raise FrameError where it cannot be decoded."""
+        """Return its unhandled messages; raise FrameError where it cannot be decoded."""
         batch = self._batch
         if isinstance(batch, FrameError):
             raise FrameError(f"dead letter {self.id} cannot be decoded, look at its bytes (.frame): {batch}")
@@ -77,9 +76,9 @@ Letters = list[DeadLetter]  # `list` is a method's name below
 
 
 class Requeues(NamedTuple):
-    """Say what became of letters: those that are gone, the messages that wait in a mailbox again, and what was left.
+    """Outcome of `requeue`: the number of removed letters, and of messages that wait in a mailbox again.
 
-    `left` maps the id of each letter that could not go, or not all of it, to the reason.
+    `left` maps the id of each letter that stays, in whole or in part, to the reason.
     """
 
     letters: int
@@ -88,9 +87,9 @@ class Requeues(NamedTuple):
 
 
 class DeadLetters:
-    """Look at the dead letters of one experiment, bring them back or delete them; blocking, for drivers and tasks.
+    """Dead letters of one experiment; the calls block, for drivers and tasks.
 
-    Iterating reads them page by page, in the order in which they died.
+    An iteration reads page by page, oldest first.
     """
 
     def __init__(self, redis: ServerConfig, exp_id: str, settings: MessagingConfig | None = None) -> None:
@@ -98,13 +97,13 @@ class DeadLetters:
         self._redis = redis
         self._settings = settings or MessagingConfig()
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.stats()["letters"]
 
     def __bool__(self) -> bool:
-        return True  # or `if messaging.dead_letters` would ask the server
+        return True  # without it `if messaging.dead_letters` would call the server
 
     def __iter__(self) -> Iterator[DeadLetter]:
         after = ""
@@ -113,7 +112,7 @@ class DeadLetters:
             after = page[-1].id
 
     def list(self, *, limit: int = 100, after: str | None = None, mailbox: str | None = None) -> Letters:
-        """Return the first letters, those behind the id `after`, of one mailbox or of all."""
+        """Return the first letters after the id `after`, of one mailbox or of all."""
         found: Letters = []
         last = "" if after is None else _checked(after)
         while len(found) < limit and (page := self._page(last, PAGE if mailbox else limit - len(found))):
@@ -139,7 +138,7 @@ class DeadLetters:
         return self
 
     def stats(self) -> dict[str, int]:
-        """Count letters and their bytes, and those that were dropped as there were too many, with their bytes."""
+        """Return the number of letters and their bytes, and of those dropped at the limit."""
         facts = self._run(lambda store: store.facts())
         return {
             "letters": facts.letters,
@@ -157,7 +156,7 @@ class DeadLetters:
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("these dead letters hold the server's password: pass the Messaging, and ask it for them there")
 
-    # -- acting ---------------------------------------------------------------------------------------------------
+    # -- changing -------------------------------------------------------------------------------------------------
 
     def requeue(
         self,
@@ -166,9 +165,10 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> Requeues:
-        """Bring messages back into the mailboxes that listen for them now, under their old ids, each at most once.
+        """Put messages back into the mailboxes that listen for them now, under their old ids, each at most once.
 
-        Args: one of the three says which letters. What cannot go stays dead, and is told.
+        Give exactly one of ids, mailbox and everything. Letters that cannot go back stay, with the reason in `left`.
+
         Raises: ConfigError, ConnectionFailed, MailboxFull where the server's memory is full.
         """
         chosen = _Chosen.of(ids, mailbox, everything=everything)
@@ -177,7 +177,7 @@ class DeadLetters:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
-            waiting: set[str] = set()  # mailboxes of which a letter found no room: what is behind it keeps its place
+            waiting: set[str] = set()  # full mailboxes: later letters must not overtake earlier ones
             async for name, letter in chosen.letters(store):
                 if letter is None:
                     left[name] = "there is no such dead letter"
@@ -202,7 +202,7 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> int:
-        """Delete letters (`everything`: and count anew what the limit took); return how many. Raises ConfigError."""
+        """Delete letters and return their number; `everything` also resets the dropped counts. Raises ConfigError."""
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
         async def run(store: DeadLetterStore) -> int:
@@ -232,7 +232,7 @@ class DeadLetters:
         )
 
     def _run(self, work: Callable[[DeadLetterStore], Awaitable[T]]) -> T:
-        """Work on the store from wherever we are called, an event loop that runs included, which waits meanwhile."""
+        """Run an operation on the store; it may be called inside a running event loop, which it blocks."""
 
         async def run() -> T:
             async with self._store() as store:
@@ -252,14 +252,14 @@ class DeadLetters:
 
 
 class _Chosen(NamedTuple):
-    """The letters that a call is about."""
+    """Selection of letters by ids or mailbox; neither: all."""
 
     ids: "list[str] | None"
     mailbox: str | None
 
     @classmethod
     def of(cls, ids: "str | Iterable[str] | None", mailbox: str | None, *, everything: bool) -> "_Chosen":
-        """Check what a caller says; raise ConfigError unless it says one thing."""
+        """Check the arguments of a call; raise ConfigError unless exactly one is given."""
         if (ids is not None) + (mailbox is not None) + everything != 1:
             raise ConfigError("say which dead letters: ids, mailbox='name', or everything=True, and only one of these")
         if ids is None:
@@ -267,12 +267,12 @@ class _Chosen(NamedTuple):
         return cls([_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)], None)
 
     async def letters(self, store: DeadLetterStore) -> AsyncIterator[tuple[str, DeadFrame | None]]:
-        """Yield id and letter of those that are there now; None for an id that is not."""
+        """Yield id and letter of the selected ones; None for an id that does not exist."""
         if self.ids is not None:
             for name in self.ids:
                 yield name, await store.get(name)
             return
-        left, after = (await store.facts()).letters, ""  # what is left of one comes again behind them
+        left, after = (await store.facts()).letters, ""  # the rest of a letter that stays comes again behind them
         while left > 0 and (page := await store.page(after, min(PAGE, left))):
             after = page[-1].id
             left -= len(page)
@@ -293,13 +293,3 @@ def _unknown(letter: str) -> UnknownName:
         kind="dead letter",
         value=letter,
     )
-
-
-class DeadLetterAccess(Connected):
-    """Be asked for its dead letters."""
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """Return what nobody will read as it is: undecodable frames, and what mailboxes left unread as they went."""
-        experiment = self._whole
-        return DeadLetters(experiment.redis, experiment.exp_id, experiment.settings)

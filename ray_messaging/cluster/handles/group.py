@@ -1,4 +1,4 @@
-"""The handle of a group: picklable, blocking, for drivers and tasks."""
+"""Handle of a group: picklable and blocking, for drivers and tasks."""
 
 import secrets
 import threading
@@ -24,10 +24,10 @@ from ray_messaging.sending.accumulation.bulk_input import columns_of, entries_of
 
 
 class Group:
-    """Send for the agents of a group and fetch what comes to them.
+    """Handle of a group: sends for its agents, and fetches their messages.
 
-    `actor` is the raw Ray handle. Sends of one handle keep their order, and one that Ray repeats happens once. A handle
-    that was passed to a task is a handle of its own. Who fetches and then ends should `ack()`, or fetch by `with`:
+    `actor` is the raw Ray handle. Sends of one handle keep their order, and a send that Ray repeats happens once. A
+    task gets its own copy of a handle. A task that fetches and then ends should `ack()`, or fetch by `with`:
 
         with group.fetch(timeout=5) as messages: ...      # committed when the block ends without an error
     """
@@ -50,10 +50,10 @@ class Group:
         self._sending = threading.Lock()
         self._fetching = threading.Lock()
         self._token: Token | None = None
-        self._fetches = self._received = 0  # of those whose messages `ack` alone commits
-        self._unacked: dict[tuple[str, int], Token] = {}  # what they returned
-        self._away = False  # it went down during a send
-        self._keep = keep  # the experiment ends with the last one who holds what started it
+        self._fetches = self._received = 0  # numbers of fetches with commit="acked": the last begun, the last returned
+        self._unacked: dict[tuple[str, int], Token] = {}  # their tokens
+        self._restarting = False  # its actor died during a send
+        self._keep = keep  # the experiment lives as long as a reference to its actors
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Group, (self._experiment.without_password(), self.name, self.actor, self.step)
@@ -92,9 +92,9 @@ class Group:
             return Receipts([])
         if known_dead(self.actor):
             raise gone(self._what)
-        if self._away:  # a call made while it starts again would fail, and nobody would know that it was never made
+        if self._restarting:  # a call during the restart would fail with an unknown outcome
             wait_restart(self.actor, self._experiment.settings.send_timeout_s)
-            self._away = False
+            self._restarting = False
         number = -1
         try:
             with self._sending:
@@ -104,11 +104,11 @@ class Group:
                 ref = self.actor.relay.remote(self._caller, number, min(self._waiting), frames)
             receipts: Receipts = result(ref, what=self._what, sends=True)
         except OutcomeUnknown as error:
-            self._away = isinstance(error.__cause__, ActorUnavailableError)
+            self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise
         else:
             return receipts
-        finally:  # whatever happened: nobody may wait for this number any more
+        finally:  # later calls must not wait for this number
             with self._sending:
                 self._waiting.discard(number)
 
@@ -120,14 +120,18 @@ class Group:
         commit: Commit = "next",
         complete: bool = False,
     ) -> "Fetched":
-        """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
+        """Return the arrived messages; wait up to `timeout` seconds (None: for ever) for the first.
 
-        What this handle's last fetch returned is committed now. What a handle holds for longer than
-        `MessagingConfig.loan_s`, because its task died or ended without `ack`, goes to the next one that fetches.
+        The messages of this handle's last fetch are committed now. Messages that a handle holds for longer than
+        `MessagingConfig.loan_s`, because its task died or ended without `ack`, go to the next fetch of any handle.
 
-        Args: with commit="acked" what this fetch returns is committed by `ack`, or by its own `with` block, alone. With
-        complete=True it returns all that the server had when it was called, but for what other handles hold.
-        Raises: CommitFailed where what the last fetch returned has gone to another handle, FetchTooLarge.
+        Args:
+            limit: The most messages to return.
+            timeout: Seconds to wait for the first message.
+            commit: "acked": only `ack`, or a `with` block over the result, commits these messages.
+            complete: Return all messages that the server had at the call, except those that other handles hold.
+
+        Raises: CommitFailed where another handle has got the messages of the last fetch, FetchTooLarge.
         """
         check_limit(limit, complete=complete)
         check_commit(commit)
@@ -144,7 +148,7 @@ class Group:
             try:
                 token, messages = insist(self.actor, lambda: self.actor.fetch.remote(*arguments), what=self._what)
             except CommitFailed:
-                self._token = None  # others have it
+                self._token = None  # another handle has the messages
                 raise
             self._token = None
             if commit == "next":
@@ -154,12 +158,12 @@ class Group:
         return Fetched(messages, self, token)
 
     def ack(self, messages: Acked | None = None) -> None:
-        """Commit what this handle has fetched: a message, some of them, or all that it holds.
+        """Commit fetched messages: one, some, or all that this handle holds (None).
 
-        It returns when that is durable, whatever other handles hold before it. Doing so twice does no harm.
+        On return the commit is durable, even where other handles hold earlier messages. A second call does nothing.
 
-        Raises: CommitFailed where this handle held it for longer than `MessagingConfig.loan_s`, and it went to another
-        one; ConfigError for messages that no handle of this group has fetched.
+        Raises: CommitFailed where this handle held a message for longer than `MessagingConfig.loan_s` and another
+        handle has it now; ConfigError for messages that no handle of this group has fetched.
         """
         if messages is None:
             with self._fetching:
@@ -177,15 +181,15 @@ class Group:
             raise late
 
     def give_up(self) -> None:
-        """Hand back what this handle's last fetch returned, unhandled: the next one that fetches gets it."""
+        """Return the messages of this handle's last fetch to the mailbox unhandled; the next fetch gets them."""
         with self._fetching:
             self._give_up(self._token)
 
     def _give_up(self, token: Token | None) -> None:
         insist(self.actor, lambda: self.actor.give_up.remote(self._caller, token), what=self._what)
-        self._let_go(token)
+        self._forget(token)
 
-    def _let_go(self, token: Token | None) -> None:
+    def _forget(self, token: Token | None) -> None:
         if token is not None:
             self._unacked.pop(token[:2], None)
             self._token = None if self._token == token else self._token
@@ -194,7 +198,7 @@ class Group:
     def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
         agents: IdColumn = insist(self.actor, self.actor.agents.remote, what=self._what)
-        # None of a group's agents is None: that is the user.
+        # The user, None, is never an agent of a group.
         return [agent_id for agent_id in agents.tolist() if agent_id is not None]
 
     def stats(self) -> dict[str, Any]:
@@ -204,10 +208,10 @@ class Group:
 
 
 class Fetched(Messages):
-    """Be a fetched batch: a `with` block over it commits it, or hands it back where it ends by an error.
+    """Fetched messages; a `with` block over them commits them at its end, or returns them to the mailbox at an error.
 
-    The block's end raises CommitFailed where it lasted for longer than `MessagingConfig.loan_s`, and another handle has
-    the messages by now.
+    The block's end raises CommitFailed where it took longer than `MessagingConfig.loan_s` and another handle has the
+    messages now.
     """
 
     __slots__ = ("_group", "_token")
@@ -228,14 +232,14 @@ class Fetched(Messages):
         if self._token is None:
             return
         if error is None:
-            self._group._let_go(self._token)
+            self._group._forget(self._token)
             self._group._ack([(self._token, None)])
         else:
-            with suppress(MessagingError, RayError):  # the error at hand is the one to tell of
+            with suppress(MessagingError, RayError):  # the block's error is raised
                 self._group._give_up(self._token)
 
 
 def check_agents(agents: object) -> None:
-    """Raise InvalidAddress where a group's agents are no collection of ids."""
+    """Raise InvalidAddress where agents are no collection of ids."""
     if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
         raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)

@@ -1,4 +1,4 @@
-"""Run a coroutine beside whatever event loop the caller has."""
+"""A coroutine in a thread and event loop of its own, for callers with or without a running loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in a thread and an event loop of its own, and wait for it; Ctrl-C cancels it."""
+    """Run a coroutine in its own thread and event loop, and wait for its result; Ctrl-C cancels it."""
     running: list[tuple[asyncio.AbstractEventLoop, Callable[[], bool]]] = []
     interrupted: list[BaseException] = []
 
@@ -18,16 +18,16 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         task = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task.cancel))
-        if interrupted:  # before anybody could cancel this
+        if interrupted:  # before this task could be cancelled
             raise asyncio.CancelledError
         return await work()
 
-    with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging aside") as thread:
+    with ThreadPoolExecutor(1, thread_name_prefix="ray_messaging own loop") as thread:
         try:
             return thread.submit(lambda: asyncio.run(run())).result()
-        except BaseException as error:  # Ctrl-C, or what a signal raises: leaving would wait for all of it
+        except BaseException as error:  # Ctrl-C, or a signal's error: the pool waits for the task
             interrupted.append(error)
             for loop, cancel in running:
-                with suppress(RuntimeError):  # it has come to its end just now
+                with suppress(RuntimeError):  # it ended just now
                     loop.call_soon_threadsafe(cancel)
             raise

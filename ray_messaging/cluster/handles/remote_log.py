@@ -1,4 +1,4 @@
-"""The event log of a running experiment, asked through its actor."""
+"""Event log of a running experiment, read through its actor."""
 
 from copy import copy
 from typing import Any, NamedTuple
@@ -7,37 +7,37 @@ from ray_messaging.cluster.handles.actor_calls import result
 
 
 class Seen(NamedTuple):
-    """Up to which position a process of the writer was read: another one may number what it had not written anew."""
+    """Last position that was read, and the writer's process, as a new process may renumber rows."""
 
     process: str
     position: int
 
 
 class RemoteSource:
-    """Ask the actor that keeps the log: see `eventlog.reading.tail.Source`."""
+    """Source of log rows that asks the log's actor; see `eventlog.reading.tail.Source`."""
 
     live = True
 
     def __init__(self, log: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
         self._what = f"the event log of experiment {exp_id!r}"
-        self._process = ""  # of the writer, when rows were last followed
+        self._process = ""  # the writer's process at the last call of `since`
 
     def follower(self) -> "RemoteSource":
-        """Return a source that knows which process of the writer its follower saw."""
+        """Return a source with its own memory of the writer's process."""
         return copy(self)
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a question."""
+        """Answer a query."""
         if question == "since":
             seen = Seen(self._process, arguments.pop("position"))
             page, (self._process, _) = result(self._log.since.remote(seen, arguments), what=self._what)
             return page
-        if question == "end" and not self._process:  # who follows the log from here on must know whose number it is
+        if question == "end" and not self._process:  # a follower needs the process that numbered the end
             self._process, end = result(self._log.since.remote(Seen("", -1), {"limit": 0}), what=self._what)[1]
             return end
         return result(self._log.ask.remote(question, arguments), what=self._what)
 
     def wait(self, position: int, timeout_s: float) -> bool:
-        """Wait until there are rows after a position; False: none came in time."""
+        """Wait until there are rows after a position; return False where none came in time."""
         return bool(result(self._log.wait.remote(position, timeout_s), what=self._what))

@@ -8,7 +8,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.actor_calls import translated
-from ray_messaging.cluster.messaging import Messaging, find_interceptor
+from ray_messaging.cluster.handles.connection import find_interceptor
+from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.client.verdict_client import ForeignVerdictClient, VerdictClient, verdict_client_for

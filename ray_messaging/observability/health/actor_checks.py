@@ -1,4 +1,4 @@
-"""Judge actors by what they, and Ray, say of them."""
+"""Health checks of actors, from their own reports and from Ray's facts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,18 +13,18 @@ from ray_messaging.observability.health.server_checks import check_clock
 from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
 
 MANY_RESTARTS = 5
-LOG_BEHIND_S = 60.0  # it writes a file every half minute
+LOG_BEHIND_S = 60.0  # the log writes a file every half minute
 MANY_ENTRIES = 1_000_000  # 300 MB
 LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # bytes
 _WITHOUT = {
-    "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
-    SERVER_ACTOR: "if the server dies nobody starts it again",
+    "interceptor": "there are no verdicts, so nothing is sent: senders wait, then get InterceptorUnavailable",
+    SERVER_ACTOR: "if the server dies, it is not restarted",
     "log": "what was sent waits in the streams; once these are full senders wait, too",
 }
 
 
 def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
-    """Return what is to be said of actors; well ones of many groups share a line."""
+    """Return the findings about actors; healthy groups share one line."""
     found = [finding for actor in actors for finding in check_actor(actor)]
     problems = worst_first(finding for finding in found if finding.level != "ok")
     if len(problems) > SHOWN:
@@ -39,7 +39,7 @@ def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
 
 
 def check_actor(actor: ActorFacts) -> Iterator[Finding]:
-    """Yield what is to be said of one actor."""
+    """Yield the findings about one actor."""
     report = actor.report
     if report is None:
         yield _silent(actor)
@@ -172,7 +172,7 @@ def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
 
 
 def _kept(actor: str, kept: dict[str, int]) -> Finding:
-    """Judge what rules remember, by design: contacts and counts of a round, bans, how many messages were blocked."""
+    """Check the size of the rules' state: contacts and counts of a round, bans, counts of blocked messages."""
     answers, violations = kept.pop(ANSWERS, 0), kept.pop(VIOLATIONS, 0)
     entries = sum(kept.values()) + violations
     tables = [*sorted(kept.items(), key=lambda item: -item[1])[:3], ("agents with blocked messages", violations)]
@@ -190,7 +190,7 @@ def _kept(actor: str, kept: dict[str, int]) -> Finding:
 
 
 def check_disk(what: str, disk: Disk) -> Finding:
-    """Judge the room that is left for a folder."""
+    """Check the free disk space of a folder."""
     text = f"{in_bytes(disk.free)} of {in_bytes(disk.total)} are free at {disk.path}"
     remedy = "free disk space, or use a folder on another disk: without it nothing is kept, and senders wait"
     if disk.free < min(LITTLE_DISK, disk.total // 20):

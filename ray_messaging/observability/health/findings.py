@@ -1,4 +1,4 @@
-"""What is found wrong, or well, and what to do about it."""
+"""Findings of a health check: each with a level, and a remedy where one is needed."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -10,7 +10,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Say of one thing how it is (`value`), whether that is well (`level`), and what to do where it is not."""
+    """The state (`value`) of one subject, its level, and a remedy where it is not ok."""
 
     level: Level
     what: str
@@ -22,23 +22,23 @@ class Finding:
 
 
 def ok(what: str, value: str) -> Finding:
-    """Find that something is well."""
+    """Build a finding with nothing to do."""
     return Finding("ok", what, value)
 
 
 def warning(what: str, value: str, remedy: str) -> Finding:
-    """Find something that will do harm if it goes on, or if something else fails."""
+    """Build a finding about future harm: if it continues, or if something else fails."""
     return Finding("warning", what, value, remedy)
 
 
 def critical(what: str, value: str, remedy: str) -> Finding:
-    """Find something that does harm now."""
+    """Build a finding about present harm."""
     return Finding("critical", what, value, remedy)
 
 
 @dataclass(frozen=True)
 class Health:
-    """Hold what was found; `subject` says of what. It is ok where every finding is."""
+    """All findings about a subject; ok where every finding is ok."""
 
     subject: str
     findings: list[Finding] = field(default_factory=list)
@@ -50,20 +50,20 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Tell whether there is nothing to do."""
+        """Return whether every finding is ok."""
         return self.level == "ok"
 
     @property
     def problems(self) -> list[Finding]:
-        """Return the findings that are not ok, the worst first."""
+        """Return the findings that are not ok, worst first."""
         return [finding for level in reversed(LEVELS[1:]) for finding in self.findings if finding.level == level]
 
     def of(self, what: str) -> list[Finding]:
-        """Return the findings about one thing."""
+        """Return the findings about one subject."""
         return [finding for finding in self.findings if finding.what == what]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
+        """Return a dict for JSON."""
         return {
             "subject": self.subject,
             "level": self.level,
@@ -79,5 +79,5 @@ class Health:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings by level, in their order else."""
+    """Sort findings by level, stably."""
     return sorted(findings, key=lambda finding: -LEVELS.index(finding.level))

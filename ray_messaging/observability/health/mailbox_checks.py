@@ -1,4 +1,4 @@
-"""Judge mailboxes, the event log's backlog and dead letters by what the server keeps of them."""
+"""Health checks of mailboxes, the event log's backlog and dead letters, from the server's data."""
 
 from collections.abc import Collection, Iterator
 
@@ -6,13 +6,13 @@ from ray_messaging.observability.health.findings import Finding, critical, ok, w
 from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
 from ray_messaging.transports.server_facts import Kept, Mailbox
 
-OLD_S = 300.0  # what is unread for longer than this is worth a word: steps of a simulation are shorter
+OLD_S = 300.0  # steps of a simulation are shorter
 SHOWN = 20  # findings of one kind
 MANY_NAMES = 500
 
 
 def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
-    """Return what is to be said of what a server keeps of an experiment; some owners are known to be dead."""
+    """Return the findings about an experiment's data on the server; some owners are known to be dead."""
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
 
@@ -34,7 +34,7 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
 
 
 def _names(kept: Kept) -> Finding:
-    """Judge names that last: each is known to every sender, and has a mailbox and what it sent last on the server."""
+    """Check the number of closed names: each has a mailbox and sender state, and every sender knows it."""
     closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
     text = f"{closed:,} of messagers that are closed are kept, until they are removed"
     if kept.mailboxes_in_all > len(kept.mailboxes):

@@ -1,6 +1,8 @@
-"""What an actor says of itself, and what Ray says of it."""
+"""Health reports of actors, and Ray's facts about them."""
 
+import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ray_messaging.common.task_health import TaskHealth
@@ -10,18 +12,29 @@ SERVER_ACTOR = "server's actor"  # its name in findings
 
 @dataclass(slots=True)
 class Disk:
-    """Say how much room a folder has, in bytes."""
+    """Disk space of a folder, in bytes."""
 
     path: str
     free: int
     total: int
 
+    @classmethod
+    def of(cls, path: str) -> "Disk | None":
+        """Return the disk space of a folder, which need not exist yet; None for a URI."""
+        if "://" in path:
+            return None
+        folder = Path(path)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        usage = shutil.disk_usage(folder)
+        return cls(path, usage.free, usage.total)
+
 
 @dataclass(slots=True)
 class Report:
-    """Be an actor's answer: its clock (unix s), its loops and counters; `error` says why it does not work.
+    """An actor's report of its clock (unix s), loops and counters.
 
-    `remedy` is what to do about that, where it is not that it tries again by itself.
+    `error` is the reason why it does not work. `remedy` is the action to take; without one the actor retries itself.
     """
 
     now: float
@@ -34,10 +47,10 @@ class Report:
 
 @dataclass(slots=True)
 class ActorFacts:
-    """What was learned of one actor.
+    """Facts about one actor.
 
-    `name`: interceptor, log, group 'x', or SERVER_ACTOR. `state` is Ray's word (ALIVE, RESTARTING, DEAD ...), `why`
-    says what happened to one that did not answer. `skew_s`: its clock minus ours, give or take `margin_s`.
+    `name` is interceptor, log, group 'x', or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why` is the
+    reason of a missing report. `skew_s` is its clock minus ours, plus or minus `margin_s`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Judge a server by what it says of itself."""
+"""Health checks of a server, from its own facts."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ _RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server t
 
 
 def check_server(facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False) -> list[Finding]:
-    """Return what is to be said of a server; of one that did not answer, that."""
+    """Return the findings about a server, also about one that did not answer."""
     if facts.refused:
         return [critical("server", facts.error, "give another user, or this one the rights: see docs/operations.md")]
     if facts.error:
@@ -74,7 +74,7 @@ def _clock(facts: ServerFacts) -> Finding:
 
 
 def check_clock(what: str, skew_s: float, margin_s: float) -> Finding:
-    """Judge a clock that is ahead of ours by so much (s), give or take a margin."""
+    """Check a clock's lead over ours, in seconds, with a margin."""
     if abs(skew_s) - margin_s > SKEW_S:
         return warning(
             what,
@@ -94,7 +94,7 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         )
         return
     fsync = settings.get("appendfsync", "unknown, as CONFIG is forbidden")
-    if fsync == "no" and not embedded:  # its data end with the machine anyway
+    if fsync == "no" and not embedded:  # its data are lost with the machine anyway
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",

@@ -1,4 +1,4 @@
-"""Judge what fills up."""
+"""Checks of limited resources: the used share of a limit."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ WARNING_SHARE, CRITICAL_SHARE = 0.80, 0.95
 
 
 def usage_of_limit(what: str, used: int, limit: int, shown: Callable[[int], str], remedy: str) -> Finding:
-    """Find how much of a limit is used: from 80% on a warning, from 95% on critical."""
+    """Build a finding about the used share of a limit: a warning from 80% on, critical from 95% on."""
     share = used / max(1, limit)
     text = f"{shown(used)} of {shown(limit)} ({share:.0%})"
     if share >= CRITICAL_SHARE:
@@ -17,7 +17,7 @@ def usage_of_limit(what: str, used: int, limit: int, shown: Callable[[int], str]
 
 
 def in_bytes(count: int) -> str:
-    """Write bytes in a unit that suits them."""
+    """Format a number of bytes with a suitable unit."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

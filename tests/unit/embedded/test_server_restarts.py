@@ -17,7 +17,7 @@ from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
 from ray_messaging.embedded import server as server_module
-from ray_messaging.embedded import supervisor as server_keeper
+from ray_messaging.embedded import supervisor as server_supervisor
 from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import ConfigError, ServerFailed
@@ -122,7 +122,7 @@ def test_a_torn_end_is_cut_off_and_told(server, caplog):
 
 
 @pytest.mark.parametrize("victim", ["server", "guard"])
-def test_the_keeper_restarts_and_counts(supervisor, victim, caplog):
+def test_the_supervisor_restarts_and_counts(supervisor, victim, caplog):
     config, before = supervisor.config(), supervisor.stats()
     kill(before["pid"] if victim == "server" else guard_in(before["data_dir"]))
     wait_back(supervisor)
@@ -140,8 +140,8 @@ def test_the_keeper_restarts_and_counts(supervisor, victim, caplog):
 
 
 @pytest.mark.long
-def test_the_keeper_gives_up_loudly(supervisor, caplog, monkeypatch, temporary_root):
-    monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 5)
+def test_the_supervisor_gives_up_loudly(supervisor, caplog, monkeypatch, temporary_root):
+    monkeypatch.setattr(server_supervisor, "SERVER_RESTART_ATTEMPTS", 5)
     monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
     for number in range(1, 6):
         kill(supervisor.stats()["pid"])
@@ -160,15 +160,15 @@ def test_the_keeper_gives_up_loudly(supervisor, caplog, monkeypatch, temporary_r
 
 @pytest.mark.long
 def test_a_server_that_served_for_a_while_has_all_attempts_again(supervisor, monkeypatch):
-    monkeypatch.setattr(server_keeper, "SERVER_RESTART_ATTEMPTS", 2)
+    monkeypatch.setattr(server_supervisor, "SERVER_RESTART_ATTEMPTS", 2)
     monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.0, 0.0)))
-    monkeypatch.setattr(server_keeper, "SETTLED_S", 0.0)
+    monkeypatch.setattr(server_supervisor, "SETTLED_S", 0.0)
     for number in range(1, 5):
         kill(supervisor.stats()["pid"])
         wait_back(supervisor, number)
 
 
-def test_the_keeper_waits_for_its_port(supervisor, caplog, monkeypatch):
+def test_the_supervisor_waits_for_its_port(supervisor, caplog, monkeypatch):
     monkeypatch.setattr(supervisor, "_backoff", Backoff(RetryPolicy(0.1, 5.0)))
     config = supervisor.config()
     os.kill(guard_in(supervisor.stats()["data_dir"]), signal.SIGSTOP)
@@ -180,7 +180,7 @@ def test_the_keeper_waits_for_its_port(supervisor, caplog, monkeypatch):
     assert supervisor.config() == config
 
 
-def test_a_keeper_that_stops_leaves_nothing(supervisor, temporary_root):
+def test_a_supervisor_that_stops_leaves_nothing(supervisor, temporary_root):
     pid = supervisor.stats()["pid"]
     kill(pid)  # a restart may be under way
     supervisor.stop()

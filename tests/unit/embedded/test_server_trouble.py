@@ -120,7 +120,7 @@ def test_a_guard_that_stands_still_leaves_nothing(server, temporary_root, monkey
     assert list(temporary_root.iterdir()) == []
 
 
-def test_the_keeper_goes_on_when_no_guard_could_be_started(monkeypatch, caplog):
+def test_the_supervisor_goes_on_when_no_guard_could_be_started(monkeypatch, caplog):
     supervisor = ServerSupervisor(EmbeddedServer(HOST))
     supervisor.start(succeed=False)
     real, refusals = server_module.GuardClient, [BlockingIOError(11, "Resource temporarily unavailable")]
@@ -160,7 +160,7 @@ class Late(EmbeddedServer):
             self.stopped.set()
 
 
-def test_a_keeper_that_stops_while_it_restarts_leaves_nothing(temporary_root):
+def test_a_supervisor_that_stops_while_it_restarts_leaves_nothing(temporary_root):
     server = Late(HOST)
     supervisor = ServerSupervisor(server)
     supervisor.start(succeed=False)

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from ray_messaging.cluster.actors.health_reports import log_report
+from ray_messaging.cluster.actors.log_actor import log_report
 from ray_messaging.common.task_health import STUCK_S, TaskHealth
 from ray_messaging.observability import Finding, Health
 from ray_messaging.observability.health.actor_checks import MANY_ENTRIES, check_actor, check_actors, check_disk

@@ -1,0 +1,162 @@
+"""Groups of a running experiment: start, find and remove them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ray
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
+from ray_messaging.cluster.actors.group_actor import GroupActor
+from ray_messaging.cluster.handles.actor_calls import find_actor, result
+from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.group import Group, check_agents
+from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, remote
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended
+from ray_messaging.model.agent_sets import column_of
+from ray_messaging.model.id_column import IdColumn
+
+
+class StartingGroup(NamedTuple):
+    """A group that is starting: its actor, and the call that opens its mailbox."""
+
+    name: str
+    actor: Any
+    opened: Any  # an ObjectRef
+
+
+class Groups:
+    """Groups of one experiment; `started` is given in the process that started the experiment, and stops them."""
+
+    def __init__(self, connection: ExperimentConnection, started: StartedExperiment | None) -> None:
+        self.known: dict[str, Group] = {}
+        self._connection = connection
+        self._started = started
+
+    @property
+    def _exp_id(self) -> str:
+        return self._connection.exp_id
+
+    def create(
+        self,
+        groups: Mapping[str, Iterable[AgentId]],
+        subtopics: Sequence[str],
+        actor_options: dict[str, Any] | None,
+    ) -> dict[str, Group]:
+        """Start several groups at a time: all of them, or none."""
+        topics = tuple(map(check_subtopic, subtopics))
+        hosted = {check_name("group name", name): _column(agents) for name, agents in groups.items()}
+        before = self._names_while_it_runs()
+        starting: list[StartingGroup] = []
+        try:
+            for name, agents in hosted.items():
+                experiment = self._connection.with_password()
+                starting.append(_start(experiment, name, agents, topics, actor_options or {}))
+            for group in starting:
+                result(group.opened, what=f"group {group.name!r}")
+        except BaseException:
+            _kill(starting)
+            for group in starting:
+                if group.name not in before:  # a mailbox of an earlier run stays
+                    self._remove_mailbox(group.name)
+            raise
+        made = {group.name: self._handle(group.name, group.actor) for group in starting}
+        if self._started is not None:
+            self._started.groups.update({group.name: group.actor for group in starting})
+        self.known.update(made)
+        return made
+
+    def _handle(self, name: str, actor: Any) -> Group:  # noqa: ANN401 - a Ray actor handle
+        return Group(self._connection.experiment, name, actor, keep=self._started)
+
+    def find(self, name: str) -> Group:
+        """Return a group by its name; raise UnknownName."""
+        known = self.known.get(name)
+        if known is not None:
+            return known
+        actor = find_actor(self._connection.experiment.group_name(name))
+        if actor is None:
+            raise UnknownName(
+                f"experiment {self._exp_id!r} has no group {name!r}; there are: {', '.join(self._names()) or 'none'}. "
+                "A group that open_messager made lives in your own actor, and only that actor can use it",
+                kind="group",
+                value=name,
+            )
+        return self.known.setdefault(name, self._handle(name, actor))
+
+    def all(self) -> list[Group]:
+        """Return the groups that `create` made, in any process, by name."""
+        found = []
+        for name in self._names():
+            try:
+                found.append(self.find(name))
+            except UnknownName:
+                continue  # a group in a user's own actor, or one whose actor is gone
+        return found
+
+    def host_of(self, agent_id: AgentId) -> Group:
+        """Return the group that hosts an agent; raise UnknownName."""
+        owner = self._connection.ask(self._connection.interceptor.owner_of.remote(check_id(agent_id)))
+        if owner is None:
+            raise UnknownName(
+                f"no group of experiment {self._exp_id!r} hosts agent {agent_id!r}: create_group(name, [{agent_id!r}])",
+                kind="agent",
+                value=agent_id,
+            )
+        return self.find(owner)
+
+    def remove(self, name: str) -> None:
+        """Stop a group and remove its mailbox."""
+        group = self.find(name)
+        leave([group.actor])
+        self.known.pop(name, None)
+        if self._started is not None:
+            self._started.groups.pop(name, None)
+        self._remove_mailbox(name)
+
+    def _remove_mailbox(self, name: str) -> None:
+        self._connection.ask(self._connection.interceptor.remove.remote(name))
+
+    def _names(self) -> list[str]:
+        names: list[str] = self._connection.ask(self._connection.interceptor.groups.remote())
+        return names
+
+    def _names_while_it_runs(self) -> list[str]:
+        """Return the names of the groups; raise Closed once the experiment has ended."""
+        if not ray.is_initialized():  # a call would start another Ray
+            raise ended(self._exp_id)
+        try:
+            return self._names()
+        except Closed as error:
+            raise ended(self._exp_id) from error
+
+
+def _column(agents: Iterable[AgentId]) -> IdColumn:
+    check_agents(agents)
+    return column_of(agents)
+
+
+def _start(
+    experiment: Experiment, name: str, agents: IdColumn, subtopics: tuple[str, ...], options: dict[str, Any]
+) -> StartingGroup:
+    """Start a group's actor and open its mailbox, without waiting; raise AlreadyExists where its name is taken."""
+    named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)} | options
+    try:
+        actor = remote(GroupActor, named).remote(experiment, name)
+        return StartingGroup(name, actor, actor.open.remote(agents, subtopics))  # on Ray Client this call raises it
+    except ValueError as error:
+        raise AlreadyExists(
+            f"experiment {experiment.exp_id!r} has a group {name!r} already: choose another name, or use "
+            f"messaging.group({name!r})",
+            kind="group",
+            value=name,
+            owner=None,
+        ) from error
+
+
+def _kill(starting: list[StartingGroup]) -> None:
+    """End groups after a failed or interrupted start."""
+    for group in starting:
+        ray.kill(group.actor)
+    if starting:
+        ray.wait([group.opened for group in starting], num_returns=len(starting))

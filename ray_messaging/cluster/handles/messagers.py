@@ -1,0 +1,49 @@
+"""Messagers in users' own processes: open them, list and remove closed ones."""
+
+from collections.abc import Iterable, Sequence
+
+import ray
+
+from ray_messaging.addressing.channels import AgentId, check_name
+from ray_messaging.cluster.handles.actor_calls import find_actor
+from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.group import check_agents
+from ray_messaging.cluster.owner_liveness import is_dead
+from ray_messaging.common.process_tuning import relax_process
+from ray_messaging.errors import ConfigError
+from ray_messaging.messager import GroupMessager
+from ray_messaging.transports.backend import backend_of
+
+
+async def open_messager(
+    connection: ExperimentConnection, name: str, agents: Iterable[AgentId], subtopics: Sequence[str]
+) -> GroupMessager:
+    """Open a messager in this process that hosts agents; raise AlreadyExists where its name or an agent is taken."""
+    check_agents(agents)
+    experiment = await connection.with_password_async()
+    messager = GroupMessager(
+        experiment.redis, experiment.exp_id, connection.interceptor, name=name, settings=experiment.group_settings
+    )
+    context = ray.get_runtime_context()
+    owner = f"{experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
+    try:
+        await messager.init()
+        await messager.host_agents(agents, subtopics, owner=owner, gone=is_dead)
+    except BaseException:
+        await messager.close()
+        raise
+    relax_process()
+    return messager
+
+
+def closed_messagers(connection: ExperimentConnection) -> list[str]:
+    """Return the names of closed or dead messagers with a mailbox on the server."""
+    return backend_of(connection.with_password().redis).closed_names(connection.exp_id)
+
+
+def remove_messager(connection: ExperimentConnection, name: str) -> None:
+    """Remove a named messager's mailbox; raise ConfigError for a living group."""
+    check_name("name", name)
+    if find_actor(connection.experiment.group_name(name)) is not None:
+        raise ConfigError(f"{name!r} is a group, which runs: messaging.remove_group({name!r}) ends it first")
+    connection.ask(connection.interceptor.remove.remote(name))
