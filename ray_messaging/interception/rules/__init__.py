@@ -1,4 +1,7 @@
-"""The rules that say who may say what to whom; derive from `Rule` to write one."""
+"""Rules for messages, one per file. To write your own, derive from `Rule`.
+
+`support/` holds helpers that are no rules.
+"""
 
 from ray_messaging.interception.rules.agentsociety_block import Block
 from ray_messaging.interception.rules.allow_graph import AllowGraph

@@ -1,4 +1,4 @@
-"""Put classes that were written for AgentSociety's interceptor to work."""
+"""A rule that runs a class written for AgentSociety's interceptor."""
 
 import inspect
 import json
@@ -20,27 +20,39 @@ from ray_messaging.interception.rules.support.calls import Calls
 from ray_messaging.interception.rules.support.pairs import Pair
 from ray_messaging.message import Message
 
-_TIMEOUT_S = 300.0  # what AgentSociety's own blocks give one request to a model
+_TIMEOUT_S = 300.0  # the limit of AgentSociety's own blocks for one request to a model
 
 
 class Block(SlowRule):
-    """Ask an instance of a class written for AgentSociety, as it is.
+    """Run a block: an instance of a class written for AgentSociety's interceptor, unchanged.
 
-    Such a class has `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)`, and meets
-    here what it meets there: `msg` is the payload as JSON text, exactly as `json.dumps` writes it; `violation_counts`
-    holds how many messages of each sender were blocked (0 for who is not in it) and is counted by the interceptor, not
-    by the block; `black_set` is the interceptor's black list, live: what the block adds or discards is added to and
-    removed from that. Calls of one block are one at a time, in the order of sending, because such classes count: what
-    one message takes, all others that wait for this block take, too. Messages without a sender or a receiver (from the
-    user, to the user) pass unasked: AgentSociety asks about messages between agents only, and what a block adds to the
-    black set with None stands for everybody.
+    Such a class has `async forward(llm, from_id, to_id, msg, violation_counts, black_set) -> (bool, str)`, and gets the
+    same arguments as there:
 
-    `llm` is handed on as it is; where it cannot be pickled (most clients), give `make_llm`, called once where the
-    interceptor runs. A block that raises, answers nonsense or takes longer than `timeout_s` blocks the message, unless
-    on_error="allow". What a block keeps in attributes of its own is lost with the interceptor's process.
+    - `msg`: the payload as JSON text, exactly as `json.dumps` writes it;
+    - `violation_counts`: the number of blocked messages by sender (0 if a sender is missing), counted by the
+      interceptor, not by the block;
+    - `black_set`: the interceptor's black list, live: pairs added or discarded by the block are added or removed there.
+
+    A block is called for one message at a time, in the order of sending, because such classes count. So its time per
+    message delays all others that wait for it. Messages from the user or to the user pass without a call: AgentSociety
+    asks about messages between agents only. A pair with None in the black set stands for all agents.
+
+    What a block keeps in attributes of its own is lost with the interceptor's process.
+
+    Args:
+        block: the instance.
+        llm: passed on to `forward`.
+        make_llm: a function that returns `llm`, for a client that cannot be pickled, as most; called once, where the
+            interceptor runs.
+        timeout_s: limit for one call.
+        on_error: the verdict if a block raises, takes too long or returns nonsense: "block" or "allow".
+        name: the rule's name; by default the block's `name`, or its class's name.
+
+    Raises: RuleError.
     """
 
-    time_limit_s = NO_LIMIT_S  # the calls have theirs
+    time_limit_s = NO_LIMIT_S  # each call has its own limit
 
     def __init__(
         self,
@@ -64,22 +76,22 @@ class Block(SlowRule):
         self._calls = Calls(1, self.timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
-        """Let pass what no agent sent, or what no agent gets."""
+        """Pass messages from the user or to the user."""
         return ALLOW if message.from_id is None or message.to_id is None else None
 
     async def judge(self, message: Message) -> Verdict:
-        """Ask the block about one message."""
+        """Return the block's verdict on one message."""
         known = self.at_once(message)
         if known is not None:
             return known
         try:
             answer = await self._calls.run(self, lambda: self._forward(message))
             return self._verdict(answer, message)
-        except Exception as error:  # noqa: BLE001 - the user's class: fail as they wish
+        except Exception as error:  # noqa: BLE001 - the user's class: on_error decides
             return self.count_failure(error)
 
     async def close(self) -> None:
-        """Wait a moment for a call that was cancelled."""
+        """Wait a moment for a cancelled call."""
         await self._calls.close()
 
     def describe(self) -> dict[str, Any]:
@@ -126,7 +138,7 @@ class Block(SlowRule):
 
 
 class ViolationCounts(MutableMapping[AgentId, int]):
-    """Be the interceptor's violation counts; who is not in it has 0, as in a defaultdict."""
+    """The interceptor's violation counts; a missing sender has 0, as in a defaultdict."""
 
     __slots__ = ("_context",)
 
@@ -159,7 +171,7 @@ class ViolationCounts(MutableMapping[AgentId, int]):
 
 
 class BlackSet(MutableSet[Pair]):
-    """Be the interceptor's black list as a set of (from_id, to_id); what is changed here is changed there."""
+    """The interceptor's black list as a set of (from_id, to_id); changes here are changes there."""
 
     __slots__ = ("_context",)
 
@@ -167,7 +179,7 @@ class BlackSet(MutableSet[Pair]):
         self._context = context
 
     @classmethod
-    def _from_iterable(cls, pairs: Iterable[Any]) -> Any:  # noqa: ANN401 - what |, & and - give is a set of its own
+    def _from_iterable(cls, pairs: Iterable[Any]) -> Any:  # noqa: ANN401 - the result of |, & and - is a plain set
         return set(pairs)
 
     def __contains__(self, pair: object) -> bool:
@@ -180,25 +192,25 @@ class BlackSet(MutableSet[Pair]):
         return len(self._context.black_list.state)
 
     def add(self, value: Pair) -> None:
-        """Block a pair."""
+        """Add a pair."""
         self._context.black_list.add([value])
 
     def discard(self, value: Pair) -> None:
-        """Let a pair pass again."""
+        """Remove a pair."""
         if value in self:
             self._context.black_list.remove([value])
 
     def clear(self) -> None:
-        """Let all pairs pass again."""
+        """Remove all pairs."""
         self.difference_update(list(self))
 
     def update(self, *others: Iterable[Pair]) -> None:
-        """Block more pairs."""
+        """Add pairs."""
         for pairs in others:
             self._context.black_list.add(list(pairs))
 
     def difference_update(self, *others: Iterable[Pair]) -> None:
-        """Let pairs pass again."""
+        """Remove pairs."""
         for pairs in others:
             self._context.black_list.remove(list(pairs))
 
@@ -211,19 +223,19 @@ class BlackSet(MutableSet[Pair]):
         return self
 
     def copy(self) -> set[Pair]:
-        """Return a set of its own."""
+        """Return a plain set."""
         return set(self)
 
     def union(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a set of its own, of these and others."""
+        """Return a plain set of these and others."""
         return self.copy().union(*others)
 
     def difference(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a set of its own, of these but others."""
+        """Return a plain set of these without others."""
         return self.copy().difference(*others)
 
     def intersection(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a set of its own, of these that are in others."""
+        """Return a plain set of these that are in others."""
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -234,7 +246,7 @@ class BlackSet(MutableSet[Pair]):
 
 
 def _name_of(block: object) -> str:
-    """Return the name a block was given, or its class's."""
+    """Return a block's own name, or one from its class's."""
     name = getattr(block, "name", "")
     if isinstance(name, str) and name:
         return name

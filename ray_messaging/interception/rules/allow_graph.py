@@ -1,4 +1,4 @@
-"""Let only those talk whom a graph joins."""
+"""A rule that passes messages along the edges of a graph."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from ray_messaging.model.id_column import INT, IdColumn
 
 
 class Joined(NamedTuple):
-    """Hold what an AllowGraph decides by: edges, (member, number of a network) pairs, and to whom anyone may write."""
+    """The data of an AllowGraph: edges, (member, network number) pairs, and receivers open to all senders."""
 
     edges: Iterable[Edge]
     memberships: Iterable[tuple[AgentId, int]]
@@ -26,15 +26,22 @@ class Joined(NamedTuple):
 
 
 class AllowGraph(Rule):
-    """Let a message pass where an edge leads from its sender to its receiver, and block it otherwise.
+    """Pass messages along the edges of graphs, and block all others.
 
-    Args: graph is an iterable of (from_id, to_id) pairs, or anything networkx-like (`edges()`, `nodes()` and
-    `is_directed()`; the edges of an undirected graph lead both ways); an agent may write to itself only along an edge.
-    networks holds more graphs by name; instead of a graph, one may also be an iterable of ids: all of them may write to
-    all. A message passes where any graph lets it. public names those of the networks to whose members anyone may
-    write; into the others, which are private, members alone write, along edges. user: may the user (from_id None) write
-    to every agent, or only to members of public networks? channels: may all write to plain channels, or nobody?
-    The graph is the rule's own: to change it, replace the rule. Raises RuleError, InvalidAddress.
+    A message passes if any of the graphs has an edge from its sender to its receiver. An agent may write to itself only
+    along an edge. The graphs are copied: to change them, replace the rule.
+
+    Args:
+        graph: (from_id, to_id) pairs, or a graph like networkx's (`edges()`, `nodes()` and `is_directed()`). Edges of
+            an undirected graph lead both ways.
+        networks: more graphs by name. A network may also be a list of ids: then each member may write to each.
+        public: names of networks to whose members all agents may write. Into the other networks, which are private,
+            only members write, along edges.
+        user: the user (from_id None) may write to every agent; otherwise only to members of public networks.
+        channels: all agents may write to plain channels; otherwise none.
+        name: the rule's name.
+
+    Raises: RuleError, InvalidAddress.
     """
 
     def __init__(
@@ -60,7 +67,7 @@ class AllowGraph(Rule):
 
     @classmethod
     def of(cls, name: str, joined: Joined) -> "AllowGraph":
-        """Make one that decides as another does, of which `joined` tells."""
+        """Build a rule from another one's data: it decides alike."""
         made = cls.__new__(cls)
         made.name, made._names, made._public = name, (), ()
         made._join(joined)
@@ -68,7 +75,7 @@ class AllowGraph(Rule):
 
     @property
     def joined(self) -> Joined:
-        """Return all that it decides by."""
+        """Return the data on which the rule decides."""
         memberships = ((member, number) for member, found in self._networks_of.items() for number in found)
         return Joined(self._edges, memberships, self._open, self.user, self.channels)
 
@@ -90,16 +97,16 @@ class AllowGraph(Rule):
         self._open_ints = np.array(sorted(member for member in self._open if isinstance(member, int)), np.int64)
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Judge a batch; return the rows that no edge allows."""
+        """Return blocks for the rows without an edge."""
         from_ids, to_ids = batch.from_ids, batch.to_ids
         allowed = self._allowed(from_ids.values, to_ids.values)
-        for row in _strange(from_ids, to_ids):
+        for row in _rows_without_ints(from_ids, to_ids):
             allowed[row] = self._allows(from_ids[row], to_ids[row])
         rows = np.flatnonzero(~allowed).tolist()
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
 
     def _allowed(self, from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell of pairs of ints whether they may talk."""
+        """Return for each pair of ints whether it is allowed."""
         allowed = self._edges.holds(from_values, to_values)
         for members, networks in self._layers:
             places = np.minimum(np.searchsorted(members, from_values), len(members) - 1)
@@ -109,7 +116,7 @@ class AllowGraph(Rule):
         return allowed
 
     def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
-        """Tell whether one message may pass; any ids."""
+        """Return whether one message may pass; for any ids."""
         if to_id is None:
             return self.channels and (self.user or from_id is not None)
         if to_id in self._open:
@@ -120,7 +127,7 @@ class AllowGraph(Rule):
         return self._edges.has(from_id, to_id) or any(self._memberships.has(to_id, number) for number in both)
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, the number of edges, the networks, and who else may write."""
+        """Return name, kind, the number of edges, the networks, and the other settings."""
         return {
             **super().describe(),
             "edges": len(self._edges),
@@ -132,7 +139,7 @@ class AllowGraph(Rule):
 
 
 def _joined(networks: list[Network], public: list[Network], *, user: bool, channels: bool) -> Joined:
-    # Of a network in which all write to all, the memberships are kept in place of the n * n edges.
+    # A complete network is kept as its n memberships, in place of n * n edges.
     memberships = (
         (member, number) for number, network in enumerate(networks) if network.complete for member in network.members
     )
@@ -151,7 +158,7 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return for k = 0, 1, ... the members, sorted, that are in more than k networks, and the k-th of each."""
+    """Return for k = 0, 1, ... the sorted members of more than k networks, and the k-th network of each."""
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     while ints:
@@ -161,8 +168,8 @@ def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.i
     return layers
 
 
-def _strange(from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-    """Return the rows that hold an id that is no int."""
+def _rows_without_ints(from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
+    """Return the rows with an id that is no int."""
     if from_ids.kinds is None and to_ids.kinds is None:
         return []
     found = np.zeros(len(from_ids), np.bool_)

@@ -1,4 +1,4 @@
-"""Block pairs of agents."""
+"""A rule that blocks listed pairs of agents."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,10 +13,16 @@ __all__ = ["BlackList", "Pair"]
 
 
 class BlackList(Rule):
-    """Block (from_id, to_id) pairs; None on either side stands for any agent (the user is not one).
+    """Block listed (from_id, to_id) pairs.
 
-    The pairs are kept in `state`. A batch is first held against an index of them, so that only rows that may be hit
-    are looked up.
+    None on either side stands for any agent; the user is not an agent. An index of the pairs rules out most rows of a
+    batch, so large lists are fast. The pairs are kept in `state`.
+
+    Args:
+        pairs: (from_id, to_id) pairs, or a single pair.
+        name: the rule's name.
+
+    Raises: RuleError, InvalidAddress.
     """
 
     state: Table[int]
@@ -32,14 +38,14 @@ class BlackList(Rule):
         return frozenset(self.state)
 
     def set(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Replace the list; a single pair will do here, and below."""
+        """Replace all pairs; here and below, a single pair is fine."""
         wanted = check_pairs(pairs, self.name)
         self.state.clear()
         self.state.update(dict.fromkeys(wanted, 1))
         self.restored()
 
     def add(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Block more pairs."""
+        """Add pairs."""
         for pair in check_pairs(pairs, self.name):
             if pair not in self.state:
                 self.state[pair] = 1
@@ -47,25 +53,26 @@ class BlackList(Rule):
                     self.restored()
 
     def remove(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Let pairs pass again; those that were not blocked do no harm."""
+        """Remove pairs; ignore those that are not listed."""
         for pair in check_pairs(pairs, self.name):
             self.state.pop(pair, None)
 
     def restored(self) -> None:
         """Build the index of the pairs."""
         self._index = PairIndex(self.state)
+        self._listed = self.state.keys()  # a live view: a lookup here needs no call of the table's
 
     def __getstate__(self) -> dict[str, Any]:
-        # The index is larger than the pairs, and quickly made.
-        return {key: value for key, value in self.__dict__.items() if key != "_index"}
+        # The index is larger than the pairs, and fast to build.
+        return {key: value for key, value in self.__dict__.items() if key not in ("_index", "_listed")}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self.__dict__.update(kept)
         self.restored()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Judge a batch; return the rows of blocked pairs."""
-        if not self.state.keys():
+        """Return blocks for the rows of listed pairs."""
+        if not self._listed:
             return {}
         found: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
@@ -75,10 +82,10 @@ class BlackList(Rule):
         return blocks(found, found.values()) if found else {}
 
     def _hit(self, from_id: AgentId | None, to_id: AgentId | None) -> Pair | None:
-        """Return the entry that blocks a pair."""
+        """Return the listed pair that blocks a message."""
         if from_id is None:
             return None
-        pairs = self.state.keys()
+        pairs = self._listed
         for pair in ((from_id, to_id), (from_id, None), (None, None), (None, to_id)):
             if pair in pairs:
                 return pair

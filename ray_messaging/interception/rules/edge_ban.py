@@ -1,4 +1,4 @@
-"""Ban pairs of agents."""
+"""A rule that bans pairs of agents after repeated violations."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +10,18 @@ from ray_messaging.interception.rules.support.pairs import Pair, check_pairs, na
 
 
 class EdgeBan(Ban):
-    """Block what another rule blocks, and after so many violations of a pair all that its one writes to its other.
+    """Block all messages between a sender and a receiver after repeated violations.
 
-    All plain channels count as one receiver. The user is never banned; see `Ban` for what counts.
+    A message that the rule `check` blocks is a violation by its pair. After the first `after` violations, all further
+    messages from that sender to that receiver are blocked. All plain channels count as one receiver. The user is never
+    banned. See `Ban` for the details of counting.
+
+    Args:
+        check: the rule that finds violations; any but a slow one.
+        after: violations before the ban.
+        name: the rule's name.
+
+    Raises: RuleError.
     """
 
     def __init__(self, check: Rule, after: int = 3, *, name: str = "edge_ban") -> None:
@@ -20,11 +29,11 @@ class EdgeBan(Ban):
 
     @property
     def banned(self) -> frozenset[Pair]:
-        """Return the (from_id, to_id) pairs that are banned; None: plain channels."""
+        """Return the banned (from_id, to_id) pairs; None stands for plain channels."""
         return frozenset(self._banned())
 
     def forgive(self, pairs: Iterable[Pair] | Pair | None = None) -> None:
-        """Forget the violations of some pairs, or of one; of all where none is given."""
+        """Forget the violations of pairs, or of a single pair; by default of all."""
         self._forgive(None if pairs is None else check_pairs(pairs, self.name))
 
     def _key(self, from_id: AgentId, to_id: AgentId | None) -> Pair:
@@ -34,5 +43,5 @@ class EdgeBan(Ban):
         return key[0], key[1]
 
     def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
-        whom = "plain channels" if key[1] is None else name_of(key[1])
-        return f"{name_of(key[0])} may no longer write to {whom}: it is banned after {self.after} violation(s)"
+        receiver = "plain channels" if key[1] is None else name_of(key[1])
+        return f"{name_of(key[0])} may no longer write to {receiver}: it is banned after {self.after} violation(s)"

@@ -1,4 +1,4 @@
-"""Block what is too long."""
+"""A rule that blocks long payloads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,14 @@ from ray_messaging.model.batch import Batch
 
 
 class MaxLength(Rule):
-    """Block payloads whose JSON text is longer than `limit_bytes`, whoever sends them, the user too."""
+    """Block payloads whose JSON text is longer than `limit_bytes`, the user's too.
+
+    Args:
+        limit_bytes: the longest payload that passes, in bytes of JSON.
+        name: the rule's name.
+
+    Raises: RuleError.
+    """
 
     needs_payload = True
 
@@ -23,7 +30,7 @@ class MaxLength(Rule):
         self.name = name
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Judge a batch; return the rows that are too long."""
+        """Return blocks for rows with long payloads."""
         assert batch.lines is not None
         sizes = [len(line) for line in batch.lines.list]
         if max(sizes, default=0) <= self.limit_bytes:

@@ -1,4 +1,4 @@
-"""Have messages judged by any async callable."""
+"""A rule that asks an async callable about each message."""
 
 import asyncio
 import inspect
@@ -21,24 +21,33 @@ OnError = Literal["block", "allow"]
 
 logger = logging.getLogger(__name__)
 
-# What may pass between a message's coming and its verdict, in seconds. Its own call is limited, and whoever is before
-# it has a limit, too: a message that waits its turn while others are judged must not fail for that.
+# Time from a message's arrival to its verdict, in seconds. Each call has a limit of its own: a message must not fail
+# because it waits while others are judged.
 NO_LIMIT_S = 30 * 86_400.0
-_DIGEST_BYTES = 20  # 80 bits of work to find two payloads with one verdict
+_DIGEST_BYTES = 20  # 80 bits of work to find two payloads with one digest
 
 
 class Moderator(SlowRule):
     """Ask an async callable about each message.
 
-    It answers True (or ALLOW) to let a message pass, False or a text (the reason) to block it, or a Verdict; all else,
-    None and "" too, is an error. `timeout_s` is what one message's call may take, repeated up to `retries` times where
-    it raises; waiting for one of the `concurrency` places does not count. After an error or a timeout the message is
-    blocked, or passes with on_error="allow".
+    It returns True (or ALLOW) to pass a message, False or a text (the reason) to block it, or a `Verdict`. Any other
+    answer, None and "" included, is an error. After an error or a timeout, `on_error` decides.
 
-    `cache` verdicts are kept (0: none; errors never), the longest unused go first; messages alike that are judged at
-    the same time share one call. Alike are those with the same payload: for a callable that looks at ids, channel or
-    step, too, pass `key`, a callable from a message to what it depends on, such as `lambda message: (message.from_id,
-    message.data)`. Both must pickle, as rules travel to the interceptor.
+    Verdicts are cached by payload; errors are not. Messages with the same key that are judged at the same time share
+    one call.
+
+    Args:
+        judge: the callable, of one `Message`. It and `key` must pickle, because rules travel to the interceptor.
+        timeout_s: limit for one message's call, retries included. Waiting for one of the `concurrency` places is not.
+        concurrency: most calls at a time.
+        cache: verdicts to keep, the most recently used ones; 0 for none.
+        key: returns the part of a message on which its verdict depends, as a hashable. By default that is the payload.
+            If ids, channel or step matter, too, pass for example `lambda message: (message.from_id, message.data)`.
+        on_error: the verdict after an error or a timeout: "block" or "allow".
+        retries: further attempts after an error.
+        name: the rule's name.
+
+    Raises: RuleError.
     """
 
     time_limit_s = NO_LIMIT_S
@@ -65,55 +74,55 @@ class Moderator(SlowRule):
         self.retries = _check_count("retries", retries, 0, name)
         self.on_error = check_on_error(on_error, name)
         self._key = _payload_digest if key is None else key
-        self._desk = _Desk(concurrency, timeout_s)
+        self._work = _Work(concurrency, timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
-        """Return the verdict on a message like this one, if it is kept."""
+        """Return the cached verdict for a message, if there is one."""
         if not self.cache:
             return None
         try:
             return self._known(self._key(message))
-        except Exception:  # noqa: BLE001 - the user's key: `judge` meets it again, and obeys on_error
+        except Exception:  # noqa: BLE001 - the user's key: `judge` calls it again, and obeys on_error
             return None
 
     async def judge(self, message: Message) -> Verdict:
-        """Judge one message; never raises but when cancelled."""
+        """Return the verdict on one message; raise nothing, except when cancelled."""
         if not self.cache:
             return await self._ask(message)
         try:
             key = self._key(message)
             known = self._known(key)
-        except Exception as error:  # noqa: BLE001 - the user's key: fail as they wish
+        except Exception as error:  # noqa: BLE001 - the user's key: on_error decides
             return self._fail(error)
         if known is not None:
             return known
-        flights = self._desk.flights
-        flight = flights.get(key)
-        if flight is None:
-            flight = asyncio.create_task(self._ask(message, key), name=f"ray_messaging rule {self.name}")
-            flights[key] = flight
-            flight.add_done_callback(lambda _: flights.pop(key))
+        running = self._work.running
+        call = running.get(key)
+        if call is None:
+            call = asyncio.create_task(self._ask(message, key), name=f"ray_messaging rule {self.name}")
+            running[key] = call
+            call.add_done_callback(lambda _: running.pop(key))
         else:
-            self._desk.shared += 1
-        return await self._landed(flight)
+            self._work.shared += 1
+        return await self._shared(call)
 
     async def close(self) -> None:
-        """Give up what is being judged."""
-        for flight in (flights := list(self._desk.flights.values())):
-            flight.cancel()
-        if flights:
-            await asyncio.wait(flights)
-        await self._desk.calls.close()
+        """Cancel all calls."""
+        for call in (running := list(self._work.running.values())):
+            call.cancel()
+        if running:
+            await asyncio.wait(running)
+        await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Count messages asked about, answered from the cache or by another's call, failed; and those waiting."""
-        desk = self._desk
+        """Return the numbers of messages asked, cached, shared (another's call), failed, and waiting."""
+        work = self._work
         return {
-            "asked": desk.asked,
-            "cached": desk.cached,
-            "shared": desk.shared,
-            "failed": desk.failed,
-            "waiting": desk.waiting,
+            "asked": work.asked,
+            "cached": work.cached,
+            "shared": work.shared,
+            "failed": work.failed,
+            "waiting": work.waiting,
         }
 
     def describe(self) -> dict[str, Any]:
@@ -129,49 +138,49 @@ class Moderator(SlowRule):
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_desk", "context"}}
+        return {name: value for name, value in self.__dict__.items() if name not in {"_work", "context"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._desk = _Desk(self.concurrency, self.timeout_s)
+        self._work = _Work(self.concurrency, self.timeout_s)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r})"
 
     def _known(self, key: Hashable) -> Verdict | None:
-        desk = self._desk
-        verdict = desk.verdicts.get(key)
+        work = self._work
+        verdict = work.verdicts.get(key)
         if verdict is not None:
-            desk.verdicts.move_to_end(key)
-            desk.cached += 1
+            work.verdicts.move_to_end(key)
+            work.cached += 1
         return verdict
 
-    async def _landed(self, flight: asyncio.Task[Verdict]) -> Verdict:
-        """Wait for a call that others may wait for, too: who is cancelled leaves it to them."""
+    async def _shared(self, call: asyncio.Task[Verdict]) -> Verdict:
+        """Wait for a call that may be shared: a cancelled waiter leaves it to the others."""
         try:
-            return await asyncio.shield(flight)
+            return await asyncio.shield(call)
         except asyncio.CancelledError:
             me = asyncio.current_task()
-            if not flight.cancelled() or (me is not None and me.cancelling()):
+            if not call.cancelled() or (me is not None and me.cancelling()):
                 raise
             return self._fail(Closed("the rule was closed before it answered"))
 
     async def _ask(self, message: Message, key: Hashable = None) -> Verdict:
-        """Have a message judged; a verdict is kept, an error is not."""
-        desk = self._desk
-        desk.waiting += 1
-        desk.asked += 1
+        """Call the callable, and cache its verdict."""
+        work = self._work
+        work.waiting += 1
+        work.asked += 1
         try:
-            verdict = await desk.calls.run(self, lambda: self._attempt(message))
-        except Exception as error:  # noqa: BLE001 - the user's callable: fail as they wish
+            verdict = await work.calls.run(self, lambda: self._attempt(message))
+        except Exception as error:  # noqa: BLE001 - the user's callable: on_error decides
             return self._fail(error)
         finally:
-            desk.waiting -= 1
-        desk.failing = False
+            work.waiting -= 1
+        work.failing = False
         if self.cache:
-            desk.verdicts[key] = verdict
-            if len(desk.verdicts) > self.cache:
-                desk.verdicts.popitem(last=False)
+            work.verdicts[key] = verdict
+            if len(work.verdicts) > self.cache:
+                work.verdicts.popitem(last=False)
         return verdict
 
     async def _attempt(self, message: Message) -> Verdict:
@@ -185,28 +194,28 @@ class Moderator(SlowRule):
         return as_verdict(await self._judge(message))
 
     def _fail(self, error: Exception) -> Verdict:
-        desk = self._desk
-        desk.failed += 1
-        if not desk.failing and self.context is None:  # else the interceptor says it, once
-            desk.failing = True  # once for all that fail in a row: a service that is down fails for every message
+        work = self._work
+        work.failed += 1
+        if not work.failing and self.context is None:  # otherwise the interceptor logs it, once
+            work.failing = True  # logged once for all failures in a row: a service that is down fails for every message
             then = "passes" if self.on_error == "allow" else "is blocked"
             logger.warning("rule %r fails, what it should judge %s: %s: %s", self.name, then, _kind(error), error)
         return self.count_failure(error)
 
 
-class _Desk:
-    """Hold what a moderator has at hand while it works; it does not travel with the rule."""
+class _Work:
+    """A moderator's calls, cache and counts; they do not travel with the rule."""
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self.calls = Calls(concurrency, timeout_s)
         self.verdicts: OrderedDict[Hashable, Verdict] = OrderedDict()
-        self.flights: dict[Hashable, asyncio.Task[Verdict]] = {}
+        self.running: dict[Hashable, asyncio.Task[Verdict]] = {}
         self.asked = self.cached = self.shared = self.failed = self.waiting = 0
         self.failing = False
 
 
 def as_verdict(answer: object) -> Verdict:
-    """Read a callable's answer; raise TypeError where it is none."""
+    """Return a callable's answer as a verdict; raise TypeError if it is none."""
     if isinstance(answer, bool | np.bool_):
         return ALLOW if answer else block("the moderator refused it")
     if isinstance(answer, str) and answer:
@@ -217,27 +226,27 @@ def as_verdict(answer: object) -> Verdict:
 
 
 def is_async(function: object) -> bool:
-    """Tell whether calling this gives something to await."""
-    by_class = getattr(type(function), "__call__", None)  # noqa: B004 - not whether it can be called, but how
+    """Return whether a call of this returns an awaitable."""
+    by_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_class)
 
 
 def check_name(name: object) -> str:
-    """Return a rule's name; raise RuleError where it is none."""
+    """Return a rule's name; raise RuleError if it is none."""
     if not isinstance(name, str) or not name:
         raise RuleError(f"a rule's name must be a text, not {name!r}", rule=repr(name))
     return name
 
 
 def check_timeout(timeout_s: float, rule: str) -> float:
-    """Return a time limit in seconds; raise RuleError where it is none."""
+    """Return a time limit in seconds; raise RuleError if it is none."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
         raise RuleError(f"timeout_s must be a number of seconds above 0, not {timeout_s!r}", rule=rule)
     return timeout_s
 
 
 def check_on_error(on_error: object, rule: str) -> OnError:
-    """Return what happens to messages on an error; raise RuleError where that is not known."""
+    """Return `on_error`; raise RuleError if it is neither "block" nor "allow"."""
     if on_error == "block":
         return "block"
     if on_error == "allow":
@@ -245,7 +254,7 @@ def check_on_error(on_error: object, rule: str) -> OnError:
     raise RuleError(f'on_error must be "block" or "allow", not {on_error!r}', rule=rule)
 
 
-def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]]:  # noqa: ANN401 - what a user passes
+def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]]:  # noqa: ANN401 - given by a user
     if not callable(judge):
         raise RuleError(f"a moderator asks an async function of a message, {judge!r} cannot be called", rule=rule)
     if not is_async(judge):
@@ -258,14 +267,14 @@ def _check_judge(judge: Any, rule: str) -> Callable[[Message], Awaitable[Answer]
     return found
 
 
-def _check_count(what: str, count: object, least: int, rule: str) -> int:
+def _check_count(setting: str, count: object, least: int, rule: str) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise RuleError(f"{what} must be a whole number of at least {least}, not {count!r}", rule=rule)
+        raise RuleError(f"{setting} must be a whole number of at least {least}, not {count!r}", rule=rule)
     return count
 
 
 def _payload_digest(message: Message) -> bytes:
-    # Not the payload itself: 10,000 large ones would be kept for their verdicts.
+    # Not the payload itself: the cache would keep 10,000 large ones.
     return blake2b(message.data, digest_size=_DIGEST_BYTES).digest()
 
 

@@ -1,4 +1,4 @@
-"""Have messages judged by a language model behind any OpenAI-compatible endpoint."""
+"""A rule that asks a language model behind an OpenAI-compatible endpoint."""
 
 import importlib.util
 import json
@@ -15,8 +15,8 @@ from ray_messaging.interception.rules.support.openai_endpoint import MISSING, En
 from ray_messaging.message import Message
 
 _REASON_CHARS = 500
-# Looking for a verdict in much else takes time that the other messages need: what has more characters, or more braces
-# that open nothing, is none.
+# Limits on the search for a verdict in an answer, because other messages wait: an answer with more characters, or more
+# braces that open no object, has none.
 _ANSWER_CHARS, _ATTEMPTS = 20_000, 50
 
 _SYSTEM = """You moderate messages between agents. Judge each by this policy:
@@ -29,19 +29,31 @@ Answer with a JSON object and nothing else: {{"allow": true or false, "reason": 
 
 
 class OpenAIModerator(Moderator):
-    """Ask a language model whether a message keeps to a policy, the `prompt`.
+    """Ask a language model whether a message complies with a policy, the `prompt`.
 
-    The model is shown the payload, or what `show` (a callable from a message to text or JSON) makes of it; verdicts are
-    kept by that. It is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output where the
-    endpoint can; any other answer is an error. `options` go with each request (`{"max_tokens": 200, "seed": 1}`). The
-    openai client repeats a failed request up to `retries` times, all within `timeout_s`.
+    The model is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output if the endpoint can.
+    Any other answer is an error. Verdicts are cached by the text that the model sees.
 
-    `base_url` is the endpoint's (None: OpenAI's). `api_key` is shown nowhere; by default it is OPENAI_API_KEY where the
-    interceptor runs, and an endpoint of one's own may do without.
+    The message is data in a JSON object of its own turn, so it cannot pose as the policy, nor end its own quotation.
+    It may still persuade the model. Leave to `MaxLength` and `Pattern`, which cannot be persuaded, all that they can
+    decide, and test the policy against messages that argue with it.
 
-    A message is data in a JSON object of its own turn, so it cannot pose as the policy, nor end its own quotation. That
-    does not keep a model from being talked round by what it reads: have rules that cannot be talked to (`MaxLength`,
-    `Pattern`) do what they can, and try the policy against messages that argue with it.
+    Args:
+        prompt: the policy.
+        model: the model's name.
+        base_url: the endpoint's address; None for OpenAI's.
+        api_key: shown nowhere. By default it is OPENAI_API_KEY where the interceptor runs; an endpoint of your own may
+            need none.
+        show: returns the text or JSON of a message that the model sees; by default the payload.
+        options: added to each request, such as `{"max_tokens": 200, "seed": 1}`.
+        timeout_s: limit for one message, retries included.
+        concurrency: most requests at a time.
+        cache: verdicts to keep; 0 for none.
+        on_error: the verdict after an error or a timeout: "block" or "allow".
+        retries: further attempts of the openai client after a failed request.
+        name: the rule's name.
+
+    Raises: RuleError; ConfigError without the openai package.
     """
 
     def __init__(
@@ -60,9 +72,9 @@ class OpenAIModerator(Moderator):
         retries: int = 2,
         name: str = "openai_moderator",
     ) -> None:
-        for what, value in (("prompt", prompt), ("model", model)):
+        for setting, value in (("prompt", prompt), ("model", model)):
             if not isinstance(value, str) or not value.strip():
-                raise RuleError(f"{what} must be a text, not {value!r}", rule=name)
+                raise RuleError(f"{setting} must be a text, not {value!r}", rule=name)
         if show is not None and not callable(show):
             raise RuleError(f"show must be a function of a message, not {show!r}", rule=name)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
@@ -72,34 +84,34 @@ class OpenAIModerator(Moderator):
         self._endpoint = Endpoint(
             model, check_url(base_url, name), check_key(api_key, name), retries, dict(options or {})
         )
-        self._asking = _Asking(prompt, self._endpoint, show)
+        self._question = _Question(prompt, self._endpoint, show)
         super().__init__(
-            self._asking,
+            self._question,
             timeout_s=timeout_s,
             concurrency=concurrency,
             cache=cache,
-            key=self._asking.key,
+            key=self._question.key,
             on_error=on_error,
             name=name,
         )
 
     def stats(self) -> dict[str, int]:
-        """Count what a moderator counts, and the requests answered with the tokens they took."""
+        """Return a moderator's counts, and those of answered requests and tokens."""
         return {**super().stats(), **self._endpoint.usage}
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, settings and counts as JSON; never the key."""
-        settings = {"prompt": self._asking.prompt, "model": self._endpoint.model, "base_url": self._endpoint.address}
+        """Return name, kind, settings and counts as JSON, without the key."""
+        settings = {"prompt": self._question.prompt, "model": self._endpoint.model, "base_url": self._endpoint.address}
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 
     async def close(self) -> None:
-        """Give up what is being judged, and close the connections."""
+        """Cancel all calls, and close the connections."""
         await super().close()
         await self._endpoint.close()
 
 
-class _Asking:
-    """Put a message into words for a model, and read what it says."""
+class _Question:
+    """The request about one message, and the reading of its answer."""
 
     def __init__(self, prompt: str, endpoint: Endpoint, show: Callable[[Message], Any] | None) -> None:
         self.prompt = prompt
@@ -111,7 +123,7 @@ class _Asking:
         return read_verdict(await self._endpoint.ask([system, {"role": "user", "content": self._turn(message)}]))
 
     def key(self, message: Message) -> bytes:
-        """Return what stands for all messages that look the same to the model."""
+        """Return the same key for all messages that look the same to the model."""
         return blake2b(self._turn(message).encode(errors="replace"), digest_size=20).digest()
 
     def _turn(self, message: Message) -> str:
@@ -121,11 +133,11 @@ class _Asking:
 
 
 def read_verdict(text: str) -> Verdict:
-    """Read a model's verdict, with or without words round it; raise ValueError where there is none, or several."""
-    said = text.rpartition("</think>")[2].strip()  # what some models say to themselves first
-    found = {bool(verdict["allow"]): verdict for verdict in _objects(said[:_ANSWER_CHARS])}
-    if len(found) != 1 or len(said) > _ANSWER_CHARS:
-        raise ValueError(f'the model gave no verdict like {{"allow": true, "reason": ""}}, but {said[:100]!r}')
+    """Return the verdict in a model's answer, among other text; raise ValueError if there is none, or several."""
+    answer = text.rpartition("</think>")[2].strip()  # some models write their reasoning first
+    found = {bool(verdict["allow"]): verdict for verdict in _objects(answer[:_ANSWER_CHARS])}
+    if len(found) != 1 or len(answer) > _ANSWER_CHARS:
+        raise ValueError(f'the model gave no verdict like {{"allow": true, "reason": ""}}, but {answer[:100]!r}')
     [(allow, verdict)] = found.items()
     reason = verdict.get("reason")
     reason = reason.strip()[:_REASON_CHARS] if isinstance(reason, str) else ""
@@ -133,7 +145,7 @@ def read_verdict(text: str) -> Verdict:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a text that could be verdicts."""
+    """Return the JSON objects in a text that may be verdicts."""
     decoder = json.JSONDecoder()
     found: list[dict[str, Any]] = []
     at, attempts = text.find("{"), 0

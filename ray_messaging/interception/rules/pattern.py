@@ -1,4 +1,4 @@
-"""Look for words and regexes in what is said."""
+"""A rule that searches payloads for words and regexes."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -8,27 +8,33 @@ import regex
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.rule import ALLOW, Rule, Verdict, block, label, rewrite
-from ray_messaging.interception.rules.support.texts import decoded, plain, replaced, said, strings
+from ray_messaging.interception.rules.support.texts import decoded, plain, replaced, strings, visible_parts
 from ray_messaging.interception.rules.support.words import Words
 from ray_messaging.model.batch import Batch
 
 MASK = "***"
-# So many messages of a batch may use up their time; then the rest is not looked at, as others wait for verdicts.
-_RUNAWAYS = 20
-_SHORT = 0.1
+_RUNAWAYS = 20  # messages of a batch that may exceed their time; then the rest fails at once, as other batches wait
+_SHORT = 0.1  # share of the time limit within which CPU time is not measured
 
 
 class Pattern(Rule):
-    r"""Block, label or mask messages that hold a word or match a regex, whoever sends them, the user too.
+    r"""Block, label or mask messages that hold a word or match a regex, the user's too.
 
-    Args: words are found on word boundaries, phrases across any white space; regexes are those of the `regex` package,
-    searched in each string. Both look at all strings in the payload (not at its keys, nor at a Msg's class, role, id
-    and time), or only at those in `field`, as Unicode NFKC without invisible characters and piled-up marks; look-alikes
-    of other scripts (a Cyrillic a) stay what they are. time_limit_s is what regexes may take for one message, in
-    seconds of CPU time: one that takes longer has run away, and the rule fails on the message, which blocks it unless
-    on_error is "allow". action: "label" puts the rule's name on the message, "mask" rewrites it with *** in place of
-    what was found.
-    Raises RuleError, naming the regex that does not compile.
+    All strings of the payload are searched, but no keys, and of a Msg neither class, role, id nor time. Text is
+    compared in Unicode's form NFKC, without invisible characters and piled-up marks. Look-alikes of other scripts (a
+    Cyrillic a) are different letters.
+
+    Args:
+        words: words and phrases. They are found on word boundaries; a phrase also across any white space.
+        regexes: patterns of the `regex` package, searched in each string.
+        field: search only this field of the payload.
+        ignore_case: compare without case.
+        time_limit_s: CPU time for the regexes on one message, in seconds. A regex that takes longer has run away: the
+            rule fails on the message, which blocks it unless `on_error` is "allow".
+        action: "block"; "label" with the rule's name; or "mask", which replaces each hit by ***.
+        name: the rule's name.
+
+    Raises: RuleError, which names a regex that does not compile.
     """
 
     needs_payload = True
@@ -63,7 +69,7 @@ class Pattern(Rule):
         self._regexes = [_compiled(text, regex.IGNORECASE if ignore_case else 0, name) for text in self.regexes]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Judge a batch; a line that several messages share is looked at once."""
+        """Return the verdicts on rows with hits; a payload that several messages share is searched once."""
         assert batch.lines is not None
         lines = batch.lines.list
         suspects = range(len(lines)) if self._regexes else self._suspects(lines)
@@ -77,7 +83,7 @@ class Pattern(Rule):
             except TimeoutError as error:
                 ran_away += 1
                 verdict = self.count_failure(error)
-            except Exception as error:  # noqa: BLE001 - one odd payload must not stop the whole batch
+            except Exception as error:  # noqa: BLE001 - one odd payload must not fail the whole batch
                 verdict = self.count_failure(error)
             if verdict is not ALLOW:
                 found[line] = verdict
@@ -92,9 +98,9 @@ class Pattern(Rule):
     def _judge(self, line: bytes) -> Verdict:
         payload = decoded(line)
         field = self.field if isinstance(payload, dict) else None
-        value = said(payload) if field is None else payload.get(field)
+        value = visible_parts(payload) if field is None else payload.get(field)
         clock = _Clock(self.time_limit_s)
-        found = next((what for text in strings(value) if (what := self._found(text, clock))), None)
+        found = next((hit for text in strings(value) if (hit := self._found(text, clock))), None)
         if found is None:
             return ALLOW
         if self.action == "label":
@@ -105,7 +111,7 @@ class Pattern(Rule):
         return block(f"the payload holds {found}")
 
     def _found(self, text: str, clock: "_Clock") -> str | None:
-        """Return what is found in a text, for people to read."""
+        """Return a description of the first hit in a text; None if there is none."""
         if self.words:
             hits = self._words.hits(plain(text, fold=self.ignore_case))
             if hits:
@@ -123,7 +129,7 @@ class Pattern(Rule):
         for word in self._words.hits(plain(text, fold=self.ignore_case)):
             masked = self._words.pattern(word, any_case=self.ignore_case).sub(MASK, masked)
         if self._words.hits(plain(masked, fold=self.ignore_case)):
-            return MASK  # found only when folded: rather all of it than a word too much
+            return MASK  # a hit only without case: mask all of it rather than miss a word
         for compiled in self._regexes:
             masked = clock.sub(compiled, masked)
         return text if masked == shown else masked
@@ -142,19 +148,19 @@ class Pattern(Rule):
 
 
 class _Clock:
-    """Let regexes search for so many seconds of CPU time, all together."""
+    """The CPU time left for the regexes on one message, in seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._began: tuple[float, float] | None = None
 
     def _left(self, compiled: "regex.Pattern[str]") -> float:
-        # CPU time, as the regex package counts: a message must not be blocked because the machine is busy.
+        # CPU time, as in the regex package: a busy machine must not block messages.
         now = time.perf_counter()
         if self._began is None:
             self._began = now, time.process_time()
         began, began_cpu = self._began
-        if now - began < _SHORT * self._limit_s:  # asking for CPU time takes as long as many a search
+        if now - began < _SHORT * self._limit_s:  # reading the CPU time takes as long as many a search
             return self._limit_s
         left = self._limit_s - (time.process_time() - began_cpu)
         if left <= 0:
@@ -165,23 +171,23 @@ class _Clock:
         return TimeoutError(f"regex {compiled.pattern!r} ran away: the limit for a message is {self._limit_s:g} s")
 
     def search(self, compiled: "regex.Pattern[str]", text: str) -> bool:
-        """Tell whether a regex is found; raise TimeoutError."""
+        """Return whether a regex is found; raise TimeoutError."""
         try:
             return compiled.search(text, timeout=self._left(compiled)) is not None
         except TimeoutError:
             raise self._over(compiled) from None
 
     def sub(self, compiled: "regex.Pattern[str]", text: str) -> str:
-        """Mask what a regex finds; raise TimeoutError."""
+        """Mask the hits of a regex; raise TimeoutError."""
         try:
             return str(compiled.sub(lambda match: MASK if match[0] else "", text, timeout=self._left(compiled)))
         except TimeoutError:
             raise self._over(compiled) from None
 
 
-def _listed(what: str, values: object, rule: str) -> tuple[str, ...]:
+def _listed(name: str, values: object, rule: str) -> tuple[str, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise RuleError(f"{what}={values!r} is no list: write [{values!r}]", rule=rule)
+        raise RuleError(f"{name}={values!r} is no list: write [{values!r}]", rule=rule)
     return tuple(values)
 
 

@@ -1,4 +1,4 @@
-"""Limit how fast an agent writes."""
+"""A rule that limits messages per second and per round."""
 
 import math
 import time
@@ -17,18 +17,29 @@ from ray_messaging.interception.rules.support.pairs import blocks, name_of
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.model.batch import Batch
 
-_ROUNDING = 1e-6  # of a message: what is lost in sums of seconds must not cost one
+_ROUNDING = 1e-6  # of a token: rounding in sums of seconds must not cost a message
 _LEAST_SWEEP = 1024
 
 
 class RateLimit(Rule):
-    """Let each agent write so many messages per second, and so many per round.
+    """Limit the messages of each agent per second, and per round.
 
-    Seconds: an agent has a bucket that fills with `per_second` tokens a second and holds one second's (at least one); a
-    message takes a token. So who was silent may write `per_second` at once. Time is the interceptor's, when it judges;
-    the buckets are not kept in `state`: they mean nothing on another process's clock, and fill within a second.
-    Rounds: the count of each agent is kept in `state` until `new_round`. A message blocked here takes from neither; one
-    that a later rule blocks has taken: put this rule last to count what passes. The user is not limited.
+    Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
+    at least one; a message takes one. So an agent may send `per_second` messages at once after a pause. Time is the
+    interceptor's. Buckets are not kept in `state`: they mean nothing on another process's clock, and fill in a second.
+
+    Per round, each agent's count is kept in `state` until `new_round`.
+
+    A message that this rule blocks takes no token. One that a later rule blocks does: to count only messages that pass,
+    put this rule last. The user is not limited.
+
+    Args:
+        per_second: messages per second.
+        per_round: messages per round.
+        name: the rule's name.
+        clock: returns the time in seconds, for tests.
+
+    Raises: RuleError.
     """
 
     def __init__(
@@ -45,10 +56,10 @@ class RateLimit(Rule):
         self.per_round = per_round
         self.state: Table[int] | None = None if per_round is None else Table()
         self._clock = clock
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._empty_at: dict[AgentId | None, float] = {}  # when the bucket was, or would have been, empty
+    def _reset(self) -> None:
+        self._empty_at: dict[AgentId | None, float] = {}  # when the bucket was empty, or would have been
         self._sweep_at = _LEAST_SWEEP
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,15 +67,15 @@ class RateLimit(Rule):
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self.__dict__.update(kept)
-        self._forget()
+        self._reset()
 
     def new_round(self) -> None:
-        """Count from zero again."""
+        """Reset the counts of the round."""
         if self.state:
             self.state.clear()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Judge a batch; return the rows above a limit."""
+        """Return blocks for the rows above a limit."""
         senders = group(batch.from_ids)
         left = self._left_of_round(senders)
         empty_at, tokens = self._tokens(senders)
@@ -87,14 +98,14 @@ class RateLimit(Rule):
         return np.maximum(self.per_round - sent, 0)
 
     def _tokens(self, senders: Groups) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return for each sender when its bucket was empty, and the whole tokens that are in it now."""
+        """Return for each sender the time at which its bucket was empty, and its whole tokens now."""
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
         now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second
         known = map(self._empty_at.get, senders.keys, repeat(-math.inf))
         empty_at = np.maximum(np.fromiter(known, np.float64, len(senders.keys)), now - fills_in)
         if len(self._empty_at) > self._sweep_at:
-            # A full bucket is as good as none.
+            # A full bucket needs no entry.
             self._empty_at = {key: at for key, at in self._empty_at.items() if at > now - fills_in}
             self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._empty_at))
         return empty_at, np.maximum((now - empty_at) * self.per_second + _ROUNDING, 0).astype(np.intp)

@@ -1,4 +1,4 @@
-"""Give each agent a quota for a round."""
+"""A rule that limits contacts and blocked messages per round."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,16 +12,23 @@ from ray_messaging.interception.rules.support.pairs import blocks, name_of
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.model.batch import Batch
 
-_BEGUN = None  # the key under which `state` says that a round has begun
+_BEGUN = None  # the key in `state` that marks a begun round
 
 
 class RoundQuota(Rule):
-    """Let each agent write to so many agents in a round, and no more once so many of its messages were blocked.
+    """Limit, for each agent and round, the agents that it writes to, and its blocked messages.
 
-    `contacts`: whom it has written to in this round it may write to again; plain channels are no contacts. `blocked`:
-    messages blocked by any rule, as the interceptor counts them, up to the batch that is judged; then all of the agent
-    is blocked, plain channels too, until `new_round`. The user has no quota. `state` holds the round's contacts under
-    (from_id, to_id), and under from_id how many messages of an agent had been blocked when the round began.
+    The user has no quota. `state` holds the round's contacts under (from_id, to_id), and under from_id the number of an
+    agent's blocked messages when the round began.
+
+    Args:
+        contacts: most agents that one agent may write to in a round; to these it may write again. Plain channels are
+            no contacts.
+        blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
+            until `new_round`, also to plain channels. Messages blocked in the current batch count from the next one on.
+        name: the rule's name.
+
+    Raises: RuleError.
     """
 
     state: Table[int]
@@ -43,20 +50,20 @@ class RoundQuota(Rule):
         self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
 
     def new_round(self) -> None:
-        """Forget the contacts, and what was blocked so far."""
+        """Reset contacts and blocked messages."""
         self.state.clear()
         self.restored()
         self._begin()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Judge a batch; return the rows beyond a quota."""
+        """Return blocks for the rows above a quota."""
         found = {} if self.blocked is None else self._silenced(batch, self.blocked)
         if self.contacts is not None:
             found |= self._strangers(batch, self.contacts, found)
         return blocks(found, found.values())
 
     def _begin(self) -> None:
-        """Note how many messages of each agent are blocked as a round begins."""
+        """Record each agent's number of blocked messages at the beginning of a round."""
         if self.blocked is None or self.context is None:
             return
         self.state[_BEGUN] = 1
@@ -65,7 +72,7 @@ class RoundQuota(Rule):
                 self.state[agent] = count
 
     def _silenced(self, batch: Batch, quota: int) -> dict[int, str]:
-        """Return the rows of agents of which too many messages were blocked."""
+        """Return the rows of agents with too many blocked messages."""
         if _BEGUN not in self.state:
             self._begin()
         if self.context is None or not self.context.violations:
@@ -83,12 +90,12 @@ class RoundQuota(Rule):
     def _since(self, sender: AgentId) -> int:
         assert self.context is not None
         count, before = self.context.violations.get(sender, 0), self.state.get(sender, 0)
-        if count < before:  # somebody has set the counts back
+        if count < before:  # the counts were reset
             before = self.state[sender] = 0
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Note new contacts; return the rows that would be one too many."""
+        """Record new contacts; return the rows with one too many."""
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met
         pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What a rule is."""
+"""The base classes of rules, and the verdicts that rules return."""
 
 import asyncio
 import re
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from ray_messaging.interception.rules.black_list import BlackList
 
 
-# What a rule may raise without harm to anybody else: it must end neither the loop nor the task it is called in.
+# Exceptions of rules that are failures of the rule: they must end neither the loop nor the task that calls the rule.
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
 
 
 class Verdict(NamedTuple):
-    """Say what becomes of one message: blocked and why, or passed with another payload, or with labels."""
+    """The verdict on one message: blocked for a reason, or passed, possibly with a new payload or labels.
+
+    Build verdicts with `ALLOW`, `block`, `rewrite` and `label`.
+    """
 
     blocked: bool = False
     reason: str = ""
@@ -32,47 +35,59 @@ ALLOW = Verdict()
 
 
 def block(reason: str) -> Verdict:
-    """Build the verdict that stops a message."""
+    """Return the verdict that blocks a message; its sender and the event log get the reason."""
     return Verdict(blocked=True, reason=reason)
 
 
 def rewrite(payload: Payload, *labels: str) -> Verdict:
-    """Build the verdict that lets a message pass with another payload; the event log keeps the one it had."""
+    """Return the verdict that passes a message with a new payload; the event log keeps the original."""
     return Verdict(payload=payload, labels=labels)
 
 
 def label(*labels: str) -> Verdict:
-    """Build the verdict that lets a message pass with labels, which its receiver and the event log see."""
+    """Return the verdict that passes a message with labels, visible to its receiver and in the event log."""
     return Verdict(labels=labels)
 
 
 class Context(Protocol):
-    """What a rule may see of the interceptor it stands in."""
+    """The interceptor, as its rules see it."""
 
-    violations: Table[int]  # from_id -> how many of its messages were blocked
+    violations: Table[int]  # from_id -> number of its messages that were blocked
     watch: Watch
 
     @property
     def black_list(self) -> "BlackList":
-        """Return the first black list; an empty one is put before all other rules where there is none."""
+        """Return the first black list; without one, an empty one is inserted before all other rules."""
 
     def rule_failed(self, rule: "Rule", error: BaseException, messages: int) -> None:
         """Count messages at which a rule failed."""
 
 
 class Rule:
-    """Judge messages, one by one or a whole batch at once.
+    """A rule that judges messages, one by one or a whole batch at once.
 
-    Override `check`, or `check_batch` where a batch can be judged by its columns. A rule that reads payloads sets
-    `needs_payload`. A rule that raises, or answers nonsense, blocks; `on_error = "allow"` says otherwise. What a rule
-    must remember when its process dies is kept in `state`, a Table.
+    Override `check`; or `check_batch`, to judge a batch by its columns. A rule that raises, or returns anything but
+    verdicts, has failed on the message, and blocks it.
+
+    Attributes:
+        name: shown in receipts and in the event log; unique in an interceptor. By default the class's name.
+        needs_payload: the rule reads payloads. Without it, batches may come without them.
+        on_error: the verdict on messages at which the rule fails: "block" or "allow".
+        state: a `Table` with all that the rule must remember when its process dies; None if there is nothing.
+        context: the interceptor, set when the rule is inserted.
+
+    Example:
+        class QuietHours(Rule):
+            def check(self, message: Message) -> Verdict:
+                hour = datetime.now().hour
+                return block("quiet from 22 to 6") if hour >= 22 or hour < 6 else ALLOW
     """
 
     name: str = ""
     needs_payload: bool = False
     on_error: Literal["block", "allow"] = "block"
     state: Table[Any] | None = None
-    context: Context | None = None  # set when the rule is put in
+    context: Context | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - as type's
         super().__init_subclass__(**kwargs)
@@ -80,23 +95,23 @@ class Rule:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def check(self, message: Message) -> Verdict:
-        """Judge one message: ALLOW, block("why"), rewrite({...}) or rewrite(msg), label("tag")."""
+        """Return the verdict on one message: ALLOW, block("why"), rewrite({...}) or rewrite(msg), label("tag")."""
         raise NotImplementedError(f"rule {self.name!r} must override check or check_batch")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
-        """Judge a batch; return the verdicts of the rows that do not just pass."""
+        """Return the verdicts on a batch by row; rows that are left out pass."""
         found: dict[int, Verdict] = {}
         for row in range(len(batch)):
             try:
                 verdict = checked(self.check(Message(exp_id, batch, row)))
-            except RAISED as error:  # a rule is the user's code: fail closed, and say so
+            except RAISED as error:  # user code: a failure blocks, and is logged
                 verdict = self.count_failure(error)
             if verdict is not ALLOW:
                 found[row] = verdict
         return found
 
     def count_failure(self, error: BaseException, messages: int = 1) -> Verdict:
-        """Have messages counted at which this rule failed; return the verdict on each of them."""
+        """Count messages at which this rule failed, and return the verdict on each."""
         if self.context is not None:
             self.context.rule_failed(self, error, messages)
         return self.failed(error)
@@ -106,13 +121,13 @@ class Rule:
         return ALLOW if self.on_error == "allow" else block(failure(error))
 
     def new_round(self) -> None:
-        """Begin a new round: quotas that count by round start again."""
+        """Begin a new round: reset counts that are kept by round."""
 
     def restored(self) -> None:
-        """Rebuild what is derived from `state`, which was just loaded."""
+        """Rebuild all that is derived from `state`, after `state` was loaded."""
 
     async def close(self) -> None:
-        """Let go of connections: the interceptor ends, or the rule was taken out."""
+        """Close connections: the interceptor ends, or the rule was removed."""
 
     def describe(self) -> dict[str, Any]:
         """Return name, kind and settings as JSON, for people to read."""
@@ -120,25 +135,28 @@ class Rule:
 
 
 class SlowRule(Rule):
-    """Judge messages one by one, by something that takes its time: a model, a service.
+    """A rule that awaits its verdicts: from a model, from a service.
 
-    Only the messages that wait for it wait; whoever sends to others goes on.
+    It delays only the messages that it judges, and later ones of the same sender and receiver.
+
+    Attributes:
+        time_limit_s: a verdict that takes longer is a failure of the rule.
     """
 
     needs_payload = True
-    time_limit_s: float = 120.0  # a verdict that takes longer counts as a failure
+    time_limit_s: float = 120.0
 
     async def judge(self, message: Message) -> Verdict:
-        """Judge one message; called once for each, many at a time."""
+        """Return the verdict on one message. Called once per message, for many messages at a time."""
         raise NotImplementedError(f"rule {self.name!r} must override judge")
 
-    def at_once(self, message: Message) -> Verdict | None:  # noqa: ARG002 - for those who know
-        """Return a verdict that is known already; None: `judge` must be asked."""
+    def at_once(self, message: Message) -> Verdict | None:  # noqa: ARG002 - for subclasses
+        """Return a verdict that needs no waiting; None to have `judge` called."""
         return None
 
 
 def checked(verdict: object) -> Verdict:
-    """Return what a rule answered, if it is a verdict; raise TypeError otherwise."""
+    """Return a rule's answer if it is a verdict; raise TypeError otherwise."""
     if (
         isinstance(verdict, Verdict)
         and isinstance(verdict.reason, str)
@@ -151,13 +169,13 @@ def checked(verdict: object) -> Verdict:
 
 
 def failure(error: BaseException) -> str:
-    """Say as a reason that a rule failed."""
-    return f"the rule failed: {said_of(error)}"
+    """Return the reason of a block by a rule that failed."""
+    return f"the rule failed: {text_of(error)}"
 
 
-def said_of(error: BaseException) -> str:
-    """Return an error's type and text; a user's error may fail at saying it."""
+def text_of(error: BaseException) -> str:
+    """Return an error's type and text; only its type if its `__str__` fails."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - the error at hand is the one to tell of
+    except Exception:  # noqa: BLE001 - the original error matters more
         return type(error).__name__

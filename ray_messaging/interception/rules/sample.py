@@ -1,4 +1,4 @@
-"""Pick a share of the messages by chance that repeats."""
+"""A rule that picks a random, reproducible share of the messages."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -14,11 +14,19 @@ _GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 class Sample(Rule):
-    """Pick a share of the messages: block them, as a lossy network would, or label them with the rule's name.
+    """Block or label a random share of the messages: as a lossy network would, or to study some of them.
 
-    The dice are a hash of seed, sender and the message's number, so that a retry is decided alike, and a run that sends
-    the same by the same named senders (groups are named, messagers where they are given a name) repeats. The sender's
-    epoch is left out: it grows when a sender starts anew. The user's messages are picked like all others.
+    The choice is a hash of the seed, the sender's name and the message's number. So a retry is decided alike, and a run
+    in which the same named senders send the same messages repeats; groups have names, messagers where one is given.
+    The sender's epoch is left out, because it changes with each restart. The user's messages are picked like others.
+
+    Args:
+        share: the share to pick, from 0 to 1.
+        seed: another seed picks other messages.
+        action: "block", or "label" with the rule's name.
+        name: the rule's name.
+
+    Raises: RuleError.
     """
 
     def __init__(
@@ -36,7 +44,7 @@ class Sample(Rule):
         self.action = action
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Judge a batch; return the rows that are picked."""
+        """Return the verdicts on the picked rows."""
         numbers = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
         # The k-th output of splitmix64, seeded by the sender.
         start = int.from_bytes(blake2b(f"{self.seed}:{batch.sender}".encode(), digest_size=8).digest(), "little")
@@ -47,8 +55,8 @@ class Sample(Rule):
         picked = np.flatnonzero((mixed >> np.uint64(11)) * 2.0**-53 < self.share)
         if not len(picked):
             return {}
-        why = block(f"it is of the {100 * self.share:g}% of messages picked by chance (seed {self.seed})")
-        return dict.fromkeys(picked.tolist(), label(self.name) if self.action == "label" else why)
+        verdict = block(f"it is of the {100 * self.share:g}% of messages picked by chance (seed {self.seed})")
+        return dict.fromkeys(picked.tolist(), label(self.name) if self.action == "label" else verdict)
 
     def describe(self) -> dict[str, Any]:
         """Return name, kind, share, seed and action."""

@@ -1,4 +1,4 @@
-"""Ban senders."""
+"""A rule that bans senders after repeated violations."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +10,17 @@ from ray_messaging.interception.rules.support.pairs import Pair, name_of
 
 
 class SenderBan(Ban):
-    """Block what another rule blocks, and after so many violations of a sender all that it writes to anybody.
+    """Block all messages of a sender after repeated violations.
 
-    The user is never banned; see `Ban` for what counts.
+    A message that the rule `check` blocks is a violation by its sender. After the first `after` violations, all further
+    messages of that sender are blocked. The user is never banned. See `Ban` for the details of counting.
+
+    Args:
+        check: the rule that finds violations; any but a slow one.
+        after: violations before the ban.
+        name: the rule's name.
+
+    Raises: RuleError.
     """
 
     def __init__(self, check: Rule, after: int = 3, *, name: str = "sender_ban") -> None:
@@ -20,11 +28,11 @@ class SenderBan(Ban):
 
     @property
     def banned(self) -> frozenset[AgentId]:
-        """Return the agents that are banned."""
+        """Return the banned agents."""
         return frozenset(self._banned())
 
     def forgive(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
-        """Forget the violations of some agents, or of one; of all where none is given."""
+        """Forget the violations of agents, or of a single agent; by default of all."""
         if agents is None:
             self._forgive(None)
         elif isinstance(agents, Iterable) and not isinstance(agents, str):

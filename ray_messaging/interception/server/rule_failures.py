@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ray_messaging.interception.rules.rule import Rule, said_of
+from ray_messaging.interception.rules.rule import Rule, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class RuleFailures:
             at: names the failed call, if it was not a verdict on messages.
         """
         record = self._records.setdefault(id(rule), _Record(rule))
-        text = said_of(error)[:_CHARS]
+        text = text_of(error)[:_CHARS]
         record.count += messages
         record.last, record.last_at = text, time.time()
         key = _key(error, text)

@@ -16,7 +16,7 @@ MIN_SNAPSHOT_NUMBER = 2**32  # so that neither an epoch nor one of the codes in 
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 # The instance attributes of each class. A rule with others was changed by hand, and may decide differently.
 _ATTRIBUTES = {
-    BlackList: {"name", "state", "_index", "context", "on_error"},
+    BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
     AllowGraph: {
         "name", "user", "channels", "context", "on_error", "_public", "_names", "_edges", "_memberships",
         "_networks_of", "_layers", "_open", "_open_ints",

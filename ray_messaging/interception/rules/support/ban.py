@@ -1,4 +1,4 @@
-"""Ban who breaks a rule again and again: what EdgeBan and SenderBan have in common."""
+"""Bans after repeated violations: the base of EdgeBan and SenderBan."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,17 +14,17 @@ from ray_messaging.interception.server.state.table import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
-_FAILED = "the rule failed: "  # as `rule.failure` begins
-_CHECK = "check"  # marks the entries of `state` that are the check's: the only keys of three parts
+_FAILED = "the rule failed: "  # the beginning of `rule.failure`
+_CHECK = "check"  # marks the check's entries in `state`, the only keys of three parts
 
 
 class Ban(Rule):
-    """Block what `check` blocks, and after so many violations of one kind all of that kind.
+    """Block the messages that `check` blocks; after `after` violations of one kind, block all of that kind.
 
-    A violation is a message that the check blocks; one at which the check fails is blocked as well, unless on_error of
-    either rule is "allow", and is not counted. The user's violations are blocked and not counted. `state` holds the
-    count of each, which stops at `after`, and what the check remembers. A check that looks at whole batches and counts
-    has counted all of a batch in which a ban begins.
+    A violation is a message that the check blocks. A message at which the check fails is blocked too, unless `on_error`
+    of either rule is "allow", and is no violation. The user's violations are blocked and not counted. `state` holds the
+    count of each kind, up to `after`, and the check's own state. A check that judges whole batches, and counts, has
+    counted the whole batch in which a ban begins.
     """
 
     state: Table[Any]
@@ -44,7 +44,7 @@ class Ban(Rule):
         self.restored()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The index is quickly made, and so large that Ray would keep it apart, where a restart may miss it.
+        # The index is fast to build, and so large that Ray would store it apart, where a restart may not find it.
         return {key: value for key, value in self.__dict__.items() if key != "_index"}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class Ban(Rule):
         raise NotImplementedError
 
     def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - an id, or a pair
-        """Return the pair under which the index finds a key."""
+        """Return the key as a pair for the index."""
         raise NotImplementedError
 
     def _reason(self, key: Any) -> str:  # noqa: ANN401 - an id, or a pair
@@ -73,7 +73,7 @@ class Ban(Rule):
         self._build_index()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
-        """Judge a batch; return the rows that the check does not let pass, and those that are banned."""
+        """Return the check's verdicts, and blocks for banned rows."""
         with self._in_context():
             if type(self.inner).check_batch is Rule.check_batch:
                 return self._one_by_one(batch, exp_id)
@@ -81,8 +81,8 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Let the check see the interceptor while it is asked, and keep what it then remembers."""
-        self.inner.context = self.context  # not for longer: a rule that is taken out must pickle without it
+        """Give the check its context during a call, and copy its state afterwards."""
+        self.inner.context = self.context  # only for the call: a removed rule is pickled without it
         try:
             yield
         finally:
@@ -90,7 +90,7 @@ class Ban(Rule):
             self._mirror()
 
     def _one_by_one(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Judge by a check that looks at one message after the other."""
+        """Apply a check that judges single messages."""
         found: dict[int, Verdict] = {}
         for row in range(len(batch)):
             key = self._key_of(batch, row)
@@ -99,7 +99,7 @@ class Ban(Rule):
                 continue
             try:
                 verdict = checked(self.inner.check(Message(exp_id, batch, row)))
-            except RAISED as error:  # a check is the user's code: fail closed, and say so
+            except RAISED as error:  # user code: a failure blocks, and is logged
                 verdict = self._check_failed(error)
             else:
                 if verdict.blocked:
@@ -109,7 +109,7 @@ class Ban(Rule):
         return found
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Judge by a check that looks at whole batches; only rows that it blocks or that may be banned are visited."""
+        """Apply a check that judges whole batches; only rows that it blocks, or that may be banned, are visited."""
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:
@@ -132,7 +132,7 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return the rows that are banned; with `begins` those that come after the row at which their ban began."""
+        """Return blocks for banned rows; with `begins`, for rows after the one at which their ban began."""
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
             key = self._key_of(batch, row)
@@ -148,7 +148,7 @@ class Ban(Rule):
         return key is not None and bool(self.state.get(key, 0) >= self.after)
 
     def _count(self, key: Any) -> bool:  # noqa: ANN401 - an id, or a pair
-        """Count a violation; tell whether a ban begins with it."""
+        """Count a violation; return whether a ban begins with it."""
         if key is None:
             return False
         count = self.state[key] = self.state.get(key, 0) + 1
@@ -163,7 +163,7 @@ class Ban(Rule):
         return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
-        """Keep in our state what changed in the check's, as only ours is written to the server."""
+        """Copy changes of the check's state into ours: only ours is saved on the server."""
         changes = None if self.inner.state is None else self.inner.state.changes()
         if changes is None:
             return
@@ -176,7 +176,7 @@ class Ban(Rule):
             self.state[_CHECK, field.decode(), ""] = value.decode()
 
     def new_round(self) -> None:
-        """Begin a new round for the check; bans and counts stay."""
+        """Begin a new round for the check; bans and counts remain."""
         with self._in_context():
             self.inner.new_round()
 
@@ -185,7 +185,7 @@ class Ban(Rule):
         await self.inner.close()
 
     def restored(self) -> None:
-        """Rebuild the index of what is banned, and what the check remembers."""
+        """Rebuild the index of bans, and the check's state."""
         self._build_index()
         if self.inner.state is not None:
             kept = {key[1].encode(): value.encode() for key, value in self.state.items() if _of_check(key)}
@@ -193,7 +193,7 @@ class Ban(Rule):
             self.inner.restored()
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, the check, after how many violations it bans, and how many it has banned."""
+        """Return name, kind, the check, the violations before a ban, and the number of bans."""
         return {
             **super().describe(),
             "check": self.inner.describe(),
@@ -203,7 +203,7 @@ class Ban(Rule):
 
 
 def _is_violation(verdict: Verdict) -> bool:
-    """Tell whether a check blocked a message for what it is, and not because the check failed on it."""
+    """Return whether a check blocked a message, and did not just fail on it."""
     return verdict.blocked and not verdict.reason.startswith(_FAILED)
 
 

@@ -1,4 +1,4 @@
-"""Calls of a user's coroutines: so many at a time, each for so long."""
+"""Calls of a user's coroutines, limited in number and time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,38 +9,38 @@ from ray_messaging.interception.server.watchdog import Steps, Stuck
 
 T = TypeVar("T")
 
-# A call that was cancelled may take so long to tidy up before it counts as one that will not end.
+# Time for a cancelled call to clean up; after it, the call counts as one that will not end.
 _GRACE_S = 1.0
 
 
 class Calls:
-    """Run calls, at most `concurrency` at a time and in the order they came; none is awaited longer than `timeout_s`.
+    """At most `concurrency` calls at a time, none awaited longer than `timeout_s`.
 
-    Who waits for a place waits as long as it takes: what a call takes is limited, what many take in turn is not. A call
-    that goes on after it was cancelled (it caught the cancellation) is left behind; as long as `concurrency` of those
-    are there, others fail at once, so that there are never more than twice as many.
+    Waiting for a place has no limit: the limit is for the call, not for the calls before it. A call that continues
+    after its cancellation (it caught it) is abandoned. While `concurrency` abandoned calls run, further calls fail at
+    once, so there are never more than twice as many.
     """
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._places = asyncio.Semaphore(concurrency)
-        self._left_behind: dict[asyncio.Future[Any], float] = {}  # and when it was cancelled (loop time)
+        self._abandoned: dict[asyncio.Future[Any], float] = {}  # -> when it was cancelled (loop time)
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what a call of a rule returns; raise what it raises, or TimeoutError.
+        """Return the result of a rule's call; raise its error, or TimeoutError.
 
-        The place is given back in the same step in which the caller goes on: what it does until it next awaits comes
-        before the next call.
+        The place becomes free in the step in which the caller continues: its code up to the next `await` runs before
+        the next call.
         """
         async with self._places:
-            await self._room()
+            await self._wait_for_abandoned()
             future = asyncio.create_task(_watched(rule, call))
             try:
                 await asyncio.wait((future,), timeout=self._timeout_s)
             finally:
                 if not future.done():
-                    self._leave(future)
+                    self._abandon(future)
             if not future.done():
                 raise TimeoutError(f"no answer within {self._timeout_s:g} s")
             if future.cancelled():  # else the caller would seem to be cancelled
@@ -48,33 +48,33 @@ class Calls:
             return future.result()
 
     async def close(self) -> None:
-        """Wait a moment for calls that were cancelled."""
-        if self._left_behind:
-            await asyncio.wait(self._left_behind, timeout=_GRACE_S)
+        """Wait a moment for cancelled calls."""
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=_GRACE_S)
 
-    def _leave(self, future: asyncio.Future[Any]) -> None:
-        self._left_behind[future] = asyncio.get_running_loop().time()
+    def _abandon(self, future: asyncio.Future[Any]) -> None:
+        self._abandoned[future] = asyncio.get_running_loop().time()
         future.add_done_callback(self._ended)
         future.cancel()
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
-        del self._left_behind[future]
+        del self._abandoned[future]
         if not future.cancelled():
-            future.exception()  # nobody waits for it any more: that it was looked at keeps asyncio from complaining
+            future.exception()  # retrieved, so that asyncio does not log it
 
-    async def _room(self) -> None:
-        while len(self._left_behind) >= self._concurrency:
-            left_s = max(self._left_behind.values()) + _GRACE_S - asyncio.get_running_loop().time()
+    async def _wait_for_abandoned(self) -> None:
+        while len(self._abandoned) >= self._concurrency:
+            left_s = max(self._abandoned.values()) + _GRACE_S - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise TimeoutError(
-                    f"{len(self._left_behind)} earlier calls go on although they were cancelled: let CancelledError "
+                    f"{len(self._abandoned)} earlier calls go on although they were cancelled: let CancelledError "
                     "through (an `except:` without a class catches it)"
                 )
-            await asyncio.wait(self._left_behind, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._abandoned, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _watched(rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
-    """Await a call, watched while it is at work; what it raises ends neither the loop nor the task."""
+    """Await a call under the watchdog; turn errors that would end the loop or the task into others."""
     try:
         return await (call() if rule.context is None else Steps(rule.context.watch, rule, call))
     except Stuck as error:

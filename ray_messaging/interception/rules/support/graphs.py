@@ -1,4 +1,4 @@
-"""Graphs that users pass, and edges looked up by the column."""
+"""Graphs given by users, and sets of edges with a lookup by columns."""
 
 from collections.abc import Iterable, Iterator, Set
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ Edge = tuple[AgentId, AgentId]
 
 
 class Network(NamedTuple):
-    """Hold a graph: its edges and members; where it is `complete`, all write to all and the edges are left out."""
+    """A graph: its edges and members. In a `complete` one, all members are joined, and the edges are left out."""
 
     edges: set[Edge]
     members: set[AgentId]
@@ -22,7 +22,7 @@ class Network(NamedTuple):
 
 
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
-    """Read what a user passed as a graph, or, where `ids` says so, as a list of members."""
+    """Read a graph given by a user; with `ids`, a list of members is one, too."""
     if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
         both = () if graph.is_directed() else ((b, a) for a, b in graph.edges())
         edges = {_edge(edge, rule, name) for edges in (graph.edges(), both) for edge in edges}
@@ -45,13 +45,13 @@ def _edge(edge: object, rule: str, name: str) -> Edge:
 
 
 def among(ordered: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell of each value whether it is in a sorted array, which is not empty."""
+    """Return for each value whether it is in a sorted array, which must not be empty."""
     found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
     return found
 
 
 class Edges:
-    """Hold a set of edges; those between ints are looked up by the column, in a sorted array of hashes."""
+    """A set of edges. Those between ints are looked up by columns, in a sorted array of hashes."""
 
     def __init__(self, edges: Set[Edge]) -> None:
         self._edges = edges
@@ -69,17 +69,17 @@ class Edges:
         return iter(self._edges)
 
     def has(self, from_id: AgentId, to_id: AgentId) -> bool:
-        """Tell whether an edge is there; any ids."""
+        """Return whether there is an edge; for any ids."""
         return (from_id, to_id) in self._edges
 
     def holds(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell of each pair of ints whether it is an edge."""
+        """Return for each pair of ints whether it is an edge."""
         if not len(self._hashes):
             return np.zeros(len(sources), np.bool_)
         hashes = hash_pairs(sources, targets)
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         found: NDArray[np.bool_] = (self._sources[places] == sources) & (self._targets[places] == targets)
-        # Where only the hash is the same, the edge may stand behind another one of that hash.
+        # Where only the hashes match, the edge may come after another one with the same hash.
         for row in np.flatnonzero(~found & (self._hashes[places] == hashes)).tolist():
             found[row] = (int(sources[row]), int(targets[row])) in self._edges
         return found

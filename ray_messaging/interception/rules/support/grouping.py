@@ -1,4 +1,4 @@
-"""Group a batch's rows by sender."""
+"""The rows of a batch, grouped by id."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from ray_messaging.model.id_column import IdColumn
 
 
 class Groups(NamedTuple):
-    """Say who is in a column: k different ids, each row's place among them (n,), and how many rows each has (k,)."""
+    """The k distinct ids of a column (`keys`), each row's index among them (n,), and the rows of each (k,)."""
 
     keys: list[AgentId | None]
     codes: NDArray[np.intp]

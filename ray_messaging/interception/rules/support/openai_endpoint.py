@@ -1,4 +1,4 @@
-"""One model behind an OpenAI-compatible endpoint."""
+"""A model behind an OpenAI-compatible endpoint."""
 
 import asyncio
 import importlib
@@ -13,7 +13,7 @@ from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
 
 MISSING = "OpenAIModerator needs the openai package: pip install 'ray-messaging[llm]'"
 _ENV_KEY = "OPENAI_API_KEY"
-_SAID_CHARS = 500  # of what an endpoint says about an error
+_ERROR_CHARS = 500  # kept of an endpoint's error text
 
 _SCHEMA = {
     "type": "object",
@@ -21,7 +21,7 @@ _SCHEMA = {
     "required": ["allow", "reason"],
     "additionalProperties": False,
 }
-# From the strictest form of answer to none; an endpoint that refuses one is asked for the next.
+# Response formats, strictest first; after a refusal the next one is tried.
 _FORMATS: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": _SCHEMA}}},
     {"response_format": {"type": "json_object"}},
@@ -30,14 +30,14 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 
 
 class _Form(NamedTuple):
-    """How a request is put: an index into _FORMATS, and whether it says temperature 0 (some models refuse that)."""
+    """The form of a request: an index into _FORMATS, and whether it sets temperature 0 (some models refuse that)."""
 
     format: int
     temperature: bool
 
 
 class Endpoint:
-    """Speak to one model; its client is made where it is used, and does not travel."""
+    """The connection to one model; its client is created on first use, and does not travel with the rule."""
 
     def __init__(
         self, model: str, base_url: str | None, api_key: SecretStr | None, retries: int, options: dict[str, Any]
@@ -47,9 +47,9 @@ class Endpoint:
         self._base_url = base_url
         self._api_key = api_key
         self._options = options
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.usage = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
         self._client: Any = None
         self._opening = asyncio.Lock()
@@ -62,23 +62,23 @@ class Endpoint:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._reset()
 
     @property
     def address(self) -> str:
-        """Return where it is, without user and password."""
+        """Return the endpoint's address, without user and password."""
         if self._base_url is None:
             return "the default of the openai package"
         parts = urlsplit(self._base_url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """Return what the model says; raise an error that says what to do, and never holds the key."""
+        """Return the model's answer; raise an error that says how to fix it, and never contains the key."""
         try:
             reply = await self._complete(await self._opened(), messages)
-        except Exception as error:  # noqa: BLE001 - every one is told anew
-            # Its cause may hold the key, as may its text.
-            raise self._told(error) from None
+        except Exception as error:  # noqa: BLE001 - each is translated
+            # Without its cause, which may contain the key, as may its text.
+            raise self._translated(error) from None
         self._count(reply)
         return _content(reply)
 
@@ -91,7 +91,7 @@ class Endpoint:
     async def _opened(self) -> Any:  # noqa: ANN401 - openai is optional
         async with self._opening:
             if self._client is None:
-                # In a thread: the import takes a second, in which other messages go on.
+                # In a thread: the import takes a second, and must not block other messages.
                 self._client = await asyncio.to_thread(self._open)
             return self._client
 
@@ -107,7 +107,7 @@ class Endpoint:
         client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=self._base_url, max_retries=self.retries, timeout=None
         )
-        _ = client.chat.completions  # it imports the half of openai that is left, and that here
+        _ = client.chat.completions  # imports the other half of openai now, in this thread
         return client
 
     def _key(self) -> str | None:
@@ -131,13 +131,13 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return how to put a request that was refused for its form; None: its form was not at fault."""
+        """Return a milder form for a refused request; None if its form was not the reason."""
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
-        said = str(error).lower()
-        if form.temperature and "temperature" in said:
+        text = str(error).lower()
+        if form.temperature and "temperature" in text:
             return form._replace(temperature=False)
-        if form.format + 1 < len(_FORMATS) and (not self._worked or "response_format" in said or "json" in said):
+        if form.format + 1 < len(_FORMATS) and (not self._worked or "response_format" in text or "json" in text):
             return form._replace(format=form.format + 1)
         return None
 
@@ -148,33 +148,33 @@ class Endpoint:
             tokens = getattr(usage, name, None)
             self.usage[name] += tokens if isinstance(tokens, int) else 0
 
-    def _told(self, error: Exception) -> Exception:
+    def _translated(self, error: Exception) -> Exception:
         if isinstance(error, ConfigError):
             return error
         status = getattr(error, "status_code", None)
-        said = self._without_key(str(error))[:_SAID_CHARS]
+        text = self._without_key(str(error))[:_ERROR_CHARS]
         if status in {401, 403}:
             return ConfigError(
                 f"{self.address} refuses the API key ({status}): pass a valid api_key, or set {_ENV_KEY} where the "
                 "interceptor runs"
             )
         if status == 404:
-            return ConfigError(f"{self.address} knows no such page or model as {self.model!r} (404): {said}")
+            return ConfigError(f"{self.address} knows no such page or model as {self.model!r} (404): {text}")
         if status is not None:
-            return RuntimeError(f"{self.address} answered {status}: {said}")
+            return RuntimeError(f"{self.address} answered {status}: {text}")
         if type(error).__name__ == "APIConnectionError":
             cause = self._without_key(str(error.__cause__ or error))
             parts = urlsplit(self._base_url or "https://api.openai.com")
             port = parts.port or (443 if parts.scheme == "https" else 80)
             return ConnectionFailed(f"cannot reach {self.address}: {cause}", host=parts.hostname, port=port)
-        return RuntimeError(f"asking {self.address} failed: {type(error).__name__}: {said}")
+        return RuntimeError(f"asking {self.address} failed: {type(error).__name__}: {text}")
 
     def _without_key(self, text: str) -> str:
         key = self._key()
         return text.replace(key, "***") if key else text
 
 
-def _content(reply: Any) -> str:  # noqa: ANN401 - whatever an endpoint sent
+def _content(reply: Any) -> str:  # noqa: ANN401 - any answer of an endpoint
     try:
         choice = reply.choices[0]
         content = choice.message.content
@@ -187,7 +187,7 @@ def _content(reply: Any) -> str:  # noqa: ANN401 - whatever an endpoint sent
 
 
 def check_url(url: object, rule: str) -> str | None:
-    """Return an endpoint's address; raise RuleError where it is none."""
+    """Return an endpoint's address; raise RuleError if it is none."""
     if url is None:
         return None
     try:
@@ -201,7 +201,7 @@ def check_url(url: object, rule: str) -> str | None:
 
 
 def check_key(key: object, rule: str) -> SecretStr | None:
-    """Return an API key that shows itself to nobody; raise RuleError where it is none."""
+    """Return an API key that no text shows; raise RuleError if it is none."""
     if key is None:
         return None
     secret = key if isinstance(key, SecretStr) else SecretStr(key if isinstance(key, str) else "")

@@ -1,4 +1,4 @@
-"""Pairs of agents: read from what users pass, named in reasons, found among a batch's rows."""
+"""Pairs of agents: given by users, named in reasons, found among a batch's rows."""
 
 from collections.abc import Iterable
 
@@ -12,24 +12,24 @@ from ray_messaging.model.id_column import STR, IdColumn
 
 Pair = tuple[AgentId | None, AgentId | None]
 
-# Odd 64-bit constants that spread ids over the table (the golden ratio's, and a prime).
+# Odd 64-bit constants that spread ids over the table: the golden ratio's, and a prime.
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
-_LEAST_SLOTS = 2**16  # a row found there by chance is looked up, which takes as long as the arithmetic of a hundred
+_LEAST_SLOTS = 2**16  # a false hit costs a lookup, as much as the arithmetic of a hundred rows
 _LEAST_ROOM = 16
-_FEW = 8  # rows: looking them up is quicker than the arithmetic on columns that would rule them out
+_FEW = 8  # rows: a lookup of each is faster than arithmetic on the columns
 
 
 def check_pair(pair: object, rule: str) -> Pair:
-    """Return a pair with its ids in their one form; raise RuleError or InvalidAddress."""
+    """Return a pair with normalized ids; raise RuleError or InvalidAddress."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), None for any agent", rule=rule)
     return (None if pair[0] is None else check_id(pair[0]), None if pair[1] is None else check_id(pair[1]))
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs that a user passed: some, or just one; raise RuleError or InvalidAddress."""
+    """Return the pairs given by a user: several, or a single one; raise RuleError or InvalidAddress."""
     if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
         return {check_pair(pairs, rule)}
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
@@ -38,12 +38,12 @@ def check_pairs(pairs: object, rule: str) -> set[Pair]:
 
 
 def name_of(agent_id: AgentId | None) -> str:
-    """Name an agent in a reason."""
+    """Return an agent's name for a reason."""
     return f"agent {agent_id!r}"
 
 
 def blocks(rows: Iterable[int], reasons: Iterable[str]) -> dict[int, Verdict]:
-    """Build the verdicts that block rows; rows of one reason share theirs."""
+    """Return verdicts that block rows; rows with the same reason share one."""
     made: dict[str, Verdict] = {}
     found: dict[int, Verdict] = {}
     for row, reason in zip(rows, reasons, strict=True):
@@ -60,10 +60,10 @@ def hash_pairs(from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> 
 
 
 class PairIndex:
-    """Tell which rows of a batch may be of a set of pairs, None for any agent: all that are, and few that are not.
+    """An index of pairs (None: any agent) that finds the rows of a batch that may be among them.
 
-    Whoever asks looks the rows up in the set itself. Pairs are only ever added: one that left the set stays here as a
-    row looked up in vain, until the index is built anew.
+    It finds all rows that are, and few that are not: the caller looks these up in the set itself. Pairs are only added;
+    a removed pair costs lookups until the index is rebuilt.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()) -> None:
@@ -76,7 +76,7 @@ class PairIndex:
         self._everybody = (None, None) in listed
 
     def add(self, pair: Pair) -> bool:
-        """Take in one more pair; False: there is no room left, so build the index anew."""
+        """Add a pair; return False if the index is full, and must be rebuilt."""
         from_id, to_id = pair
         self._names |= {name for name in pair if isinstance(name, str)}
         self._everybody |= pair == (None, None)
@@ -89,7 +89,7 @@ class PairIndex:
         return to_id is None or self._receivers.add((0, to_id))
 
     def candidates(self, from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-        """Return the rows that may be of the set, ascending."""
+        """Return the rows that may be among the pairs, ascending."""
         if self._everybody or len(from_ids) <= _FEW:
             return list(range(len(from_ids)))
         sender = from_ids.values.view(np.uint64) * _SPREAD_FROM
@@ -100,7 +100,7 @@ class PairIndex:
         for ids in (from_ids, to_ids):
             if ids.kinds is not None and ids.strings:
                 rows = np.flatnonzero(ids.kinds == STR)
-                # A pair with a str is found by that str, whatever its other side is.
+                # A pair with a str is found by that str; the other side is not looked at.
                 named = np.fromiter((name in self._names for name in ids.strings), np.bool_, len(ids.strings))
                 maybe[rows] |= named[ids.values[rows]]
         found: list[int] = np.flatnonzero(maybe).tolist()
@@ -108,7 +108,7 @@ class PairIndex:
 
 
 class _Bitmap:
-    """Answer for hashes whether they may be there: 16 places or more for each pair of ints, room for as many again."""
+    """A one-hash Bloom filter for pairs of ints: 16 slots or more per pair, with room for as many pairs again."""
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         size = max(_LEAST_SLOTS, 1 << (len(pairs) * _SLOTS_PER_PAIR).bit_length())
@@ -130,7 +130,7 @@ class _Bitmap:
         self._places[self._slots(hash_pairs(columns[:, 0].copy(), columns[:, 1].copy()))] = True
 
     def _slots(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        # Ids often stand in a row, and products of a row with one constant meet again and again: so mix once more.
+        # Ids are often consecutive, and their products with one constant collide: so the hash is mixed once more.
         return ((hashes ^ (hashes >> _HALF)) * _SPREAD_FROM) >> self._shift
 
     def holds(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:

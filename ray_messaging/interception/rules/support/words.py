@@ -1,4 +1,4 @@
-"""Words looked for in text: on word boundaries in any script, and quickly ruled out."""
+"""Search for words in text, on word boundaries in any script."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,22 +12,22 @@ _LETTER = regex.compile(LETTER)
 _NO_LETTERS = {code: " " for code in range(128) if not (chr(code).isalnum())}
 _LOWER_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)).lower() + bytes(range(128, 256))
 _ANY_LETTERS = bytes(code if chr(code).isalnum() else 32 for code in range(128)) + bytes(range(128, 256))
-# JSON's escapes of two characters; the first must go first: what follows an escaped backslash is no escape.
+# JSON's escapes of two characters. The backslash comes first: a character after an escaped one is no escape.
 _ESCAPES = tuple((b"\\" + escape, b" ") for escape in (b"\\", b"n", b'"', b"t", b"r", b"/", b"b", b"f"))
 
 
 class Word(NamedTuple):
-    """Hold a word as it was given, and as it is looked for."""
+    """A word as given, and as it is searched for."""
 
     given: str
     plain: str
 
 
 class Words:
-    """Find words, or phrases, in plain text (see `texts.plain`).
+    """A set of words and phrases to find in plain text (see `texts.plain`).
 
-    A word is found by its longest run of letters, looked up among those of the text; one that has none (of signs, or of
-    a script that sets no spaces) by its longest part.
+    A word is found by its longest run of letters, which is looked up among those of the text. A word without letters
+    (of signs, or of a script without spaces) is found by its longest part.
     """
 
     def __init__(self, words: Iterable[str], *, fold: bool, rule: str) -> None:
@@ -36,12 +36,12 @@ class Words:
         self._by_part: list[tuple[str, Word]] = []
         self._compiled: dict[tuple[Word, bool], regex.Pattern[str]] = {}
         for given in dict.fromkeys(words):
-            self._take_in(given, rule)
+            self._add(given, rule)
         self._tokens = {token.encode() for token in self._by_token if token.isascii()}
         self._parts = [part.encode() for part, _ in self._by_part if part.isascii()]
         self._letters = _LOWER_LETTERS if fold else _ANY_LETTERS
 
-    def _take_in(self, given: str, rule: str) -> None:
+    def _add(self, given: str, rule: str) -> None:
         text = plain(given, fold=self._fold) if isinstance(given, str) else ""
         if not text.strip():
             raise RuleError(f"{given!r} is no word: give a str with something to see in it", rule=rule)
@@ -53,7 +53,7 @@ class Words:
             self._by_part.append((max(text.split(), key=len), word))
 
     def may_hit(self, line: bytes) -> bool:
-        """Tell of a JSON text whether a word may be in it: never no where one is, and rarely yes where none is."""
+        """Return whether a JSON text may hold a word: never False if it does, rarely True if it does not."""
         if not line.isascii():
             return True
         if b"\\" in line:
@@ -68,14 +68,14 @@ class Words:
         return bool(self._parts) and any(part in line for part in self._parts)
 
     def hits(self, text: str) -> list[Word]:
-        """Return the words that are in a plain text."""
+        """Return the words in a plain text."""
         tokens = text.translate(_NO_LETTERS).split() if text.isascii() else TOKEN.findall(text)
         maybe = [word for token in dict.fromkeys(tokens) for word in self._by_token.get(token, ())]
         maybe += [word for part, word in self._by_part if part in text]
         return [word for word in maybe if self.pattern(word).search(text)]
 
     def pattern(self, word: Word, *, any_case: bool = False) -> "regex.Pattern[str]":
-        """Return the regex that finds a word in plain text; with `any_case`, in text that was not folded."""
+        """Return the regex for a word in plain text; with `any_case`, in text that is not folded."""
         found = self._compiled.get((word, any_case))
         if found is None:
             body = r"\s+".join(map(regex.escape, word.plain.split()))
