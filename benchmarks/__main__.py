@@ -44,8 +44,8 @@ def run(
 ) -> None:
     """Measure ray_messaging, its peers and the machine's limits; write JSON, Markdown and plots.
 
-    Each part runs in a process of its own, one after the other. What fails is told, and does not end the others; the
-    exit code is 1 then. Environments of peers that are not there yet are built first.
+    Each part runs in a process of its own, one after the other. A part that fails is reported and does not end the
+    others; the exit code is 1 then. Missing environments of peers are built first.
     """
     from benchmarks.runs import parts
 
@@ -106,7 +106,7 @@ def _build(names: list[str], envs: Path) -> bool:
 
 
 def _measure(plan: Plan, chosen: list[Part], needed: list[str], envs: Path, out: Path) -> Run:
-    """Run the parts; the JSON is written after each, so that what ends us leaves what was measured."""
+    """Run the parts. The JSON is written after each, so that an interrupted run keeps its figures."""
     from benchmarks.machine import facts
     from benchmarks.reports.screen import Showing
     from benchmarks.runs.runner import run_all
@@ -115,7 +115,7 @@ def _measure(plan: Plan, chosen: list[Part], needed: list[str], envs: Path, out:
     found = Run(facts(), plan)
     if warning := drawing.busy_warning(found):
         typer.secho(warning, fg="yellow", err=True)
-    # Who is told to end, ends the part under way, and keeps what was measured so far.
+    # SIGTERM ends the current part, and the figures so far are kept.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Showing(len(chosen)) as showing:

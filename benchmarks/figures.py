@@ -1,4 +1,4 @@
-"""What a measurement is told and what it tells: one JSON line per figure.
+"""Plans and tasks of a measurement, and its figures: one JSON line each.
 
 Standard library only: the peers import it in environments that hold nothing of ours.
 """
@@ -13,7 +13,7 @@ from typing import Any
 OURS = "ray_messaging"
 LIMIT = "limit: "  # how the name of a limit begins
 TURNS = "turns"  # the axis on which ours and a peer take turns: value by value they belong together
-NOT_HERE = 77  # exit code of a measurement that lacks something it can do without; its last line says what
+NOT_HERE = 77  # exit code of a measurement that lacks an optional program, which its last line names
 DONE = "done"  # the line with which a driver ends an answer
 HIGHER_IS_BETTER = {"messages/s": True, "MB/s": True} | dict.fromkeys(
     ("ms", "us", "s", "bytes", "bytes/agent", "bytes/message", "messages"), False
@@ -22,9 +22,9 @@ HIGHER_IS_BETTER = {"messages/s": True, "MB/s": True} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure: an axis and a case on it, whose it is, and its repetitions; `at` is the point on the axis.
+    """One measured figure: axis, case, system (`who`) and repetitions; `at` is the point on the axis.
 
-    Figures of the same axis, case and point stand next to each other, as ratios to ours.
+    Figures of the same axis, case and point are shown together, with ratios to ours.
     """
 
     axis: str
@@ -36,7 +36,7 @@ class Figure:
     note: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no table could show; raises ValueError."""
+        """Refuse an unknown unit, and values that are not finite. Raises ValueError."""
         if self.unit not in HIGHER_IS_BETTER:
             raise ValueError(f"{self.case}: unit {self.unit!r} is none of {', '.join(HIGHER_IS_BETTER)}")
         if not self.values or not all(math.isfinite(value) for value in self.values):
@@ -59,12 +59,12 @@ class Figure:
 
     @property
     def higher_is_better(self) -> bool:
-        """Tell whether more of the unit is better."""
+        """Return whether more of the unit is better."""
         return HIGHER_IS_BETTER[self.unit]
 
     @property
     def is_limit(self) -> bool:
-        """Tell whether this is what the machine allows rather than what somebody offers."""
+        """Return whether this is a limit of the machine rather than the rate of a system."""
         return self.who.startswith(LIMIT)
 
     def to_json(self) -> str:
@@ -102,7 +102,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Task:
-    """What a driver measures in one go: some kinds, each `repeats` times.
+    """One task of a driver: some kinds of measurement, each `repeats` times.
 
     A repetition is `seconds` of a rate, or `pings` lone messages; before the first, `warm_s` of a rate are not counted.
     """

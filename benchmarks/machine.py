@@ -1,4 +1,4 @@
-"""What machine this is, what runs on it, and whether it is quiet enough to be measured."""
+"""Facts of this machine, its versions, and whether it is quiet enough for a measurement."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ BUSY = 0.10  # a tenth of the processors taken by others shows in every figure
 
 
 def facts() -> dict[str, Any]:
-    """Return cores, versions, commit, date and load; takes a second, in which it watches what others do."""
+    """Return cores, versions, commit, date and load; takes a second, in which it watches other processes."""
     return {
         "cores": os.cpu_count(),
         "cpu": _cpu_model(),
@@ -59,7 +59,7 @@ def _cpu_model() -> str:
 
 
 def _python() -> str:
-    """Return the version, and whose it is: a distribution's optimized build is a quarter faster than a plain one."""
+    """Return the version and its origin: a distribution's optimized build is a quarter faster than a plain one."""
     return f"{platform.python_version()} in {sys.base_prefix}"
 
 

@@ -11,7 +11,7 @@ from typing import Self
 
 HOST = "127.0.0.1"
 PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
-# Mosquitto's defaults, but for three: it would drop what a subscriber has not taken of its last 1,000 messages, hold
+# Mosquitto's defaults, but for three: it would drop messages that a subscriber has not taken of its last 1,000, hold
 # small packets back until the last one is acknowledged, and give up root's rights to its folder. Each costs the peer.
 CONFIG = """\
 listener {port} {host}

@@ -1,8 +1,8 @@
-"""The same work for everybody: two halves of a society that write to each other, counted where they arrive.
+"""The work of all peers: two halves of a society that write to each other, counted at the receiver.
 
 Payloads are JSON objects of about 100 bytes. A half is a Ray actor; every peer implements the same few methods, and the
 runner drives them alike: `bulk` and `awaited` send for some seconds and return how many were sent, `drained` waits
-until so many have arrived, `settled` until no more will come, `ping` sends lone messages, whose `latencies` the other
+until that many have arrived, `settled` until no more will come, `ping` sends lone messages, whose `latencies` the other
 half returns. Standard library only: peers' environments hold nothing of ours.
 """
 
@@ -19,10 +19,10 @@ SUBTOPICS = ("agent-chat", "user-chat", "user-survey")
 PING_GAP_S = 0.002
 FEW = 4  # lone messages that may have come together
 TURN = 256  # messages after which a loop that never waits lets the other tasks run
-STAMP = b'"at":'  # what a lone message has in its JSON, and no other one
+STAMP = b'"at":'  # in the JSON of lone messages only
 # Send a message to somebody, as `Half.addresses` names them, from an agent; true where it was taken.
 Send = Callable[[Any, dict[str, Any], int], Awaitable[object]]
-QUIET_S, LOOK_S = 2.0, 0.05  # what has not come after so long is lost; looked for so often
+QUIET_S, LOOK_S = 2.0, 0.05  # a message that has not come after so long is lost; interval of the checks
 
 
 def payload(number: int) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def payload(number: int) -> dict[str, Any]:
 
 
 class Arrivals:
-    """Count what arrives, and keep the latencies of lone messages, which carry their send time (perf_counter, s)."""
+    """Count of arrived messages, and latencies of lone messages, which carry their send time (perf_counter, s)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -76,17 +76,17 @@ async def talk(
     seconds: float,
     make: Callable[[int], dict[str, Any]] = payload,
 ) -> int:
-    """Have talkers send at the same time, each one message after the other; return how many were taken.
+    """Have talkers send at the same time, each one message after the other; return the number of sent messages.
 
     Args: pairs are, for each talker, senders and receivers of its messages, without end (several talkers may share the
     receivers); make builds its payload.
     """
-    over: list[bool] = []  # whether it holds something is the cheapest question there is
+    over: list[bool] = []  # a test of its truth is the cheapest check
     asyncio.get_running_loop().call_later(seconds, over.append, True)
 
     async def one(number: int, agents: Iterator[int], others: Iterator[Any]) -> int:
         sent, content = 0, make(number)
-        for other in others:  # not zipped: what a zip of each talker keeps falls out of the cache before its next turn
+        for other in others:  # not zipped: a zip per talker would fall out of the cache before its next turn
             if await send(other, content, next(agents)):
                 sent += 1
             if over:
@@ -97,7 +97,7 @@ async def talk(
 
 
 class Half:
-    """Send for some agents to the others; subclasses say how one message and a bulk are sent."""
+    """One half of the society; subclasses implement how one message and a bulk are sent."""
 
     at_once: int | None = None  # agents that talk at the same time, by turns; None: all of them
 
@@ -110,7 +110,7 @@ class Half:
         raise NotImplementedError
 
     async def ready(self) -> None:
-        """Answer once everything is there; the collector looks less often then, for peers as in our own actors."""
+        """Return once all is set up. The garbage collector runs less often from then on, as in our own actors."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 20, 1000)
@@ -124,16 +124,16 @@ class Half:
         return MethodType(inspect.unwrap(type(self).send), self)
 
     async def awaited(self, seconds: float) -> int:
-        """Have every agent await one message after the other; return how many were taken."""
+        """Have every agent await one message after the other; return the number of sent messages."""
         talkers = min(self.at_once or len(self.agents), len(self.agents))
         turns = (self.agents[place::talkers] for place in range(talkers))
         agents = (itertools.cycle(turn) if len(turn) > 1 else itertools.repeat(turn[0]) for turn in turns)
-        # One of them after the other, whoever sends next: a row of receivers for each would take more than a fast send.
+        # All talkers share one iterator: a row of receivers for each would take more time than a fast send.
         others = itertools.cycle(self.addresses())
         return await talk(self.plain_send(), ((each, others) for each in agents), seconds)
 
     async def one_by_one(self, seconds: float) -> int:
-        """Send for one agent after the other: the `awaited` of peers whose sends never wait."""
+        """Send for one agent after the other: the `awaited` of peers with sends that never wait."""
         agents, others = itertools.cycle(self.agents), itertools.cycle(self.addresses())
         send, content, sent, end = self.plain_send(), payload(0), 0, time.perf_counter() + seconds
         while time.perf_counter() < end:

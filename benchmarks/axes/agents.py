@@ -1,4 +1,4 @@
-"""How many agents: rates and lone messages from 200 to a million, and what a million takes on this machine."""
+"""Number of agents: rates and lone messages from 200 to a million, and the cost of a million on this machine."""
 
 import time
 from collections.abc import Iterator

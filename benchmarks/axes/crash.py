@@ -1,4 +1,4 @@
-"""What a mailbox holds when its receiver is killed, with messages waiting and messages in hand."""
+"""Mailbox contents after its receiver is killed with waiting and fetched messages."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from benchmarks.figures import OURS, Figure, Plan
 from benchmarks.work import payload
 from ray_messaging import Messaging
 
-ABOUT = "kill -9 of a receiver: what its successor gets of all that was acknowledged, and after how long"
+ABOUT = "kill -9 of a receiver: the acknowledged messages that its successor gets, and the time until the first"
 MESSAGES, IN_HAND, COMMITTED, PART = 200_000, 10_000, 5_000, 20_000
 AGENTS = 1_000
 QUIET_S = 1.0  # nothing more comes once so much time has passed without a message
@@ -29,7 +29,7 @@ class Receiver:
         self.messager = await messaging.open_messager("receiver", agents)
 
     async def take(self, limit: int) -> list[int]:
-        """Fetch so many, which commits what was fetched before; return their numbers."""
+        """Fetch `limit` messages, which commits the previous ones; return their numbers."""
         found: list[int] = []
         while len(found) < limit:
             messages = await self.messager.fetch_messages(limit=limit - len(found), timeout=None)
@@ -53,15 +53,15 @@ def measure(plan: Plan) -> Iterator[Figure]:
     """Kill a receiver, as often as is asked for."""
     with cluster():
         found = [_crash(f"crash-{number}") for number in range(plan.repeats)]
-    note = f"{COMMITTED:,} committed before, {IN_HAND:,} in the receiver's hands, the rest in its mailbox"
+    note = f"{COMMITTED:,} committed before, {IN_HAND:,} fetched and not committed, the rest in its mailbox"
     for case in ("acknowledged", "lost", "twice"):
         yield Figure("crash", case, OURS, "messages", [float(each[case]) for each in found], note=note)
-    note = "from kill -9 to the first message in the successor's hands; Ray starts the process"
+    note = "from kill -9 to the first fetched message of the successor; Ray starts the process"
     yield Figure("crash", "first message after the crash", OURS, "s", [each["first"] for each in found], note=note)
 
 
 def _crash(exp_id: str) -> dict[str, float]:
-    """Send, have some fetched, kill the receiver; return what became of all."""
+    """Send, have some fetched, kill the receiver; return the counts."""
     with Messaging.start(exp_id, rules=[BLACK_LIST]) as messaging:
         sender = messaging.create_group("sender", range(AGENTS))
         receiver: Any = Receiver.remote(messaging, range(AGENTS, 2 * AGENTS))

@@ -1,4 +1,4 @@
-"""What the interceptor and its rules cost: none, rules on ids, and rules that read payloads."""
+"""Cost of the interceptor: without rules, with rules on ids, and with rules that read payloads."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -22,11 +22,11 @@ PINGS, LIMIT_PINGS = 1_500, 500
 HOP, CALL = f"{LIMIT}bare XADD to reader", f"{LIMIT}Ray call"
 PERCENTS = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 STAGES = {
-    "until asked": "from send_message to the interceptor's judge being asked: encoded, through the outbox",
-    "until judged": "the verdict: over the lane, or standing",
+    "until asked": "from send_message to the request for a verdict: encoded, through the accumulator",
+    "until judged": "the verdict: over the lane, or by delegated rules",
     "until called": "cut into a frame, up to the script's call",
     "until read": "the wire, the script in the server, the receiver's blocked read",
-    "until handed over": "decoded, through the inbox, to who waits in fetch_messages",
+    "until handed over": "decoded, through the inbox, to the waiting fetch_messages",
 }
 
 
@@ -75,7 +75,7 @@ class Lone:
         self._took[CALL].append(ray.get(called.take_latencies.remote()))
 
     def _explain(self, sender: dict[str, list[float]], receiver: dict[str, list[float]]) -> None:
-        """Note what each stage took at the median, and on average among the slowest hundredth of the messages."""
+        """Note the time of each stage at the median, and its average among the slowest hundredth of the messages."""
         stages = stages_of(sender, receiver)
         slowest = np.argsort(np.sum(list(stages.values()), axis=0))[-PINGS // 100 :] if stages else []
         for name, times in stages.items():
@@ -83,7 +83,7 @@ class Lone:
             self._stages.setdefault(f"stage: {name}, slowest 1%", []).append(float(np.array(times)[slowest].mean()))
 
     def figures(self) -> Iterator[Figure]:
-        """Tell what was found."""
+        """Yield the figures."""
         for case, percent in PERCENTS.items():
             for who, repeats in self._took.items():
                 values = [percentiles(took, percent)[0] for took in repeats]
@@ -94,7 +94,7 @@ class Lone:
 
 
 def measure(plan: Plan) -> Iterator[Figure]:
-    """Measure a pair that sends nothing else, while another one is idle, then while it sends half of what it can."""
+    """Measure one pair of groups while another pair is idle, then while that pair sends at half its rate."""
     with (
         cluster(),
         Messaging.start("latency", rules=[BLACK_LIST]) as messaging,

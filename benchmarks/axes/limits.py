@@ -1,4 +1,4 @@
-"""What the machine allows: the codec alone, the store alone, Ray's round trip, loopback."""
+"""Limits of the machine: the codec alone, the store alone, Ray's round trip, loopback."""
 
 import asyncio
 import socket
@@ -129,7 +129,7 @@ async def _scripts(plan: Plan, config: RedisConfig, plain: redis.Redis, frame: b
 
 
 def _empty(plain: redis.Redis) -> None:
-    """Take out what streams of the experiment hold: nobody reads them."""
+    """Empty the experiment's streams, which nothing reads."""
     for key in plain.scan_iter(_type="stream"):
         plain.xtrim(key, maxlen=0, approximate=False)
 
@@ -191,7 +191,7 @@ def _volume(listener: socket.socket, seconds: float) -> float:
 
 @ray.remote(num_cpus=0)
 class Taker:
-    """Take what it is called with."""
+    """An actor that takes its arguments and does nothing."""
 
     async def take(self, messages: Any) -> int:
         """Say how many came."""

@@ -1,4 +1,4 @@
-"""What the event log costs, and that it has everything, however far behind it was."""
+"""Cost of the event log, and its completeness after it fell behind."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from benchmarks.axes.society import BLACK_LIST, Society, cluster
 from benchmarks.figures import OURS, Figure, Plan
 from ray_messaging import Messaging
 
-ABOUT = "bulk, awaited and lone messages, the event log off and on; and messages lost when the log stands still"
+ABOUT = "bulk, awaited and lone messages, the event log off and on; and messages lost while the log is stopped"
 AGENTS = 2_000
 STANDS_STILL_S = 1.0
 
@@ -61,7 +61,7 @@ def _lone(plan: Plan, society: Society, log: str) -> Iterator[Figure]:
 
 
 def _lost(plan: Plan, messaging: Messaging, society: Society) -> Figure:
-    """Have the log's process stand still while all send; count what is not in the log in the end."""
+    """Stop the log's process while all send; count the messages that are missing from the log in the end."""
     before, pid = _rows(messaging), pid_of(messaging.log_actor)
     os.kill(pid, signal.SIGSTOP)
     try:

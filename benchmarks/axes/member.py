@@ -18,8 +18,8 @@ LONE = 32  # of so few messages in one fetch each may be a lone one: those that 
 TALKERS = 10_000  # so many of a group await at the same time: half a million tasks would measure asyncio
 PAST_TALKERS_BYTES = 64 * 2**20
 PACE_S = 0.002
-PINGS_S = 10.0  # beside what takes the whole machine, some hundred lone messages could take minutes
-# What a lone message passes: the user's call, the interceptor, the script's call; the reader, the user's fetch.
+PINGS_S = 10.0  # beside a load that takes the whole machine, some hundred lone messages could take minutes
+# Stages of a lone message: the user's call, the interceptor, the script's call, the reader, the user's fetch.
 AT_SENDER, AT_RECEIVER = ("sent", "asked", "judged", "called"), ("read", "handed over")
 
 
@@ -29,7 +29,7 @@ def content_of(number: int, nbytes: int) -> dict[str, Any]:
 
 
 class Member(Half):
-    """Send by a messager for its agents to others'; `aim` says to whom."""
+    """A group of agents with a messager of its own; `aim` sets the receivers."""
 
     async def __init__(  # type: ignore[misc]
         self, where: Messaging | RedisConfig, name: str, agents: range, settings: MessagingConfig | None = None
@@ -69,7 +69,7 @@ class Member(Half):
             self.arrivals.add(len(messages))
 
     async def fetch_no_more(self) -> None:
-        """Leave what comes where it is: after the next message nobody fetches."""
+        """Stop fetching after the next message."""
         self.reading.clear()
 
     async def fetch_again(self) -> None:

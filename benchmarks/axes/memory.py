@@ -1,4 +1,4 @@
-"""What an agent costs, and what a message costs that waits."""
+"""Memory per agent and per waiting message."""
 
 import time
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 
 def _held(exp_id: str, agents: int) -> dict[str, int]:
-    """Return what the parts of an experiment of two groups hold, once each agent has got a message."""
+    """Return the memory of each part of an experiment of two groups, after each agent has got a message."""
     with Messaging.start(exp_id, rules=[BLACK_LIST]) as messaging, Society(messaging, agents) as society:
         society.rate("step", 1)
         return held_bytes(messaging, society.members)
@@ -48,9 +48,9 @@ def _waiting(repeats: int) -> Iterator[Figure]:
             client(messaging.redis) as server,
         ):
             west, east = society.members
-            society.rate("bulk", 0.3)  # what is allocated once is there
+            society.rate("bulk", 0.3)  # so that one-time allocations are made
             ray.get(east.fetch_no_more.remote())
-            ray.get(west.step.remote(0))  # what it was waiting for
+            ray.get(west.step.remote(0))  # the message that it was waiting for
             pid = pid_of(east)
             before = pss_bytes(pid), server.info("memory")["used_memory"]
             sent = ray.get(west.send_rows.remote(WAITING))

@@ -1,4 +1,4 @@
-"""What processes of this machine hold."""
+"""Memory of processes on this machine."""
 
 import os
 from pathlib import Path
@@ -28,13 +28,13 @@ def server_pid(messaging: Messaging) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Return what a process holds, its share of shared pages included."""
+    """Return the memory of a process with its share of shared pages."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
 
 
 def held_bytes(messaging: Messaging, groups: list[Any]) -> dict[str, int]:
-    """Return what each part of an experiment holds; `groups` are its actors."""
+    """Return the memory of each part of an experiment; `groups` are its actors."""
     return {
         "driver": pss_bytes(os.getpid()),
         "groups": sum(pss_bytes(pid_of(group)) for group in groups),
@@ -44,7 +44,7 @@ def held_bytes(messaging: Messaging, groups: list[Any]) -> dict[str, int]:
 
 
 def ray_bytes() -> int:
-    """Return what Ray's own processes of this cluster hold: the daemons, and workers that do nothing."""
+    """Return the memory of Ray's own processes of this cluster: the daemons and the idle workers."""
     parents = {int(entry.name): _parent(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     ours, found = {os.getpid()}, 0
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:

@@ -1,4 +1,4 @@
-"""Where the processors' time goes: what each process takes of a message, system calls included."""
+"""Processor time per message in each process, system calls included."""
 
 import os
 from collections.abc import Iterator

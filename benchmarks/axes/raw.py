@@ -1,4 +1,4 @@
-"""The bare server, by redis-py: what anything above it is measured against."""
+"""The bare server, by redis-py: the baseline of everything above it."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ WINDOW = 2  # so many frames of each half under way: more gain nothing
 
 @ray.remote(num_cpus=0)
 class RawHalf:
-    """Write frames into the other half's stream by XADD, read one's own by XREAD, trim what was read; nothing else."""
+    """An actor that only writes frames by XADD, reads its own stream by XREAD and trims the read entries."""
 
     async def __init__(self, config: RedisConfig, mine: str, theirs: str) -> None:  # type: ignore[misc]
         where = {"host": config.server, "port": config.port, "password": config.password}

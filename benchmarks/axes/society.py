@@ -74,7 +74,7 @@ class Society:
         return range(start, start + self._each)
 
     def begin(self, kind: str, *args: Any) -> Callable[[], tuple[int, float]]:
-        """Have all send in some way; return what waits for all to have arrived, and says how many, and when."""
+        """Have all groups send; return a function that waits for all arrivals and returns their number and time."""
         calls = [getattr(member, kind).remote(*args) for member in self.members]
 
         def finish() -> tuple[int, float]:

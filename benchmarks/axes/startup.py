@@ -1,4 +1,4 @@
-"""How long it takes until there is something to use."""
+"""Time from nothing to a usable experiment."""
 
 import os
 import subprocess
@@ -17,12 +17,12 @@ from ray_messaging import Messaging
 ABOUT = "seconds to import, to start with and without Ray running, to make a group, to have the first message"
 AGENTS = 1_000
 IMPORTS = {OURS: "ray_messaging", f"{LIMIT}import ray": "ray"}
-IMPORT = "the library is read from the disk's cache"
+IMPORT = "with a warm disk cache"
 
 
 @ray.remote(num_cpus=0)
 class Bare:
-    """Be an actor that does nothing."""
+    """An actor that does nothing."""
 
     def ready(self) -> int:
         """Answer."""
@@ -43,7 +43,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
         starts, groups, firsts = zip(*(_beginning(number) for number in range(plan.repeats)), strict=True)
     yield Figure("startup", "start, Ray is up", OURS, "s", list(starts), note="server and interceptor")
     yield Figure("startup", "create_group", OURS, "s", list(groups), note=f"of {AGENTS:,} agents")
-    note = "from Messaging.start, through two groups, to the message in a receiver's hands; Ray is up"
+    note = "from Messaging.start, through two groups, to the fetched message; Ray is up"
     yield Figure("startup", "first message", OURS, "s", list(firsts), note=note)
 
 

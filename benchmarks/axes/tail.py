@@ -1,4 +1,4 @@
-"""What others see of one slow receiver, of huge payloads, of a slow rule: nothing, if all is well."""
+"""Effect of a slow receiver, huge payloads and a slow rule on the others: none, if all is well."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from ray_messaging import Messaging, MessagingConfig, rules
 ABOUT = "lone messages of a pair beside a full mailbox, beside payloads of 32 MB, beside a rule that takes a second"
 PINGS = 600
 HUGE_BYTES = 32_000_000
-SLOW_IDS = 1_000_000  # the rule takes its time for whoever has such an id
+SLOW_IDS = 1_000_000  # the rule is slow for these ids and larger ones
 SLOW_RATE = 100_000.0  # as many as the pace allows: they wait for the rule
 SETTINGS = MessagingConfig(
     payload_bytes=64 * 2**20, mailbox_messages=50_000, inbox_messages=10_000, send_timeout_s=120.0

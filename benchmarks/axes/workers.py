@@ -21,7 +21,7 @@ CALL_ROWS = 16_384
 
 
 class End(NamedTuple):
-    """One of two groups: whom it hosts, and whom it writes to."""
+    """One of two groups, with its agents and its receivers."""
 
     group: Group
     agents: range
@@ -30,7 +30,7 @@ class End(NamedTuple):
 
 @ray.remote(num_cpus=0)
 def drive(ends: list[End], seconds: float) -> tuple[int, int]:
-    """Send from each group and fetch what came to it, by turns; return how many were delivered, how many fetched."""
+    """Send from each group and fetch its messages, in alternation; return the counts of delivered and fetched."""
     rng = np.random.default_rng(7)
     rows = [[rng.choice(np.array(half), CALL_ROWS) for half in (end.agents, end.others)] for end in ends]
     payloads = [payload(number) for number in range(CALL_ROWS)]
@@ -60,7 +60,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 
 def _rate(ends: list[End], workers: int, seconds: float) -> float:
-    """Have so many tasks at work; fetch what they left; return messages per second."""
+    """Run `workers` tasks, fetch the remaining messages, and return messages per second."""
     begun = time.perf_counter()
     calls: list[Any] = [drive.remote(ends, seconds) for _ in range(workers)]
     sent, fetched = (sum(column) for column in zip(*ray.get(calls), strict=True))

@@ -1,9 +1,9 @@
-"""Compare `ray_messaging.Msg` with AgentScope 0.1.0's: each reads what the other wrote, both refuse the same.
+"""Compare `ray_messaging.Msg` with AgentScope 0.1.0's: each reads the other's output, both refuse the same.
 
     python -m benchmarks.compat.agentscope_msg [--write tests/unit/compat/agentscope_msgs.json]
 
 Builds an environment with AgentScope in a temporary folder, so it needs a package index. Exits with 1 on a difference.
-`--write` keeps what AgentScope wrote as the fixture of the default tests.
+`--write` keeps AgentScope's output as the fixture of the default tests.
 """
 
 import argparse
@@ -54,7 +54,7 @@ BAD_ARGS = [
 
 
 def bad_dicts():
-    """Return dicts that neither side may take, by what is wrong with them."""
+    """Return dicts that neither side may accept, by their error."""
     good = Msg(**MAKE["text"]).to_dict()
     found = {f"without {gone}": {key: value for key, value in good.items() if key != gone} for gone in good}
     for key, value in (
@@ -83,12 +83,12 @@ def theirs(asked):
 
 
 def described(msg):
-    """Return what both sides must agree on."""
+    """Return the properties on which both sides must agree."""
     return {"dict": msg.to_dict(), "plain": msg.formatted_str(), "colored": msg.formatted_str(colored=True)}
 
 
 def refused_as(name, call):
-    """Tell whether ours raises what a caller of AgentScope catches."""
+    """Return whether ours raises the error that a caller of AgentScope catches."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - which one it is, is the question
@@ -97,7 +97,7 @@ def refused_as(name, call):
 
 
 def compare(answer, ours):
-    """Return rows (what, which, both agree)."""
+    """Return rows (subject, case, whether both agree)."""
     for which, read in zip(MAKE, answer["read"], strict=True):
         yield "AgentScope reads ours", which, read == described(ours[which])
     for which, made in zip(MAKE, answer["made"], strict=True):

@@ -1,4 +1,4 @@
-"""AgentScope's own Msg, in its own environment: read what to do from stdin as JSON, write what it did to stdout.
+"""AgentScope's own Msg, in its own environment: reads its task from stdin as JSON, writes the results to stdout.
 
 Runs in the environment that `agentscope_msg` builds, and knows nothing of ray_messaging.
 """
@@ -22,12 +22,12 @@ def load():
 
 
 def described(msg):
-    """Return what both sides must agree on."""
+    """Return the properties on which both sides must agree."""
     return {"dict": msg.to_dict(), "plain": msg.formatted_str(), "colored": msg.formatted_str(colored=True)}
 
 
 def attempted(call):
-    """Return the name of what a call raises; None where it passes."""
+    """Return the name of the error that a call raises, or None."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - which one it is, is the question
@@ -36,7 +36,7 @@ def attempted(call):
 
 
 def answer(msg_class, json_texts, asked):
-    """Make messages, read dicts, and try what must fail."""
+    """Make messages, read dicts, and try the cases that must fail."""
     return {
         "made": [described(msg_class(**args)) for args in asked["make"]],
         "read": [described(msg_class.from_dict(dict(fields))) for fields in asked["read"]],

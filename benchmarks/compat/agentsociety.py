@@ -24,7 +24,7 @@ from ray_messaging.embedded.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 AGENTSOCIETY = "agentsociety==1.3.7"
-# What its simulation imports. Not torch, transformers, the whole of mlflow, nor what only its web pages need: 5 GB that
+# The imports of its simulation, without torch, transformers, the whole of mlflow, and its web pages' needs: 5 GB that
 # no message passes through.
 NEEDED = (
     "json-with-comments>=1.2.10",
@@ -63,7 +63,7 @@ LOGGED = {"agent-chat": AGENTS, "user-payback": 2 * AGENTS}
 
 
 class Row(NamedTuple):
-    """Say what was compared, how often, and whether it was as it must be."""
+    """One comparison: its subject, its case, its count, and whether both agree."""
 
     what: str
     which: str
@@ -83,7 +83,7 @@ def build(folder: Path) -> Path:
 
 
 def ask(python: Path) -> dict[str, Any]:
-    """Run AgentSociety's side on a server of its own, and return what it found."""
+    """Run AgentSociety's side on a server of its own, and return its results."""
     with EmbeddedServer("127.0.0.1") as server:
         config = server.start()
         fields = config.model_dump(include={"server", "port", "password", "db", "timeout"})
@@ -99,18 +99,18 @@ def ask(python: Path) -> dict[str, Any]:
 
 
 def compare(found: dict[str, Any]) -> Iterator[Row]:
-    """Hold what was found against what must be."""
+    """Compare the results with the expected ones."""
     for way, kinds in found["talk"].items():
         for kind, (count, same) in kinds.items():
             yield Row(f"messages {way}", kind, count, same)
     for kind, (sent, refused) in found["intercept"].items():
         which = "its MessageInterceptor asked by " + kind
         yield Row(which, "sent or not", len(PASSED), sent == PASSED)
-        yield Row(which, "what the block refused", len(REFUSED), refused == REFUSED)
+        yield Row(which, "refusals of the block", len(REFUSED), refused == REFUSED)
     for kinds, society in found["society"].items():
         driver, west, east = kinds.split(", ")
         which = f"its society, user: {driver}, groups: {west} and {east}"
-        yield Row(which, "whose Messager the groups have", 2, society["modules"] == [WHOSE[west], WHOSE[east]])
+        yield Row(which, "module of the groups' Messagers", 2, society["modules"] == [WHOSE[west], WHOSE[east]])
         heard = sum(map(len, society["heard"].values()))
         yield Row(which, "its dispatch loop: chats, interviews, surveys", heard, society["heard"] == HEARD)
         yield Row(which, "its interview and survey paid back", 2 * AGENTS, society["in time"])

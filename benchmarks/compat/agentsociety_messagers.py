@@ -72,7 +72,7 @@ async def poll(messager, count):
 
 
 async def talk(server, sender_kind, receiver_kind):
-    """Send 50 messages to each kind of channel from one kind of Messager to the other; return what came wrong."""
+    """Send 50 messages to each kind of channel, from one Messager to the other; return count and correctness."""
     exp_id = f"talk-{uuid.uuid4().hex[:8]}"
     names = ray_messaging.Messager(ray_messaging.RedisConfig(**server), exp_id)
     channels = {
@@ -110,7 +110,7 @@ class NoRudeness(seed.MessageBlockBase):
 
 
 async def intercept(server):
-    """Have AgentSociety's MessageInterceptor judge for either kind of Messager; return what each was told."""
+    """Have AgentSociety's MessageInterceptor judge for either kind of Messager; return the verdicts of each."""
     queue = Queue(actor_options={"num_cpus": 0})
     options = {"blocks": [NoRudeness("manners")], "llm_config": [LLM], "queue": queue, "black_set": {(3, 8)}}
     interceptor = seed.MessageInterceptor.options(num_cpus=0).remote(**options)

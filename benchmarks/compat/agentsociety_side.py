@@ -1,4 +1,4 @@
-"""AgentSociety 1.3.7's own code, with its Messager and with ours: what was heard, as JSON on stdout.
+"""AgentSociety 1.3.7's own code, with its Messager and with ours: the received messages, as JSON on stdout.
 
 Runs in the environment that `benchmarks.compat.agentsociety` builds; reads the server's config from stdin.
 """
@@ -34,11 +34,11 @@ from benchmarks.compat.agentsociety_messagers import (
 
 WEST, EAST = range(1, 5), range(5, 9)
 
-# -- its simulation: AgentSociety sends surveys, AgentGroup's dispatch loop hands out what comes ----------------------
+# -- its simulation: AgentSociety sends surveys, AgentGroup's dispatch loop hands messages out -------------------------
 
 
 class Talker(CitizenAgentBase):
-    """Write to a partner, remember what comes, answer without a model; no simulator runs beside it."""
+    """An agent that writes to a partner, remembers its messages and answers without a model or a simulator."""
 
     async def _bind_to_simulator(self):
         self.heard = []
@@ -73,7 +73,7 @@ class Talker(CitizenAgentBase):
 
 
 class EmptyMap:
-    """Be a map without places."""
+    """A map without places."""
 
     def get_all_pois(self):
         """Return none."""
@@ -126,7 +126,7 @@ def group_of(kind, server, exp_id, agents):
 
 
 async def live(server, driver_kind, west_kind, east_kind):
-    """Run a society of 8 through a step, an interview and a survey; return what each agent heard, and the logs."""
+    """Run a society of 8 through a step, an interview and a survey; return each agent's messages, and the logs."""
     exp_id = str(uuid.uuid4())
     groups = [group_of(west_kind, server, exp_id, WEST), group_of(east_kind, server, exp_id, EAST)]
     await asyncio.gather(*[group.init.remote() for group in groups])
@@ -158,7 +158,7 @@ async def live(server, driver_kind, west_kind, east_kind):
 
 
 def what_was_heard(group):
-    """Return whose Messager a group has, and what its agents heard."""
+    """Return the module of a group's Messager, and its agents' messages."""
     return type(group.messager).__module__, {agent.id: agent.heard for agent in group._agents}
 
 

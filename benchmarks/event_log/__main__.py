@@ -1,4 +1,4 @@
-"""What the event log costs, and what it gives: each figure beside the same without the log, in one run.
+"""Cost of the event log: each figure beside the same one without the log, in one run.
 
 python -m benchmarks.event_log [--agents 2000] [--seconds 5] [--repeats 3] [--memory-seconds 60] [--json FILE]
 """
@@ -68,7 +68,7 @@ def resident_mib(process: Path) -> float:
 
 
 def lane(peer: Ours, seconds: float, before: list[int]) -> dict[str, float]:
-    """Ask the interceptor while both halves send at a steady pace; return what its verdicts took, in ms."""
+    """Ask the interceptor while both halves send at a steady pace; return the latency of its verdicts, in ms."""
     probe = LaneProbe.remote()
     ray.get(probe.measure.remote(peer.messaging, 0.2))
     sending = [half.paced.remote(seconds + 1.0, PACED_ROWS, PACED_GAP_S) for half in peer.halves]

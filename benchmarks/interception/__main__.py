@@ -1,4 +1,4 @@
-"""What rules cost, and who waits for a slow one.
+"""Cost of rules, delay by a slow rule, and lag of the log's tail.
 
 python -m benchmarks.interception [--seconds 5] [--json FILE]
 """
@@ -36,7 +36,7 @@ LIMITS = {
 
 
 def black_list(entries: int, rounds: int = 200) -> float:
-    """Return what an id-only black list costs in the interceptor, decoding and answer included, in us a message."""
+    """Return the cost of an id-only black list in the interceptor, decoding and answer included, in us a message."""
     rng = np.random.default_rng(3)
     pairs = [(int(a), int(b)) for a, b in rng.integers(0, 2_000_000, (entries, 2))]
     bare, listed = Interceptor("x"), Interceptor("x", [rules.BlackList(pairs)])
@@ -60,7 +60,7 @@ def black_list(entries: int, rounds: int = 200) -> float:
 
 
 class Slow(rules.SlowRule):
-    """Take a second for what asks for it."""
+    """A rule that takes a second for messages marked as slow."""
 
     needs_payload = True
 

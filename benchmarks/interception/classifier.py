@@ -1,4 +1,4 @@
-"""A spam classifier behind HTTP, in a process of its own: naive Bayes over words, and who asks it.
+"""A spam classifier behind HTTP in a process of its own (naive Bayes over words), and its client.
 
 python -m benchmarks.interception.classifier FILE SEED     prints its port, and serves until its stdin is closed
 """
@@ -47,7 +47,7 @@ def words(text: str) -> list[str]:
 
 
 class NaiveBayes:
-    """Weigh each word by how much more of what spam says it is: multinomial, each word counted once more."""
+    """A naive Bayes classifier over words: multinomial, each word counted once more."""
 
     def __init__(self, texts: Sequence[Text]) -> None:
         seen = {True: Counter[str](), False: Counter[str]()}

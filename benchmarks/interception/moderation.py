@@ -1,7 +1,7 @@
 """SMS Spam Collection through a moderator that asks a classifier over HTTP, and through a pattern of words.
 
-All messages are sent, each once; precision and recall are those of what was blocked, and the log must account for the
-last message: one fate each, each blocked one with its rule.
+All messages are sent, each once. Precision and recall are those of the blocked messages. The log must account for every
+message: one fate each, and the rule of each blocked one.
 
 python -m benchmarks.interception.moderation [--data FILE] [--json FILE]
 """
@@ -92,7 +92,7 @@ def account(log: EventLog, receipts: Any, rule: str) -> dict[str, int]:
 
 
 def quality(texts: Sequence[Text], blocked: Sequence[bool], rows: Sequence[int]) -> dict[str, float]:
-    """Return precision and recall of what was blocked, over some rows."""
+    """Return precision and recall of the blocked messages, over some rows."""
     hits = sum(blocked[row] and texts[row].spam for row in rows)
     return {
         "precision": hits / max(1, sum(blocked[row] for row in rows)),
@@ -102,7 +102,7 @@ def quality(texts: Sequence[Text], blocked: Sequence[bool], rows: Sequence[int])
 
 
 def unseen_rows(texts: Sequence[Text]) -> list[int]:
-    """Return the rows whose very text the classifier has not learned from: the collection has many twice."""
+    """Return the rows with texts that the classifier has not seen in training: many texts occur twice."""
     learned = {texts[row].text for row in training_rows(len(texts), SEED)}
     return [row for row, (text, _) in enumerate(texts) if text not in learned]
 

@@ -82,13 +82,13 @@ class CoreHalf(MessagerHalf):
 
 
 class Started:
-    """Start an experiment and its two halves on a broker; subclasses say what a half is."""
+    """An experiment and its two halves on a broker; subclasses choose the half."""
 
     name: str
     half: Any
 
     def __init__(self, agents: int, broker: Mosquitto) -> None:
-        # The broker keeps what has a name: each class has experiments of its own on it.
+        # The broker keeps named sessions: each class has experiments of its own on it.
         exp_id = f"{type(self).__name__.lower()}-{agents}"
         self.messaging = Messaging.start(exp_id, rules=[rules.BlackList([(-1, -2), (-3, None)])])
         config = mqtt.MqttConfig(server=broker.host, port=broker.port)

@@ -18,7 +18,7 @@ PINGS = 1000
 
 
 def measure(peer_class: Any, agents: int, seconds: float, repeats: int, *where: Any) -> dict[str, Any]:
-    """Measure one peer at one size (`where` is what its constructor asks for); rates are medians, with low and high."""
+    """Measure one peer at one size, with `where` for its constructor; rates are medians with low and high."""
     peer = peer_class(agents, *where)
     try:
         ray.get([half.ready.remote() for half in peer.halves])
@@ -59,14 +59,14 @@ def table(rows: list[dict[str, Any]], reference: str, where: str = "") -> Table:
         mine = ours[row["agents"]]
         cells = [f"{row['agents']:,}", row["peer"]]
         for kind in ("bulk", "awaited"):
-            theirs = row.get(kind) or row["awaited"]  # who has no bulk path sends one by one
+            theirs = row.get(kind) or row["awaited"]  # a peer without a bulk path sends one by one
             cells += [f"{theirs['median']:,.0f}", f"{mine[kind]['median'] / theirs['median']:,.1f} x"]
         made.add_row(*cells, f"{row['latency_ms']['p50']:.2f}", f"{row['latency_ms']['p99']:.2f}")
     return made
 
 
 def options(about: str | None, agents: list[int]) -> argparse.ArgumentParser:
-    """Make a parser of what every run of peers can be told; `agents` are the sizes unless told otherwise."""
+    """Make a parser of the options that every run of peers has; `agents` are the default sizes."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--agents", type=int, nargs="+", default=agents)
     parser.add_argument("--seconds", type=float, default=3.0)

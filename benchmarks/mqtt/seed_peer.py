@@ -12,7 +12,7 @@ import ray
 from benchmarks.mosquitto import Mosquitto
 from benchmarks.work import Half
 
-# What makes it fastest here, of 10 to 1,000 at once: from 100 on the Ray calls are the limit. paho's own limit of 20
+# The fastest setting here, of 10 to 1,000 at once: from 100 on the Ray calls are the limit. paho's own limit of 20
 # publications under way costs nothing then, and a higher one gains nothing.
 AT_ONCE = 100
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the seed does without, and waits for TCP at times: 40 ms

@@ -1,6 +1,6 @@
-"""Who is measured beside us: what each peer is called, where it runs, and what it needs.
+"""The peers: their names, environments and servers.
 
-Each peer's own file tells how it is used, and what it awaits, filters and keeps.
+The file of each peer describes its use: what it awaits, filters and keeps.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from benchmarks.figures import LIMIT, OURS
 
 @dataclass(frozen=True)
 class Peer:
-    """Name a peer, `module:class` that starts it, its environment ("": the one that runs the command) and its server.
+    """A peer: its name, the `module:class` that starts it, its environment ("": that of the command) and its server.
 
-    `kinds` are what it is measured at; who sends in bulk by the calls of "awaited" has no "bulk" of its own, and its
-    figure counts for both. `pings`: lone messages in a repetition.
+    `kinds` are its measurements. A peer without a bulk path is measured by its "awaited" calls, and that figure counts
+    for both. `pings`: lone messages in a repetition.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Turns:
-    """Name what ours and a peer are measured at by turns: what must be shown beside it."""
+    """The measurements that alternate between ours and a peer, for the targets beside it."""
 
     peer: str
     agents: int

@@ -3,7 +3,7 @@
 Awaits: the Messager, a Ray actor beside the group, has done the send: its interceptor, another one, has let the message
 pass, and the broker has acknowledged it (QoS 1): three Ray calls' worth of waiting for each message. Filters by one
 block that looks a pair up in the black list, as our rule does. Listens as its AgentGroup does: by one filter per agent.
-The broker (Mosquitto) keeps what it has acknowledged. It has no bulk path. Fast way: its inbox is fetched every 20 ms
+The broker (Mosquitto) keeps acknowledged messages. It has no bulk path. Fast way: its inbox is fetched every 20 ms
 under load and each millisecond in between, where its own loop polls every 3 s; aiomqtt's warnings are off; 100
 agents of each half talk at once, by turns, from where on more of them only wait.
 
@@ -29,7 +29,7 @@ BUSY_S, IDLE_S = 0.02, 0.001
 
 
 def message_package() -> ModuleType:
-    """Import `agentsociety.message` without what its parent and its models ask for."""
+    """Import `agentsociety.message` without the imports of its parent and its models."""
     found = importlib.util.find_spec("agentsociety")
     assert found is not None
     parent, models = ModuleType("agentsociety"), ModuleType("agentsociety.llm")
@@ -48,7 +48,7 @@ def quiet(_: Any) -> None:
 
 @ray.remote(num_cpus=0)
 class SocietyHalf(Half):
-    """Be a group, beside its Messager."""
+    """A group beside its Messager."""
 
     at_once = AT_ONCE
 

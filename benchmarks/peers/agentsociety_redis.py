@@ -38,7 +38,7 @@ class BlackSetBlock(MessageBlockBase):
 
 @ray.remote(num_cpus=0)
 class SocietyHalf(Half):
-    """Be a group: one Messager for all of its agents."""
+    """A group with one Messager for all of its agents."""
 
     at_once = AT_ONCE
 

@@ -1,4 +1,4 @@
-"""Build the environments that peers run in, each from a file of pins, and rebuild one whose pins changed."""
+"""Build the peers' environments, each from a file of pins, and rebuild one after its pins changed."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ from benchmarks.peers import PEERS
 FOLDER = Path("~/.cache/ray_messaging/benchmarks").expanduser()
 PINS = Path(__file__).parent / "pins"
 STAMP = "pins.sha256"
-PIP_LINES = 15  # of what pip said last, in an error
+PIP_LINES = 15  # pip's last lines, shown in an error
 PATIENCE_S = 1800
 ENVIRONMENTS = tuple(dict.fromkeys(peer.environment for peer in PEERS if peer.environment))
 
@@ -27,7 +27,7 @@ def _pins(name: str) -> Path:
 
 
 def _stamp(name: str) -> str:
-    """Return what changes with the pins, and with the Python that the environment is made of."""
+    """Return a digest of the pins and of the Python of the environment."""
     return hashlib.sha256(_pins(name).read_bytes() + sys.version.encode()).hexdigest()
 
 
@@ -46,7 +46,7 @@ def python(folder: Path, name: str) -> Path:
 
 
 def build(folder: Path = FOLDER, names: Sequence[str] = ENVIRONMENTS, say: Callable[[str], None] = print) -> None:
-    """Make what is not there yet; raises RuntimeError with pip's last words."""
+    """Build the missing environments. Raises RuntimeError with pip's last lines."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second command waits, and finds them built

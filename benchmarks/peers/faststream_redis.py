@@ -1,7 +1,7 @@
 """FastStream on Redis: Pub/Sub for single messages, a list with batches for many.
 
-Awaits: Redis has answered the PUBLISH (`publish`), or the RPUSH of 1,000 (`publish_batch`). Filters nothing. What is
-published while nobody listens, or too fast for a subscriber, is lost; a list keeps it until it is popped, not until it
+Awaits: Redis has answered the PUBLISH (`publish`), or the RPUSH of 1,000 (`publish_batch`). Filters nothing. A message
+that is published without a subscriber, or too fast for it, is lost; a list keeps it until it is popped, not until it
 is worked on. Fast way: bodies are bytes, encoded by msgspec as ours are (it decodes them itself), no dependency
 injection (`apply_types=False`), no logger, and one pattern per half rather than a subscription per agent.
 """

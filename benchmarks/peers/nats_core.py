@@ -1,10 +1,10 @@
 """NATS core by nats-py: one publish per message to a subject per agent; a half subscribes to its agents by a wildcard.
 
 Awaits: the message is in the client's buffer (`publish`); the buffer is flushed at the end, and a publisher that gets
-ahead of the socket waits. Filters nothing, keeps nothing: what comes while nobody listens, or too fast for a
-subscriber's buffer, is lost; those buffers are unlimited here. It has no bulk path. Fast way: one coroutine publishes
-for all agents, as a publish does not wait; subjects are not validated. Messages are encoded by msgspec, as ours are,
-and not decoded to be counted, as ours are not.
+ahead of the socket waits. Filters nothing, keeps nothing: messages without a subscriber, or too fast for
+a subscriber's buffer, are lost; those buffers are unlimited here. It has no bulk path. Fast way: one coroutine
+publishes for all agents, as a publish does not wait; subjects are not validated. Messages are encoded by msgspec, as
+ours are, and not decoded to be counted, as ours are not.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from benchmarks.work import STAMP, Half
 
 
 class Connected(Half):
-    """Take what comes from a server."""
+    """A connection to a server."""
 
     client: Any
     subjects: dict[int, str]

@@ -1,7 +1,7 @@
 """NATS JetStream by nats-py: every message is stored in a stream on disk; each half has an ordered consumer.
 
 Awaits: the server's acknowledgement that the message is stored (it does not flush to the disk first). In bulk
-`publish_async`: 4,000 acknowledgements outstanding, all of them awaited in the end. Keeps what was published, and
+`publish_async`: 4,000 acknowledgements outstanding, all of them awaited in the end. Keeps all messages, and
 filters nothing; an ordered consumer acknowledges nothing, which is the fastest, and begins anew after a gap.
 """
 
@@ -26,7 +26,7 @@ class JetStreamHalf(Connected):
     """Publish to the other half's agents through the stream."""
 
     async def listen(self, url: str, mine: str, theirs: str) -> None:
-        """Connect, and consume what is for the agents of this half."""
+        """Connect, and consume the messages for the agents of this half."""
         self.client = await nats.connect(url, skip_subject_validation=True)
         self.stream = self.client.jetstream()
         self.subjects = {agent: f"agents.{theirs}.{agent}.agent-chat" for agent in self.others}

@@ -78,7 +78,7 @@ class MessagerHalf(Half):
 
 @ray.remote(num_cpus=0)
 class OurHalf(MessagerHalf):
-    """Be a group of the experiment."""
+    """A group of the experiment."""
 
     async def __init__(self, messaging: Messaging, name: str, agents: range, others: range) -> None:  # type: ignore[misc]
         super().__init__(await messaging.open_messager(name, agents, subtopics=SUBTOPICS), agents, others)

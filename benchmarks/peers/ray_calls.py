@@ -1,4 +1,4 @@
-"""Direct Ray actor calls from one half to the other: what a simulation does without a library.
+"""Direct Ray actor calls from one half to the other, as in a simulation without a library.
 
 Awaits: the other actor has counted the message, or the frame of 1,000. Filters nothing, keeps nothing, and Ray's async
 actors do not keep the order. Messages are tuples (from, to, payload), packed by msgpack: payloads stay dicts, which is
@@ -27,7 +27,7 @@ class CallHalf(Half):
         self.other = other
 
     async def take(self, frame: bytes) -> None:
-        """Count what a frame holds."""
+        """Count the messages of a frame."""
         messages = msgpack.unpackb(frame)
         if len(messages) == 1:
             self.arrivals.time(messages[0][2])

@@ -1,9 +1,9 @@
 """ray.util.queue: a queue actor for each half, unbounded.
 
 Awaits: the queue actor has taken the message (`put_async`), or the 1,000 of a batch. Filters nothing, keeps nothing:
-what waits dies with the queue's actor. Fast way: `put_nowait_batch` of the queue's actor, a few batches under way at
-once, and the receiver takes all that wait by `get_nowait_batch`. Messages are encoded by msgspec, as ours are, and not
-decoded to be counted, as ours are not.
+waiting messages are lost with the queue's actor. Fast way: `put_nowait_batch` of the queue's actor, a few batches in
+flight, and the receiver takes all that wait by `get_nowait_batch`. Messages are encoded by msgspec, as ours are, and
+not decoded to be counted, as ours are not.
 """
 
 import asyncio

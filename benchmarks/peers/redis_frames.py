@@ -3,8 +3,8 @@
 Each frame is one XADD of 4,000 messages: two int32 columns of ids, and the payloads as lines of JSON. "redis-py frames"
 encodes each payload (msgspec), as everybody has to; of "limit: redis-py frames" the bytes are ready-made. Nothing is
 filtered, checked for duplicates, kept track of or decoded. Each half writes by two connections, two frames pipelined
-on each; XREAD takes what is there, its messages are counted by frame, and read frames are trimmed, as ours are. hiredis
-reads the answers. The server and its settings are ours.
+on each; XREAD takes all that is there, its messages are counted by frame, and read frames are trimmed, as ours are.
+hiredis reads the answers. The server and its settings are ours.
 """
 
 import asyncio

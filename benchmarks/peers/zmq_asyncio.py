@@ -2,7 +2,7 @@
 
 Awaits: libzmq has queued the message in the sender's memory. Filters nothing, keeps nothing, knows no receipt. No
 high-water mark, so that nobody ever waits for a reader. It has no bulk path: `send_multipart` makes one message of many
-parts. Fast way: one coroutine sends for all agents, as a send never has to wait, and the receiver takes what is there
+parts. Fast way: one coroutine sends for all agents, as a send never has to wait, and the receiver takes all there is
 without waiting. Messages are encoded by msgspec, as ours are, and not decoded to be counted, as ours are not.
 """
 
@@ -21,7 +21,7 @@ HOST = "tcp://127.0.0.1"
 
 @ray.remote(num_cpus=0)
 class ZmqHalf(Half):
-    """Push to the other half, and pull what it pushes."""
+    """A half with a PUSH and a PULL socket."""
 
     async def listen(self) -> int:
         """Open both sockets; return the port of ours."""

@@ -21,7 +21,7 @@ COUNTED, SENT = 256, 256  # messages between looks at the clock, and between two
 
 @ray.remote(num_cpus=0)
 class ThreadHalf(Half):
-    """Push to the other half, and pull what it pushes, in threads beside the actor's event loop."""
+    """A half with both sockets in threads beside the actor's event loop."""
 
     async def listen(self) -> int:
         """Open both sockets; return the port of ours."""

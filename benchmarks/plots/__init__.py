@@ -9,7 +9,7 @@ STYLE = {"font.size": 12, "axes.spines.top": False, "axes.spines.right": False, 
 
 
 def draw(run: Run, folder: Path) -> list[Path]:
-    """Draw what the run has figures for; return the files. Raises ImportError without matplotlib."""
+    """Draw the plots for which the run has figures; return the files. Raises ImportError without matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")

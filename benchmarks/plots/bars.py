@@ -1,4 +1,4 @@
-"""Bars: who stands where, and what one choice costs."""
+"""Bars: systems side by side, and the cost of one choice."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

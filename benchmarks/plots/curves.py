@@ -1,4 +1,4 @@
-"""Curves: what becomes of the rate along an axis."""
+"""Curves: the rate along an axis."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

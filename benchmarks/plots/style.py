@@ -12,7 +12,7 @@ HIGHER, LOWER = "longer is better", "shorter is better"
 
 
 def colour(who: str) -> str:
-    """Return whose colour it is: ours, a limit's, a peer's."""
+    """Return the colour of ours, a limit or a peer."""
     return BLUE if who.startswith(OURS) else ORANGE if who.startswith(LIMIT) else GREY
 
 

@@ -1,4 +1,4 @@
-"""Draw a run as Markdown: what it must show, what did not come to its end, and one table or more per axis."""
+"""A run as Markdown: its targets, its unfinished parts, and one table or more per axis."""
 
 import math
 import statistics
@@ -14,8 +14,8 @@ from benchmarks.runs.results import Run
 FILE = "benchmarks.md"
 PEERS = "peers"
 TITLES = {
-    PEERS: "The same work for everybody: two groups, both directions at once, payloads of about 100 bytes",
-    TURNS: "Beside peers, by turns: a repetition of ours, one of theirs; ratios are of rounds, their median and spread",
+    PEERS: "The same work for all: two groups, both directions at once, payloads of about 100 bytes",
+    TURNS: "Ours and a peer in alternation; a ratio is the median of the rounds' ratios, with lowest and highest",
 } | AXES
 BESIDE_US = 3  # that many others fit into columns; more are rows
 MARKS = {True: "✅", False: "❌", None: "-"}
@@ -30,7 +30,7 @@ _SIZES = ("bytes", "KiB", "MiB", "GiB")
 def markdown(run: Run, plots: Iterable[Path] = ()) -> str:
     """Draw all of it; `plots` are drawn beside it, named by their axis."""
     by_axis = {plot.stem: plot.name for plot in plots}
-    parts = ["# Benchmarks", machine(run), HOW_TO_READ, "## What it must show", must_show(run), trouble(run)]
+    parts = ["# Benchmarks", machine(run), HOW_TO_READ, "## Targets", targets(run), trouble(run)]
     for axis in run.axes():
         parts += [f"## {axis}", TITLES.get(axis, "") + "."]
         parts += [f"![{axis}]({name})" for stem, name in by_axis.items() if stem.partition("-")[0] == axis]
@@ -39,7 +39,7 @@ def markdown(run: Run, plots: Iterable[Path] = ()) -> str:
 
 
 def machine(run: Run) -> str:
-    """Say where, with what and when it ran, and whether others ran beside it."""
+    """Describe the machine, versions, commit, date and plan, and warn if the machine was busy."""
     facts = run.machine
     lines = [
         f"- machine: {facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, {facts['system']}",
@@ -52,21 +52,21 @@ def machine(run: Run) -> str:
 
 
 def busy_warning(run: Run) -> str:
-    """Return what to say of a machine that was not quiet, or nothing."""
+    """Return a warning if the machine was not quiet, else nothing."""
     busy = run.machine.get("busy", 0.0)
     if busy <= BUSY:
         return ""
     return f"The machine was busy when this began: {busy:.0%} of its processors. Rates mean little; ratios, a bit more."
 
 
-def must_show(run: Run) -> str:
-    """Draw the ratios and bounds."""
+def targets(run: Run) -> str:
+    """Draw the targets: ratios and bounds."""
     rows = [[MARKS[each.kept], each.target.text, measured(each), bound(each)] for each in checked(run.figures())]
-    return table(["", "what", "measured", "must be"], rows)
+    return table(["", "target", "measured", "bound"], rows)
 
 
 def measured(each: Checked) -> str:
-    """Show what a target came to."""
+    """Show the measured value of a target."""
     if each.value is None:
         return "not measured"
     if not each.target.beside:
@@ -75,7 +75,7 @@ def measured(each: Checked) -> str:
 
 
 def bound(each: Checked) -> str:
-    """Show what it must come to."""
+    """Show the bound of a target."""
     times = " x" if each.target.beside else ""
     return f"at {'least' if each.target.at_least else 'most'} {significant(each.target.bound)}{times}"
 
@@ -83,7 +83,7 @@ def bound(each: Checked) -> str:
 def trouble(run: Run) -> str:
     """Draw the parts that failed or were missing, each with its reason."""
     rows = [[each.state, each.name, each.why, f"{each.took_s:.0f} s"] for each in run.trouble()]
-    return "## What did not come to its end\n\n" + table(["", "part", "why", "after"], rows) if rows else ""
+    return "## Unfinished parts\n\n" + table(["", "part", "reason", "after"], rows) if rows else ""
 
 
 def axis_tables(figures: list[Figure]) -> str:
@@ -154,7 +154,7 @@ def by_pair(figures: list[Figure]) -> str:
 
 
 def groups(figures: Iterable[Figure]) -> dict[tuple[str, Point], dict[str, Figure]]:
-    """Return what stands next to each other: figures by name, for each case and point."""
+    """Return the figures by name, for each case and point."""
     found: dict[tuple[str, Point], dict[str, Figure]] = {}
     for figure in figures:
         found.setdefault((figure.case, point_of(figure)), {})[figure.who] = figure
@@ -162,13 +162,13 @@ def groups(figures: Iterable[Figure]) -> dict[tuple[str, Point], dict[str, Figur
 
 
 def names(figures: Iterable[Figure]) -> list[str]:
-    """Return whose figures they are: ours, the peers, the limits, each as measured."""
+    """Return the names of the figures: ours, the peers, the limits, each in the order of measurement."""
     found = dict.fromkeys(each.who for each in sorted(figures, key=lambda each: (each.who != OURS, each.is_limit)))
     return list(found)
 
 
 def ranked(figures: Iterable[Figure], case: str) -> list[str]:
-    """Return whose figures they are: ours, the peers from the best to the worst at a case, the limits."""
+    """Return the names of the figures: ours, the peers from the best to the worst at a case, the limits."""
     listed = list(figures)
     best = {each.who: each.median * (-1 if each.higher_is_better else 1) for each in listed if each.case == case}
 
@@ -179,7 +179,7 @@ def ranked(figures: Iterable[Figure], case: str) -> list[str]:
 
 
 def notes(figures: Iterable[Figure]) -> str:
-    """List what was said of figures: once where it holds for all of a name's, or for all cases at a point."""
+    """List the notes of figures, once if a note holds for all of a name's figures or all cases at a point."""
     by_name: dict[str, list[Figure]] = {}
     for each in figures:
         by_name.setdefault(each.who, []).append(each)
@@ -280,5 +280,5 @@ def where(point: Point) -> str:
 
 
 def unit(figure: Figure) -> str:
-    """Return what to write behind `shown`, which has the unit of bytes in it."""
+    """Return the unit to write after `shown`, which includes the unit of bytes."""
     return "" if figure.unit == "bytes" else figure.unit

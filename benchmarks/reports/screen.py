@@ -1,4 +1,4 @@
-"""What a run shows on a terminal: how far it is, and in the end who stands where."""
+"""A run on a terminal: its progress, and at the end its tables."""
 
 import sys
 from math import inf
@@ -40,13 +40,13 @@ COLDEST = "white on red3"
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Make a console; stdout's is for results, stderr's for what goes on meanwhile."""
+    """Make a console: stdout for results, stderr for progress."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
 
 
 class Showing(Watcher):
-    """Show each part as it ends, and, on a terminal, what runs now and how far all is."""
+    """Progress of a run: a line for each finished part, and on a terminal the current part."""
 
     def __init__(self, parts: int) -> None:
         self._console, self._parts, self._done, self._figures = console(stderr=True), parts, 0, 0
@@ -70,7 +70,7 @@ class Showing(Watcher):
         self._bar.stop()
 
     def begin(self, name: str) -> None:
-        """Show what begins."""
+        """Show the name of the part."""
         self._name, self._figures = name, 0
         self._bar.update(self._task, description=name)
 
@@ -90,18 +90,18 @@ class Showing(Watcher):
 
 
 def why(outcome: Outcome) -> str:
-    """Return the reason, with what stands before it."""
+    """Return the reason, with a colon before it."""
     return f": {outcome.why}" if outcome.why else ""
 
 
 def show(run: Run) -> None:
-    """Show each axis, the peers as a heat map, what the run must show, and what did not come to its end."""
+    """Show each axis, the peers as a heat map, the targets, and the unfinished parts."""
     screen = console()
     for axis in run.axes():
         found = list(run.figures(axis))
         screen.print(heat_map(found) if axis == PEERS else axis_table(axis, found))
-    if (must_show := targets_table(run)).row_count:
-        screen.print(must_show)
+    if (targets := targets_table(run)).row_count:
+        screen.print(targets)
     for outcome in run.trouble():
         screen.print(Text(f"{outcome.state}: {outcome.name}{why(outcome)}", STATES[outcome.state]))
 
@@ -161,12 +161,12 @@ def _heat(better: float) -> str:
 
 
 def targets_table(run: Run) -> Table:
-    """Draw what the run must show, as far as it measured that."""
+    """Draw the targets that the run measured."""
     every = checked(run.figures())
     found = [each for each in every if each.kept is not None]
     left = f"; {len(every) - len(found)} not measured" if len(found) < len(every) else ""
-    table = Table(title=f"What it must show{left}")
-    for head, side in (("", "left"), ("what", "left"), ("measured", "right"), ("must be", "right")):
+    table = Table(title=f"Targets{left}")
+    for head, side in (("", "left"), ("target", "left"), ("measured", "right"), ("bound", "right")):
         table.add_column(head, justify=side)  # type: ignore[arg-type]
     for each in found:
         mark = Text("yes", "green") if each.kept else Text("NO", "bold red")

@@ -1,4 +1,4 @@
-"""What a run must show: ratios and bounds, computed from the run's own figures."""
+"""Targets of a run: bounds of its figures and of their ratios."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -35,9 +35,9 @@ class Which:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound of one figure, with what is added to it, or of its ratio to another one of the same run.
+    """A bound of one figure (plus `added`), or of its ratio to another figure of the same run.
 
-    Where both took turns, the ratio is the median of the rounds' ratios.
+    For figures that alternate, the ratio is the median of the rounds' ratios.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Target:
     added: Which | None = None
 
     def checked(self, figures: list[Figure]) -> "Checked":
-        """Hold it against the run."""
+        """Compare it with the run."""
         values = self._values(figures)
         if not values:
             return Checked(self)
@@ -56,7 +56,7 @@ class Target:
         return Checked(self, value, value >= self.bound if self.at_least else value <= self.bound, values)
 
     def _values(self, figures: list[Figure]) -> list[float]:
-        """Return what to hold against the bound: a ratio per round, or one value; nothing where it was not measured."""
+        """Return the values to compare with the bound: a ratio per round, or one value; empty if not measured."""
         parts = [which.found_in(figures) for which in (self.figure, self.added, self.beside) if which]
         found = [each for each in parts if each]
         if len(found) < len(parts):
@@ -68,7 +68,7 @@ class Target:
 
 
 class Checked(NamedTuple):
-    """A target with what the run has of it, None where that was not measured; values: the ratio of each round."""
+    """A target with its measured value (None if not measured); `values` has the ratio of each round."""
 
     target: Target
     value: float | None = None
@@ -134,6 +134,6 @@ TARGETS = (
 
 
 def checked(figures: Iterable[Figure]) -> list[Checked]:
-    """Hold all of them against a run."""
+    """Compare all targets with a run."""
     measured = list(figures)
     return [target.checked(measured) for target in TARGETS]

@@ -3,9 +3,9 @@
     PYTHON -m benchmarks.runs.driver <<< '{"peer": "pyzmq asyncio", "agents": 2000, "server": null}
         {"kinds": ["bulk", "awaited", "lone"], "seconds": 0.7, "repeats": 1, "pings": 200, "warm_s": 0.7}'
 
-The first line says whom to start; each further one is a task, done when it is read, so that whoever holds the other end
-can have it done at the right time. Each line is answered by its figures and a line "done". The end of stdin ends it.
-Rates are counted where messages arrive. Imports nothing of ours: peers' environments do not have it.
+The first line names the peer to start. Each further line is a task, which runs when it is read, so that the caller
+chooses the time. The answer to a line is its figures and a line "done". The end of stdin ends the driver. Rates are
+counted at the receiver. The driver does not import ray_messaging, which peers' environments do not have.
 """
 
 import importlib
@@ -36,7 +36,7 @@ class Rate(NamedTuple):
 
 
 def rate(halves: Sequence[Any], kind: str, seconds: float, before: list[int]) -> Rate:
-    """Have both halves send for some time; `before`: what each has received so far, which is brought up to date."""
+    """Have both halves send for some time; `before` has the messages that each has received so far, and is updated."""
     start = time.time()
     sent = ray.get([getattr(half, kind).remote(seconds) for half in halves])
     expected = [had + came for had, came in zip(before, reversed(sent), strict=True)]
@@ -47,7 +47,7 @@ def rate(halves: Sequence[Any], kind: str, seconds: float, before: list[int]) ->
 
 
 def lone(halves: Sequence[Any], pings: int, before: list[int]) -> list[float]:
-    """Send lone messages from the first half to the second; return what each took from send to inbox, in ms."""
+    """Send lone messages from the first half to the second; return the time of each from send to inbox, in ms."""
     west, east = halves
     before[1] += ray.get(west.ping.remote(pings))
     before[1], _ = ray.get(east.settled.remote(before[1]))
@@ -67,7 +67,7 @@ class Run:
         self.before = [0, 0]
 
     def figures(self, task: Task) -> Iterator[Figure]:
-        """Measure one kind after the other; who has no calls for a bulk is measured at "awaited", once for both."""
+        """Measure one kind after the other; a peer without bulk calls is measured at "awaited", once for both."""
         found: dict[str, list[Rate]] = {}
         for kind in task.kinds:
             if kind == "lone":
@@ -77,7 +77,7 @@ class Run:
             if calls not in found:
                 found[calls] = self._rates(calls, task)
             sent, lost = sum(each.sent for each in found[calls]), sum(each.lost for each in found[calls])
-            told = [f"no {kind} path: the same calls"] if calls != kind else []
+            told = [f"no {kind} path: measured with the same calls"] if calls != kind else []
             told += [f"{lost:,} of {sent:,} lost"] if lost else []
             yield self._figure(kind, "messages/s", [each.per_s for each in found[calls]], *told)
 

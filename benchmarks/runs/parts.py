@@ -1,4 +1,4 @@
-"""Which parts a run has: a process per peer and size, one per pair that takes turns, and one per axis."""
+"""Parts of a run: a process per peer and size, one per alternating pair, and one per axis."""
 
 import json
 import sys
@@ -15,18 +15,18 @@ from benchmarks.peers import BY_TURNS, PEERS, Peer, Turns, named
 from benchmarks.runs.runner import Part
 
 AXIS = "peers"
-# Two or three times what they take: who reaches that hangs.
+# Two or three times the usual duration: a part that reaches its limit hangs.
 PEER_LIMIT_S, TURNS_LIMIT_S, AXIS_LIMIT_S = 180.0, 360.0, 240.0
 LONGER_S = {"agents": 420.0}  # a million of them must come first
 QUICK = 0.75  # of these limits
 USUAL_S = 6.0  # repeats x seconds of the usual plan
-WARM_S, WARM_AGAIN_S = 1.0, 0.3  # again: where it was frozen meanwhile
+WARM_S, WARM_AGAIN_S = 1.0, 0.3  # the second: after it was frozen
 QUICK_PINGS, TURN_PINGS = 200, 300
 ROUNDS, QUICK_ROUNDS = 6, 2  # even, so that both begin equally often
 
 
 def choose(plan: Plan, only: Sequence[str], envs: Path) -> list[Part]:
-    """Return the parts whose names hold one of the texts, upper case or lower; all of them without a text."""
+    """Return the parts with one of the texts in their names, in any case; all parts without a text."""
     every = [part for _, part in _beside(plan, envs)] + [_axis(name, plan) for name in AXES]
     return [part for part in every if _wanted(part.name, only)]
 

@@ -1,4 +1,4 @@
-"""What one run found: the machine, the plan, and what came of each part. Kept as JSON, drawn by report and plots."""
+"""Results of one run: the machine, the plan, and the outcome of each part. Kept as JSON, drawn by reports and plots."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ FILE = "benchmarks.json"
 
 @dataclass
 class Outcome:
-    """What came of one part: its figures, and why there are no more of them.
+    """Outcome of one part: its figures, and the reason if it did not finish.
 
     `failed` is our fault or the peer's and makes the exit code 1; `missing` is a server that this machine has not got.
     """
@@ -45,7 +45,7 @@ class Run:
         return list(dict.fromkeys(figure.axis for figure in self.figures()))
 
     def trouble(self) -> list[Outcome]:
-        """Return the parts that did not come to their end."""
+        """Return the parts that did not finish."""
         return [outcome for outcome in self.outcomes if outcome.state != "measured"]
 
     @property
@@ -59,7 +59,7 @@ class Run:
 
     @classmethod
     def from_json(cls, text: str) -> "Run":
-        """Read what `to_json` wrote; raises ValueError where it is something else."""
+        """Read the output of `to_json`. Raises ValueError for anything else."""
         found = json.loads(text)
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError(f"no benchmark results of version {VERSION}")
@@ -69,7 +69,7 @@ class Run:
         return cls(found["machine"], Plan(**found["plan"]), outcomes)
 
     def write(self, folder: Path) -> None:
-        """Write the JSON; whoever stops us has the old one or the new one."""
+        """Write the JSON atomically: an interrupted write leaves the old file."""
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder / f".{FILE}.new"
         fresh.write_text(self.to_json())

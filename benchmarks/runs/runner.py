@@ -1,7 +1,7 @@
-"""Run the parts one after the other, each in a process of its own, and keep what they print.
+"""Run the parts one after the other, each in a process of its own, and keep their output.
 
-A part prints figures as lines of JSON on its stdout. It is given its time, and what it started ends with it: the next
-part must not be measured beside what is left of this one.
+A part prints figures as lines of JSON on its stdout. It has a time limit, and its child processes end with it: they
+must not disturb the next part.
 """
 
 import contextlib
@@ -22,24 +22,24 @@ from benchmarks.figures import NOT_HERE, Figure
 from benchmarks.runs.results import Outcome
 
 ROOT = Path(__file__).parents[2]
-GRACE_S = 5.0  # to end by itself once it is told to
+GRACE_S = 5.0  # from SIGTERM to SIGKILL
 LINE_LIMIT = 1_000_000
-WORDS_KEPT = 40  # last lines of what is no figure, for whoever asks why a part failed
+WORDS_KEPT = 40  # last lines that are no figures, for the reason of a failure
 WHY_CHARACTERS = 500
 SILENT = "it said nothing"
 ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(\([\w.]*\))?: ")
 
 
 class MissingError(RuntimeError):
-    """Something that this machine has not got, and that a part can do without: told, no failure."""
+    """A program or server that this machine lacks. The part is reported as missing, not as failed."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One measurement: what to run, what to tell it on stdin, and how long it may take.
+    """One measurement: its command, its input on stdin, and its time limit.
 
-    `command` may raise (there is no such environment). `stdin` gets what `served` gives (a server's place), which runs
-    as long as the part does; `served` may raise MissingError.
+    `command` may raise if its environment is missing. `served` starts a server for the duration of the part, and
+    `stdin` gets its address; `served` may raise MissingError.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Part:
 
 
 class _Reader:
-    """Read a part's two pipes: figures to one side, the last of the other words to the other."""
+    """Reader of a part's two pipes: keeps the figures and the last of the other lines."""
 
     def __init__(self, process: subprocess.Popen[str], seen: Callable[[Figure], None]) -> None:
         self.figures: list[Figure] = []
@@ -83,7 +83,7 @@ class _Reader:
         return True
 
     def finish(self) -> None:
-        """Wait for the ends of both pipes, which a process of the part's may hold open."""
+        """Wait for the ends of both pipes, which a child of the part may hold open."""
         for thread in self._threads:
             thread.join(GRACE_S)
 
@@ -99,7 +99,7 @@ def error_line(words: Sequence[str]) -> str:
 
 
 def run_part(part: Part, seen: Callable[[Figure], None] = lambda _: None) -> Outcome:
-    """Run one part to its end or its limit; never raises for what the part does."""
+    """Run one part to its end or its time limit. A failing part does not raise."""
     outcome, begin = Outcome(part.name, part.axis), time.monotonic()
     try:
         with part.served() as server:
@@ -115,7 +115,7 @@ def run_part(part: Part, seen: Callable[[Figure], None] = lambda _: None) -> Out
 
 
 def _run(part: Part, stdin: str, outcome: Outcome, seen: Callable[[Figure], None]) -> None:
-    """Start the process, tell it its task, and read until it ends."""
+    """Start the process, write its task, and read until it ends."""
     process = subprocess.Popen(
         list(part.command()),
         cwd=ROOT,
@@ -130,7 +130,7 @@ def _run(part: Part, stdin: str, outcome: Outcome, seen: Callable[[Figure], None
     reader, unfinished = _Reader(process, seen), ""
     try:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended without listening: its exit code tells
+        with contextlib.suppress(BrokenPipeError):  # it ended early: see its exit code
             process.stdin.write(stdin)
             process.stdin.close()
         process.wait(part.limit_s)
@@ -151,7 +151,7 @@ def _run(part: Part, stdin: str, outcome: Outcome, seen: Callable[[Figure], None
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and whatever it left behind in its group."""
+    """End the process and the rest of its process group."""
     if process.poll() is None:
         _signal(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -180,13 +180,13 @@ def run_all(parts: Sequence[Part], watcher: "Watcher") -> Iterator[Outcome]:
 
 
 class Watcher:
-    """Be told what goes on; the silent one."""
+    """Observer of a run, with no-op methods."""
 
     def begin(self, name: str) -> None:
-        """Hear that a part begins."""
+        """Called when a part begins."""
 
     def seen(self, figure: Figure) -> None:
-        """Hear of a figure, from a thread of the reader's."""
+        """Called with each figure, in the reader's thread."""
 
     def end(self, outcome: Outcome) -> None:
-        """Hear what came of the part."""
+        """Called with the outcome of the part."""

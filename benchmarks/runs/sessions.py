@@ -1,9 +1,9 @@
-"""All processes of a session: to freeze them, to let them go on, and to end them, whoever dies meanwhile.
+"""Freeze, thaw and end all processes of a session, even if some die meanwhile.
 
     python -m benchmarks.runs.sessions SESSION     ends them once its stdin has ended
 
-Ray's workers have process groups of their own: only the session holds them all. Where a driver is killed, some of Ray's
-processes stay, and frozen ones see no end of anything.
+Ray's workers have process groups of their own: only the session holds them all. After a driver is killed, some of
+Ray's processes stay, and frozen ones notice nothing.
 """
 
 import os
@@ -32,28 +32,28 @@ def members(session: int) -> dict[int, str]:
 
 
 def freeze(session: int) -> None:
-    """Stop all of them; raises TimeoutError."""
+    """Stop all processes. Raises TimeoutError."""
     _until(session, signal.SIGSTOP, STOPPED)
 
 
 def thaw(session: int) -> None:
-    """Let all of them go on."""
+    """Continue all processes."""
     _tell(members(session), signal.SIGCONT)
 
 
 def end(session: int) -> None:
-    """Kill all of them, frozen or not; raises TimeoutError."""
+    """Kill all processes, frozen or not. Raises TimeoutError."""
     _until(session, signal.SIGKILL, ENDED)
 
 
 def _until(session: int, which: signal.Signals, states: str) -> None:
-    """Send a signal to whoever is in none of the states, until all are: they may fork meanwhile."""
+    """Signal the processes in none of the states until all are in one: they may fork meanwhile."""
     deadline = time.monotonic() + PATIENCE_S
     while left := {pid: state for pid, state in members(session).items() if state not in states}:
         if time.monotonic() > deadline:
             raise TimeoutError(f"session {session}: {left} did not obey {which.name} within {PATIENCE_S:g} s")
         _tell(left, which)
-        time.sleep(LOOK_S)  # nobody tells when another's children have stopped
+        time.sleep(LOOK_S)  # there is no event for it
 
 
 def _tell(pids: dict[int, str], which: signal.Signals) -> None:

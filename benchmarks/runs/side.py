@@ -1,4 +1,4 @@
-"""One of the two sides that take turns: a driver in a session of its own, frozen while it has none."""
+"""One of two alternating sides: a driver in a session of its own, frozen between its turns."""
 
 import subprocess
 import sys
@@ -16,10 +16,10 @@ GRACE_S = 30.0  # for Ray and our server to end by themselves
 
 
 class Side:
-    """Start a driver (`python -m benchmarks.runs.driver`), and have it do tasks while it is `awake`.
+    """A driver (`python -m benchmarks.runs.driver`) that does tasks while it is `awake`.
 
-    `who` is whose figures it tells, `job` its first line. It starts with the `with` block, frozen, and ends with it: by
-    itself, or killed with all of its session where the block fails, or where this process is killed.
+    `who` names its figures, `job` is its first line. It starts frozen at the begin of the `with` block. At the end it
+    stops by itself; if the block fails or this process is killed, its whole session is killed.
     """
 
     def __init__(self, who: str, command: Sequence[str], job: str) -> None:
@@ -36,7 +36,7 @@ class Side:
             bufsize=1,
             start_new_session=True,
         )
-        # It ends the session when we end it, or when we are killed; until it is told a job, the driver starts nothing.
+        # The keeper ends the session when its stdin closes, even by our death. A driver starts nothing before its job.
         keep = [sys.executable, "-m", "benchmarks.runs.sessions", str(self._process.pid)]
         self._keeper = subprocess.Popen(keep, stdin=subprocess.PIPE, start_new_session=True)
         try:
@@ -56,7 +56,7 @@ class Side:
 
     @contextmanager
     def awake(self) -> Iterator[Self]:
-        """Let it run for the time of the block."""
+        """Let the driver run for the time of the block."""
         thaw(self._process.pid)
         try:
             yield self
@@ -64,9 +64,9 @@ class Side:
             freeze(self._process.pid)
 
     def ask(self, line: str) -> list[Figure]:
-        """Tell it a line, and return the figures of its answer; raises RuntimeError where it ends instead."""
+        """Write a line, and return the figures of the answer. Raises RuntimeError if the driver ends instead."""
         stdin, stdout = self._pipes()
-        with suppress(BrokenPipeError):  # it ended without listening: the end of its stdout tells
+        with suppress(BrokenPipeError):  # it ended early: its stdout ends, too
             stdin.write(line + "\n")
         found: list[Figure] = []
         for answer in iter(stdout.readline, ""):
@@ -81,14 +81,14 @@ class Side:
         raise RuntimeError(f"the driver of {self.who} ended; {error_line(words)}")
 
     def _finish(self) -> None:
-        """Let it end by itself, and close what it started."""
+        """Let the driver end by itself and close its server and Ray."""
         thaw(self._process.pid)
-        self._pipes()[0].close()  # which it takes for the end
+        self._pipes()[0].close()  # the signal to end
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_S)
 
     def _end(self) -> None:
-        """End all that is left of it, frozen or not; raises RuntimeError where the keeper cannot."""
+        """End the rest of the session, frozen or not. Raises RuntimeError if that fails."""
         self._keeper.communicate()  # closes its stdin
         self._process.wait()
         for pipe in (*self._pipes(), self._said):

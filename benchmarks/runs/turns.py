@@ -1,10 +1,10 @@
-"""Measure ours and a peer by turns, a repetition of ours, one of theirs, and so on; figures as JSON lines on stdout.
+"""Measure ours and a peer in alternation; figures as JSON lines on stdout.
 
     python -m benchmarks.runs.turns < job, as JSON: agents, rounds, tasks, sides: each who, command, and a driver's job
 
-A shared machine is twice as fast now as some minutes later. What is measured within seconds meets the same machine, so
-that the ratio of a round says more than both rates. Each has processes and servers of its own; while one has its turn
-the other's processes are frozen. Who begins a round is the second one of the next (A B, B A, ...): drift cancels.
+A shared machine can be twice as fast some minutes later. Measurements within seconds meet the same machine, so the
+ratio of a round says more than the two rates. Each side has processes and servers of its own; during the turn of one
+the other's processes are frozen. The order changes with each round (A B, B A, ...), which cancels drift.
 """
 
 import json
@@ -17,11 +17,11 @@ from typing import Any
 from benchmarks.figures import TURNS, Figure, Task, emit
 from benchmarks.runs.side import Side
 
-FIRST_WARM_S = 1.0  # in the first turn; later on a short one fills caches and renews leases
+FIRST_WARM_S = 1.0  # in the first turn; later a short one fills caches and renews leases
 
 
 def by_turns(sides: Sequence[Side], task: Task, rounds: int, agents: int) -> Iterator[Figure]:
-    """Have ours and the peer's do a task by turns; return the figures of both, a value per round and repetition."""
+    """Have both sides do a task in alternation; return the figures of both, a value per round and repetition."""
     told: dict[str, list[list[Figure]]] = {side.who: [] for side in sides}
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
@@ -47,7 +47,7 @@ def measure(job: dict[str, Any]) -> Iterator[Figure]:
 
 def main() -> None:
     """Do the job on stdin."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that who is told to end ends both sides
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM ends both sides
     for figure in measure(json.loads(sys.stdin.read())):
         emit(figure)
 

@@ -1,1 +1,1 @@
-"""Hours of traffic in minutes, with a fault every few seconds: does the balance stay exact, and the memory flat?"""
+"""Hours of traffic in minutes, with a fault every few seconds: checks the balance and the memory."""

@@ -3,8 +3,8 @@
 python -m benchmarks.soak [--messages 50000000] [--seconds 600] [--fault-every 10] [--groups 4] [--json FILE]
 python -m benchmarks.soak --steady [--minutes 60] [--pace 1] [--json FILE]
 
-Exit code 1 where a message was lost, came twice, out of turn, or to the wrong one; with --steady, where nothing breaks,
-where something grows that should not.
+The exit code is 1 if a message was lost, came twice, out of order, or to the wrong agent. With --steady there are no
+faults, and it is 1 if memory or keys grow that should not.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SIZE = 10_000  # agents of a group, and messages of a call
 
 
 def soak(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Run once; return what was found."""
+    """Run once; return the report."""
     town = Town(arguments.groups, SIZE)
     steps = max(1, arguments.messages // (arguments.groups * SIZE))
     pace_s = 0.8 * arguments.seconds / steps  # faults cost time, which is made up for
@@ -119,15 +119,15 @@ def show(console: Console, report: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Run, print, and tell by the exit code whether the balance is exact."""
+    """Run and print; return 0 if the balance is exact, else 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--messages", type=int, default=50_000_000)
-    parser.add_argument("--seconds", type=float, default=600.0, help="no step begins after that")
+    parser.add_argument("--seconds", type=float, default=600.0, help="no step begins later")
     parser.add_argument("--fault-every", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--steady", action="store_true", help="all kinds of traffic, no faults: what grows?")
+    parser.add_argument("--steady", action="store_true", help="all kinds of traffic, no faults; reports growth")
     parser.add_argument("--minutes", type=float, default=60.0, help="with --steady")
-    parser.add_argument("--pace", type=float, default=1.0, help="with --steady: so many times as fast")
+    parser.add_argument("--pace", type=float, default=1.0, help="with --steady: factor of the speed")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)

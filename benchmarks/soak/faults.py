@@ -1,4 +1,4 @@
-"""What goes wrong, one after the other, in a running experiment."""
+"""Faults in a running experiment, one after the other."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ def pid_of(actor: Any) -> int | None:
 
 
 class Faults(threading.Thread):
-    """Break something every so often, each kind in its turn; note when and what."""
+    """A thread that causes a fault at intervals, each kind in its turn, and notes its time and kind."""
 
     def __init__(self, messaging: Messaging, every_s: float) -> None:
         super().__init__(name="faults")
@@ -63,7 +63,7 @@ class Faults(threading.Thread):
             self.done.append((time.time(), name))
             try:
                 fault()
-            except (OSError, redis.RedisError) as error:  # what was to be broken is not there yet, after the last one
+            except (OSError, redis.RedisError) as error:  # the target has not yet come back from the last fault
                 self.done[-1] = (self.done[-1][0], f"{name}: not possible, {type(error).__name__}")
 
     def server_pid(self) -> int:

@@ -1,4 +1,4 @@
-"""What every process of an experiment holds, over time: memory, descriptors, and keys on the server by their kind."""
+"""Resources of an experiment over time: memory and descriptors of each process, and keys on the server by kind."""
 
 import os
 import threading
@@ -19,15 +19,15 @@ from ray_messaging.interception.server.interceptor import ANSWERS
 
 LOOKS = 60  # of a run
 SHOWN = 8  # columns of the table
-# What each name leaves behind by design, shown by health(): keys that one more named messager may cost.
+# Keys that each named messager leaves behind by design, shown by health().
 MEANT = {"keys sender": 1, "keys state": 1, "keys mailbox": 1, "keys all": 3}
-# Less growth than this in an hour of steady traffic is noise: of what a process held half way, and at least so much.
+# Growth in an hour of steady traffic below these is noise: a share of the value at half time, and a minimum.
 SHARE = 0.1
 LEAST = {"keys": 50.0, "files": 10.0, "": 32.0}
 
 
 class Held(threading.Thread):
-    """Look at all processes and keys of an experiment, every so often."""
+    """A thread that samples all processes and keys of an experiment."""
 
     def __init__(self, messaging: Messaging, done: Counter[str], seconds: float, console: Console) -> None:
         super().__init__(name="held")
@@ -92,7 +92,7 @@ class Held(threading.Thread):
         return self._kinds().total()
 
     def report(self) -> dict[str, Any]:
-        """Return of each thing its values over time and its growth in the second half, and what grows unmeant."""
+        """Return the values of each resource over time, its growth in the second half, and the unexpected growth."""
         picked = sorted({round(at * (len(self._times) - 1) / (SHOWN - 1)) for at in range(SHOWN)})
         rows = {
             name: {"values": [values[at] for at in picked], "per_hour": _per_hour(self._times, values)}

@@ -1,4 +1,4 @@
-"""What each process holds while it all goes on."""
+"""Memory of each process during the run."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Steady traffic of every kind: what does each process hold after an hour that it did not hold after half of one?
+"""Steady traffic of every kind: finds the growth of each process in the second half of an hour.
 
 Everything here goes on at one pace: messages in bulk and one by one, handles, new plain channels, messagers that come
 and go under new names, transactions, rules with state, changes of the rules. Nothing breaks.
@@ -169,7 +169,7 @@ def _fetch(handle: Group) -> int:
 
 
 def steady(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Run once; return what was seen."""
+    """Run once; return the report."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Messaging.start(f"steady-{secrets.token_hex(4)}", rules=stateful_rules(), log_dir=f"{folder}/log") as messaging,
@@ -192,7 +192,7 @@ def steady(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def show(console: Console, report: dict[str, Any]) -> None:
-    """Print what each thing was over time, how fast it grew in the second half, and the verdict."""
+    """Print each resource over time, its growth in the second half, and the result."""
     table = Table("what", *report["columns"], "an hour more", title="memory in MiB, keys, descriptors; time in minutes")
     for name, row in report["rows"].items():
         table.add_row(name, *(f"{value:,.0f}" for value in row["values"]), f"{row['per_hour']:+,.0f}")
@@ -208,7 +208,7 @@ def show(console: Console, report: dict[str, Any]) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Run, print, and tell by the exit code whether everything was steady."""
+    """Run and print; return 0 if everything was steady, else 1."""
     report = steady(arguments, console)
     show(console, report)
     if arguments.json:

@@ -1,4 +1,4 @@
-"""Who writes to whom, threads that send and fetch, and the account of both.
+"""Pairs of agents, threads that send and fetch, and the account of both.
 
 Each call of a sender is one step: one message from each of its agents to that agent's one partner. So sender and step
 name a message, and both columns are checked as arrays: nothing is decoded, and 50 million take seconds.
@@ -16,14 +16,14 @@ from benchmarks.work import payload
 from ray_messaging import Group
 from ray_messaging.errors import MessagingError
 
-STOPPED_EVERY = 100  # one agent in so many writes to somebody whom the black list keeps it from
+STOPPED_EVERY = 100  # one agent in so many writes to an agent that the black list forbids
 SPREAD = 7919  # a prime: partners are neighbours in no group
 FETCH_S = 0.5
 LARGEST_FETCH = 50_000
 
 
 class Town:
-    """Say who lives where and who writes to whom: agents are 0 to groups * size."""
+    """The groups of all agents (0 to groups * size), and the partner of each."""
 
     def __init__(self, groups: int, size: int) -> None:
         self.groups, self.size = groups, size
@@ -44,7 +44,7 @@ class Town:
 
 
 class Sender(threading.Thread):
-    """Send one step after the other at a pace; note which were acknowledged, and of which nobody knows."""
+    """A thread that sends one step after the other at a pace, and notes acknowledged and unknown steps."""
 
     def __init__(self, town: Town, group: int, handle: Group, steps: int, pace_s: float) -> None:
         super().__init__(name=f"sender {group}")
@@ -69,7 +69,7 @@ class Sender(threading.Thread):
         self._enough.set()
 
     def run(self) -> None:
-        """Send; who falls behind the pace makes up for it."""
+        """Send all steps; catch up after a delay."""
         began = time.monotonic()
         for step in range(self._steps):
             if self._enough.wait(max(0.0, began + step * self._pace_s - time.monotonic())):
@@ -86,7 +86,7 @@ class Sender(threading.Thread):
 
 
 class Receiver(threading.Thread):
-    """Fetch for a group; check each message's turn, and count those of each sender's step."""
+    """A thread that fetches for a group, checks the order, and counts the messages of each sender's step."""
 
     def __init__(self, town: Town, group: int, handle: Group, steps: int) -> None:
         super().__init__(name=f"receiver {group}")
@@ -99,14 +99,14 @@ class Receiver(threading.Thread):
         self._enough = threading.Event()
 
     def stop(self) -> None:
-        """Fetch what is there, then end."""
+        """Fetch the rest, then end."""
         self._enough.set()
 
     def run(self) -> None:
         """Fetch until told to stop."""
         try:
             self._fetch()
-        except BaseException as error:  # noqa: BLE001 - whoever joins is told
+        except BaseException as error:  # noqa: BLE001 - raised where the thread is joined
             self.failure = error
 
     def _fetch(self) -> None:
@@ -142,7 +142,7 @@ class Receiver(threading.Thread):
 
 
 def account(town: Town, senders: list[Sender], receivers: list[Receiver]) -> dict[str, int]:
-    """Compare what was acknowledged with what arrived, step by step."""
+    """Compare the acknowledged messages with those that arrived, step by step."""
     arrived = np.sum([receiver.counts for receiver in receivers], axis=0)
     found: Counter[str] = Counter()
     for group, sender in enumerate(senders):
