@@ -1,1 +1,1 @@
-"""The log's reading side: questions, and what is made of their answers."""
+"""Reading of the event log: queries, and their results."""

@@ -1,7 +1,7 @@
-"""Check that every send in the log ended in exactly one fate, with a bounded part of the log in memory.
+"""Check that every send in the log ended in exactly one fate, in bounded memory.
 
-Rows are dealt by a hash of their message's id into files, each small enough to be sorted in memory; what looks wrong
-there is looked up again by its id, so that no accident of hashing is ever reported.
+Rows are partitioned into files by a hash of the message id, each small enough to sort in memory. Suspects are looked up
+again by id, so that a hash collision is never reported.
 """
 
 from collections import Counter, defaultdict
@@ -23,9 +23,9 @@ from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.result_columns import plain
 from ray_messaging.receipt import FATES
 
-PARTITION_ROWS = 1_000_000  # 40 MB of records, and what sorting them takes
+PARTITION_ROWS = 1_000_000  # 40 MB of records, plus sorting
 OFFENDERS = 100
-_MOST_FILES = 200  # of each of two kinds: processes may often open 1,024
+_MOST_FILES = 200  # of each of two kinds: a common limit per process is 1,024
 _SUSPECTS = 10 * OFFENDERS
 
 _COLUMNS = ("message_id", "mailbox", "fate", "noted", "entry", "row")
@@ -36,7 +36,7 @@ _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Say that a log balances: how many sends it holds, in how many rows (one per recipient), and their fates."""
+    """Result for a balanced log: its sends, its rows (one per recipient), and the fates."""
 
     sends: int
     rows: int
@@ -45,9 +45,9 @@ class Balance:
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS) -> Balance:
-    """Return the balance; raise Unbalanced naming sends with two fates, or twice in the log, or what is missing in it.
+    """Return the balance; raise Unbalanced for sends with two fates, repeated rows, or rows known to be missing.
 
-    Args: partition_rows is about how many rows are in memory at a time.
+    Args: partition_rows is the approximate number of rows in memory.
     """
     missing = read_account(view.folder).missing
     if missing:
@@ -56,7 +56,7 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS) -> Balance:
     rows = sends = 0
     fates = np.zeros(_NO_FATE + 1, np.int64)
     suspects = _Suspects()
-    with _Deal(_SEND, "message", partitions) as by_message, _Deal(_PLACE, "place", partitions) as by_place:
+    with _Partitions(_SEND, "message", partitions) as by_message, _Partitions(_PLACE, "place", partitions) as by_place:
         for records, places in scan(view, Filters(), _COLUMNS, _records):
             rows += len(records)
             by_message.put(records)
@@ -68,7 +68,7 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS) -> Balance:
         for places in by_place:
             _check_places(places, suspects)
     if suspects.messages:
-        _convict(view, suspects, sends)
+        _check_suspects(view, suspects, sends)
     return Balance(sends, rows, dict(zip(FATES, fates.tolist(), strict=False)))
 
 
@@ -83,15 +83,15 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any]]:
     places = np.empty(len(part), _PLACE)
     noted = part["noted"].to_numpy().astype(np.uint64)
     row = part["row"].to_numpy().astype(np.uint64)
-    # Odd factors: no two parts of a place can cancel out.
+    # Odd factors: the parts of a place cannot cancel out.
     mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
     places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
     places["message"] = messages
     return sends, places
 
 
-class _Deal:
-    """Deal records into files by a hash, and give them back file by file."""
+class _Partitions:
+    """Records partitioned into files by a hash, read back file by file."""
 
     def __init__(self, dtype: np.dtype[Any], key: str, partitions: int) -> None:
         self._dtype, self._key = dtype, key
@@ -101,7 +101,7 @@ class _Deal:
                 self._files.append(stack.enter_context(TemporaryFile(prefix="ray_messaging-balance-")))
             self._open = stack.pop_all()
 
-    def __enter__(self) -> "_Deal":
+    def __enter__(self) -> "_Partitions":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,10 +112,10 @@ class _Deal:
         if partitions == 1:
             self._files[0].write(records.tobytes())
             return
-        # The high bits: the low ones are those of a product, and less mixed.
-        dealt = (records[self._key] >> np.uint64(33)) % np.uint64(partitions)
-        order = np.argsort(dealt, kind="stable")
-        ends = np.cumsum(np.bincount(dealt.astype(np.intp), minlength=partitions))[:-1]
+        # The high bits: the low bits of a product are less mixed.
+        partition = (records[self._key] >> np.uint64(33)) % np.uint64(partitions)
+        order = np.argsort(partition, kind="stable")
+        ends = np.cumsum(np.bincount(partition.astype(np.intp), minlength=partitions))[:-1]
         for file, share in zip(self._files, np.split(records[order], ends), strict=True):
             file.write(share.tobytes())
 
@@ -126,7 +126,7 @@ class _Deal:
 
 
 class _Suspects:
-    """Hold the hashes of messages that look wrong: the first ones; `more`: there are others."""
+    """Hashes of the first suspect messages; `more`: there are others."""
 
     def __init__(self) -> None:
         self.messages: set[int] = set()
@@ -134,13 +134,13 @@ class _Suspects:
 
     def add(self, messages: NDArray[np.uint64]) -> None:
         found = np.setdiff1d(messages, np.array([*self.messages], np.uint64))
-        room = _SUSPECTS - len(self.messages)
-        self.more |= len(found) > room
-        self.messages.update(found[:room].tolist())
+        capacity = _SUSPECTS - len(self.messages)
+        self.more |= len(found) > capacity
+        self.messages.update(found[:capacity].tolist())
 
 
 def _check_sends(records: NDArray[Any], suspects: _Suspects) -> NDArray[np.int64]:
-    """Suspect messages with two fates, none, or two rows for one mailbox; return the sends by fate."""
+    """Add messages with two fates, none, or two rows for one mailbox; return the sends by fate."""
     records = records[np.lexsort((records["mailbox"], records["message"]))]
     messages, fates = records["message"], records["fate"]
     again = messages[1:] == messages[:-1]
@@ -155,22 +155,22 @@ def _check_sends(records: NDArray[Any], suspects: _Suspects) -> NDArray[np.int64
 
 
 def _check_places(records: NDArray[Any], suspects: _Suspects) -> None:
-    """Suspect messages that stand in one place of one stream."""
+    """Add messages that share a position in a stream."""
     records = records[np.argsort(records["place"])]
     same = records["place"][1:] == records["place"][:-1]
     if same.any():
         suspects.add(np.concatenate([records["message"][1:][same], records["message"][:-1][same]]))
 
 
-def _convict(view: View, suspects: _Suspects, sends: int) -> None:
-    """Look the suspects up by their ids; raise Unbalanced if there is something about one."""
+def _check_suspects(view: View, suspects: _Suspects, sends: int) -> None:
+    """Look the suspects up by id; raise Unbalanced if one is an offender."""
     wanted = np.array(sorted(suspects.messages), np.uint64)
     rows = [row for part in scan(view, Filters(), _COLUMNS, partial(_rows_of, wanted=wanted)) for row in part]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_message[row["message_id"]].append(row)
     places = Counter(map(_place, rows))
-    wrong = {name: why for name, found in by_message.items() if (why := _what_is_wrong(found, places))}
+    wrong = {name: why for name, found in by_message.items() if (why := _violation(found, places))}
     if not wrong:
         return
     offenders = list(wrong)[:OFFENDERS]
@@ -178,8 +178,8 @@ def _convict(view: View, suspects: _Suspects, sends: int) -> None:
         f"{'at least ' * suspects.more}{len(wrong):,} of {sends:,} sends did not end in exactly one fate: "
         + "; ".join(f"{name} {wrong[name]}" for name in offenders[:3])
         + ("; ..." if len(wrong) > 3 else "")
-        + ". Look at them by log.query(...) with internal=True: the columns mailbox, entry and row say where each row "
-        "came from",
+        + ". Inspect them by log.query(...) with internal=True: mailbox, entry and row are each row's "
+        "source",
         offenders=offenders,
     )
 
@@ -194,12 +194,12 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["mailbox"], row["noted"], row["entry"], row["row"]
 
 
-def _what_is_wrong(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> str:
+def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> str:
     fates = sorted({row["fate"] for row in rows})
     if len(fates) > 1:
         return f"is {' and '.join(fates)}"
     if fates[0] not in FATES:
-        return f"has the fate {fates[0]!r}, which there is not"
+        return f"has the fate {fates[0]!r}, which does not exist"
     mailbox, most = Counter(row["mailbox"] for row in rows).most_common(1)[0]
     if most > 1:
         return f"is {most} times in the log" + (f" for mailbox {mailbox}" if mailbox else "")

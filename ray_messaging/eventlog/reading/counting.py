@@ -1,4 +1,4 @@
-"""Count rows of the log by its columns, part by part: what is held are the counts, not the rows."""
+"""Counts of rows by columns, part by part: memory holds the counts, not the rows."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ Derive = Callable[[pa.Table], pa.Table]
 
 
 def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
-    """Count the rows that match by one or several of COUNTABLE; the columns and `count`, the most frequent first."""
+    """Count the matching rows by one or several of COUNTABLE; return them and `count`, the largest counts first."""
     keys = check_columns(by, COUNTABLE)
     (counted,) = counts(view, Filters(**fields), [keys], _with_units)
     return counted
@@ -35,7 +35,7 @@ def _with_units(part: pa.Table) -> pa.Table:
 
 
 def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
-    """Count in one pass by several groupings; `derive` adds to a part, which has sent_at, what is no column."""
+    """Count by several groupings in one pass; `derive` adds the columns that are not stored."""
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
     empty = pa.schema(SCHEMA.field(name) for name in columns).empty_table()
@@ -47,7 +47,7 @@ def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], der
 
 
 class _Sum:
-    """Add up counted parts; merged now and then, when they have become twice as many."""
+    """Sum of counted parts, merged each time their rows have doubled."""
 
     def __init__(self, first: pa.Table, keys: Sequence[str]) -> None:
         self._tables = [first]

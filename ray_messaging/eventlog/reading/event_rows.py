@@ -1,4 +1,4 @@
-"""One row of the log as an object, or as a dict in the seed's form."""
+"""Rows of the log as objects, or as dicts in AgentSociety's form."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from ray_messaging.eventlog.reading.result_columns import as_id
 from ray_messaging.receipt import Fate
 
 _decode = msgspec.json.Decoder().decode
-_PAGE = 8192  # rows that are Python objects at a time
+_PAGE = 8192  # rows as Python objects at a time
 SENT = ("delivered", "published")
 
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """Be one row of the log: one send, and one who has it (or nobody); times in unix seconds.
+    """One row of the log: one send to one recipient (or none); times in unix seconds.
 
-    `text` is the payload as JSON, `text_before` the one it had before a rule rewrote it. `position` is the row's number
-    in the log: pass it as `after` to go on from here.
+    `text` is the payload as JSON, `text_before` the payload before a rule rewrote it. `position` is the row's number in
+    the log: pass it as `after` to continue from here.
     """
 
     message_id: str
@@ -46,17 +46,17 @@ class LogRow:
 
     @property
     def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the payload, decoded; raise FrameError where it is no JSON."""
+        """Return the decoded payload; raise FrameError if it is not JSON."""
         return _decoded(self.text, self.message_id)
 
     @property
     def payload_before(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the payload before a rule rewrote it, decoded; None: no rule did."""
+        """Return the decoded payload before a rewrite; None without one."""
         return None if self.text_before is None else _decoded(self.text_before, self.message_id)
 
     @property
     def sent(self) -> bool:
-        """Tell whether somebody has it: delivered or published."""
+        """Return whether it reached a recipient: delivered or published."""
         return self.fate in SENT
 
 
@@ -64,11 +64,11 @@ def _decoded(text: str, message_id: str) -> Any:  # noqa: ANN401 - JSON of any s
     try:
         return _decode(text)
     except msgspec.MsgspecError as error:
-        raise FrameError(f"the payload of message {message_id} is no JSON ({error}): read row.text") from error
+        raise FrameError(f"the payload of message {message_id} is not JSON ({error}): read row.text") from error
 
 
 def dicts_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield what `query` returned as dicts: ids in their one form, times in unix seconds, labels as a tuple."""
+    """Yield the rows of a `query` as dicts: ids in canonical form, times in unix seconds, labels as a tuple."""
     moments = [name for name in ("sent_at", "delivered_at") if name in table.column_names]
     ends = [name for name in ("from_id", "to_id") if name in table.column_names and table[name].type == pa.string()]
     for name in moments:
@@ -84,7 +84,7 @@ def dicts_of(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def rows_of(table: pa.Table) -> Iterator[LogRow]:
-    """Yield what `query` returned as objects."""
+    """Yield the rows of a `query` as objects."""
     for row in dicts_of(table):
         row["text"], row["text_before"] = row.pop("payload"), row.pop("payload_before")
         row["labels"] = tuple(row["labels"] or ())
@@ -92,10 +92,10 @@ def rows_of(table: pa.Table) -> Iterator[LogRow]:
 
 
 def rows_as_seed(table: pa.Table) -> list[dict[str, Any]]:
-    """Return what `query` returned in the form of AgentSociety's log list, and more.
+    """Return the rows of a `query` in the form of AgentSociety's log list, with more fields.
 
-    channel, payload (decoded), from_id, to_id, start_time (unix s), consumption (s until it was delivered; None where
-    nobody has it), sent; + fate, rule, reason, message_id.
+    channel, payload (decoded), from_id, to_id, start_time (unix s), consumption (s until delivery; None if not
+    delivered), sent; + fate, rule, reason, message_id.
     """
     return [
         {

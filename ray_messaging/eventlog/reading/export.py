@@ -1,4 +1,4 @@
-"""Write what a question finds to a file, page by page: memory holds one page, however long the log is."""
+"""Export of query results to a file, page by page: memory holds one page of the log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,19 +25,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Writer(Protocol):
-    """Take pages, all of one schema."""
+    """Writer of pages of one schema."""
 
     def write_table(self, table: pa.Table) -> None:
         """Write one page."""
 
     def close(self) -> None:
-        """Write the end."""
+        """Finish the file."""
 
 
 def export(source: Source, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
-    """Write the rows that match to .parquet, .csv or .jsonl; return their number. Raises: InvalidQuery, LogError.
+    """Write the matching rows to .parquet, .csv or .jsonl; return their number. Raises: InvalidQuery, LogError.
 
-    The file appears when it is whole. Args: on_progress is called with the rows written so far.
+    The file appears when it is complete. Args: on_progress is called with the number of rows written.
     """
     path = Path(path)
     writer_of = _WRITERS.get(path.suffix.lower())
@@ -79,7 +79,7 @@ def _write(
 
 
 def pages(source: Source, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
-    """Yield what `query` would return page by page, up to where the log ends now; at least one page, maybe empty."""
+    """Yield the result of `query` page by page, up to the log's present end; at least one page, maybe empty."""
     fields = dict(fields)
     after, limit = fields.pop("after", None), fields.pop("limit", None)
     position, end = -1 if after is None else after, source.ask("end")
@@ -95,7 +95,7 @@ def pages(source: Source, fields: dict[str, Any], size: int = PAGE) -> Iterator[
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:
-    """Yield what `query` returned as JSON objects, one per row; payloads as JSON, not as text, times as unix s."""
+    """Yield the rows of a `query` as JSON objects, with payloads as JSON and times as unix s."""
     for row in dicts_of(table):
         for name in ("payload", "payload_before"):
             if row.get(name) is not None:
@@ -106,7 +106,7 @@ def json_lines(table: pa.Table) -> Iterator[bytes]:
 
 
 def json_line(found: Any) -> bytes:  # noqa: ANN401 - JSON's types, or a LogRow
-    """Return an object as JSON; a row has its payloads as JSON, not as text."""
+    """Return an object as JSON; a LogRow has its payloads as JSON, not as text."""
     if isinstance(found, LogRow):
         row = {field.name: getattr(found, field.name) for field in dataclass_fields(found)}
         for name, text in (("payload", "text"), ("payload_before", "text_before")):
@@ -128,7 +128,7 @@ class _JsonLines:
 
 
 class _Csv:
-    """Write CSV: labels joined by `;`, times as ISO text, UTC."""
+    """CSV writer: labels joined by `;`, times as ISO text, UTC."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
         self._writer = pacsv.CSVWriter(file, _flat(schema.empty_table()).schema)

@@ -1,4 +1,4 @@
-"""Draw a log: its traffic over time by fate, and who delivered how much to whom."""
+"""Plot of a log: traffic over time by fate, and deliveries between groups."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Any
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.receipt import FATES
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; the map goes from pale to dark in one hue.
+# Okabe and Ito's colours for the colour-blind; the heat map goes from pale to dark in one hue.
 _COLOURS = {"delivered": "#0072B2", "published": "#56B4E9", "undeliverable": "#E69F00", "blocked": "#D55E00"}
 _MAP = "Blues"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
 _LONGEST_NAME = 18
-_MOST_NUMBERS = 12  # rows or columns, above which the cells bear no numbers
+_MOST_NUMBERS = 12  # rows or columns with numbers in the cells
 
 
 def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
-    """Draw what `EventLog.stats` returned into a .png, .pdf or .svg file.
+    """Draw the result of `EventLog.stats` into a .png, .pdf or .svg file.
 
-    Raises: ImportError that says how to install matplotlib, InvalidQuery at another suffix, LogError where the file
+    Raises: ImportError that says how to install matplotlib, InvalidQuery for another suffix, LogError if the file
     cannot be written.
     """
     path = Path(path)
@@ -32,7 +32,7 @@ def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
     groups = stats["groups"]
     height = max(2.6, 0.38 * len(groups["from"]) + 1.3)
     figure = Figure(figsize=(10, 3.6 + height), layout="constrained")
-    FigureCanvasAgg(figure)  # no display, and nothing kept between two pictures
+    FigureCanvasAgg(figure)  # without a display, and without state between pictures
     above, below = figure.subplots(2, 1, height_ratios=[3.6, height])
     _draw_traffic(above, stats)
     _draw_groups(figure, below, groups)
@@ -45,7 +45,7 @@ def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
 
 
 def check_picture(path: Path) -> None:
-    """Raise InvalidQuery where a picture cannot have this name."""
+    """Raise InvalidQuery if the file name has no suffix of a picture."""
     if path.suffix.lower() not in _SUFFIXES:
         raise InvalidQuery(
             f"cannot draw {str(path)!r}: name a file that ends in {', '.join(_SUFFIXES)}", field="path", value=path
@@ -83,7 +83,7 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
 
 
 def span_in_words(seconds: float) -> str:
-    """Say a round span: 100 ms, minute, 6 hours."""
+    """Return a round span in words: 100 ms, minute, 6 hours."""
     if seconds < 1:
         return f"{seconds * 1000:g} ms"
     lengths = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
@@ -92,7 +92,7 @@ def span_in_words(seconds: float) -> str:
 
 
 def _unit(seconds: float) -> tuple[str, int]:
-    """Return the unit in which a span is best told, and its seconds."""
+    """Return the unit for an axis of this length, and its seconds."""
     return next(
         (found for found in (("days", 86_400), ("hours", 3600), ("minutes", 60)) if seconds >= 2 * found[1]),
         ("seconds", 1),

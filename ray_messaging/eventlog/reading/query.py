@@ -1,4 +1,4 @@
-"""The questions that the event log answers, each from a view of it, wherever that is."""
+"""Queries that the event log answers from a view of it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,50 +19,50 @@ from ray_messaging.eventlog.reading.result_columns import COLUMNS, joined, plain
 from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.schema import SCHEMA
 
-REACHED = b"reached"  # in a page's metadata: up to which position the log was looked through for it
+REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
 
 
-def answer(view: View, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-    """Answer one of QUESTIONS; the answer can be pickled. Raises: InvalidQuery, LogError, Unbalanced."""
-    if what not in QUESTIONS:
-        refuse_name(what, arguments, list(QUESTIONS), "the log answers no question")
-    return QUESTIONS[what](view, **arguments)
+def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own
+    """Answer one of QUESTIONS. The answer can be pickled. Raises: InvalidQuery, LogError, Unbalanced."""
+    if question not in QUESTIONS:
+        refuse_name(question, arguments, list(QUESTIONS), "the log answers no question")
+    return QUESTIONS[question](view, **arguments)
 
 
 def query(view: View, *, internal: bool = False, as_text: bool | None = None, **fields: Any) -> pa.Table:  # noqa: ANN401
-    """Return the rows that match, in the order of the log.
+    """Return the matching rows in log order.
 
-    Args: internal adds the columns that say where a row came from; as_text is `shaping.with_ids`'.
+    Args: internal adds the columns with a row's source; as_text is that of `result_columns.with_ids`.
     """
     columns = SCHEMA.names if internal else COLUMNS
     return with_ids(_rows(view, Filters(**fields), columns), as_text=as_text)
 
 
 def since(view: View, *, position: int, limit: int, **fields: Any) -> pa.Table:  # noqa: ANN401
-    """Return the next rows that match; the table's metadata say in REACHED from where to ask again."""
+    """Return the next matching rows; REACHED in the table's metadata is the position for the next call."""
     found = query(view, **(fields | {"after": position, "limit": limit}))
     reached = found["position"][-1].as_py() if len(found) == limit and limit else max(position, view.end - 1)
     return found.replace_schema_metadata({REACHED: str(reached)})
 
 
 def conversation(view: View, *, a: AgentId | None, b: AgentId | None, **fields: Any) -> pa.Table:  # noqa: ANN401
-    """Return what two said to each other, by time; None is the user."""
+    """Return the messages between two agents, by time; None is the user."""
     for name in ("from_id", "to_id", "agent"):
         if name in fields:
             raise invalid(name, fields[name], "in a conversation: it is between the two that it names")
     one, other = (None if end is None else check_agent(name, end) for name, end in (("a", a), ("b", b)))
     limit = Filters(**fields).limit
     table = query(view, **(fields | {"from_id": [one, other], "to_id": [one, other], "limit": None}))
-    if one != other:  # what they said to themselves is not part of it
+    if one != other:  # without messages to themselves
         ends = (table[name].cast(pa.string()).fill_null("") for name in ("from_id", "to_id"))
         table = table.filter(pc.not_equal(*ends))
     return table.sort_by(_IN_TIME).slice(0, limit)
 
 
 def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
-    """Return who wrote to whom and when, by time: one row per message from an agent to an agent."""
+    """Return the edges of the message graph by time: one row per message from an agent to an agent."""
     filters = Filters(**({"fate": "delivered"} | fields))
     table = with_ids(_rows(view, filters, EDGE, then=_between_agents)).select([*EDGE, "position"])
     return _once_each(table).sort_by(_IN_TIME)
@@ -74,8 +74,8 @@ def _between_agents(part: pa.Table) -> pa.Table:
 
 
 def _once_each(table: pa.Table) -> pa.Table:
-    """Keep the first row of each message: one that several mailboxes took has one row for each."""
-    if len(np.unique(hashes(table["message_id"]))) == len(table):  # so that no ids are equal
+    """Keep the first row of each message: one in several mailboxes has a row for each."""
+    if len(np.unique(hashes(table["message_id"]))) == len(table):  # then no ids are equal
         return table
     first = table.group_by("message_id").aggregate([("position", "min")])["position_min"]
     return table.filter(pc.is_in(table["position"], value_set=first))
@@ -89,12 +89,12 @@ def _rows(
 
 
 def end(view: View) -> int:
-    """Return the position of the last row; -1 where there is none."""
+    """Return the position of the last row, -1 for an empty log."""
     return view.end - 1
 
 
 def has_names(view: View, **fields: Any) -> bool:  # noqa: ANN401
-    """Tell whether one of the rows that match has a str for an id."""
+    """Return whether a matching row has a str id."""
     columns = ["from_name", "to_name"]
     return any(scan(view, Filters(**fields), columns, partial(_any_valid, columns=columns)))
 

@@ -1,4 +1,4 @@
-"""Bring rows of the log into the form that users get: plain texts, one column of ids for each end, positions."""
+"""Columns of query results: plain texts, one id column for each end, positions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ _NAMES_OF = {"from_id": "from_name", "to_id": "to_name"}
 
 
 def stored(columns: Iterable[str]) -> list[str]:
-    """Return the columns of the log that hold what users know by these names."""
+    """Return the stored columns for names that users know."""
     found: list[str] = []
     for name in columns:
         found += [name, _NAMES_OF[name]] if name in _NAMES_OF else [name]
@@ -23,12 +23,12 @@ def stored(columns: Iterable[str]) -> list[str]:
 
 
 def as_id(value: AgentId | None) -> AgentId | None:
-    """Return an id as it was, where a column of texts has it: no str id spells an int."""
+    """Return an id from a text column in its original type: no str id spells an int."""
     return check_id(value) if isinstance(value, str) else value
 
 
 def plain(part: pa.Table) -> pa.Table:
-    """Return a part with its dictionary columns as texts: no two row groups share a dictionary."""
+    """Return a part with its dictionary columns as texts: row groups do not share dictionaries."""
     for place, field in enumerate(part.schema):
         if pa.types.is_dictionary(field.type):
             texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())
@@ -37,7 +37,7 @@ def plain(part: pa.Table) -> pa.Table:
 
 
 def joined(parts: Sequence[pa.Table], columns: Sequence[str]) -> pa.Table:
-    """Join plain parts; with none, return the empty table of these columns (and `position`)."""
+    """Join plain parts; without any, return an empty table of these columns (and `position`)."""
     return pa.concat_tables(parts) if parts else plain(_empty(columns))
 
 
@@ -46,10 +46,10 @@ def _empty(columns: Sequence[str]) -> pa.Table:
 
 
 def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
-    """Merge from_id and from_name into one column from_id, to_id and to_name likewise.
+    """Merge from_id and from_name into one column from_id, and to_id and to_name likewise.
 
-    Both are int64, or both texts: what one end is called by must be what the other is called by. Args: as_text says
-    which (None: texts where one of the ids is a str).
+    Both are int64, or both texts: an id must look the same at both ends. Args: as_text selects (None: texts if one id
+    is a str).
     """
     ends = {number: name for number, name in _NAMES_OF.items() if name in table.column_names}
     if as_text is None:

@@ -1,4 +1,4 @@
-"""What there is to say of a log at a glance: fates, rules, the busiest, traffic over time and between groups."""
+"""Statistics of a log: fates, rules, the busiest agents, traffic over time and between groups."""
 
 from functools import partial
 from typing import Any
@@ -21,10 +21,10 @@ _GROUPINGS = (("fate",), ("rule", "fate"), ("from_id",), ("to_id",), ("sender", 
 
 
 def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fields
-    """Return figures of the rows that match, as JSON's types; times in unix seconds.
+    """Return statistics of the matching rows, as JSON types; times in unix seconds.
 
-    rows, first and last (sent_at; None without rows), fates, rules ({rule: {fate: rows}}), writers and readers (how
-    many ids), busiest_writers and busiest_readers ([id, rows], None is the user), traffic (start, width_s, and per fate
+    rows, first and last (sent_at; None without rows), fates, rules ({rule: {fate: rows}}), writers and readers (numbers
+    of ids), busiest_writers and busiest_readers ([id, rows], None is the user), traffic (start, width_s, and per fate
     the rows in each bin), groups (`from` messager (row) `to` mailbox (column): rows delivered), segments, bytes, live.
     """
     filters = Filters(**fields)
@@ -64,7 +64,7 @@ def _least_and_most(part: pa.Table) -> tuple[int, int]:
 
 
 def bin_width(span_us: int) -> int:
-    """Return the width in microseconds, a round one, that cuts a span into at most BINS bins."""
+    """Return a round bin width in microseconds that divides a span into at most BINS bins."""
     round_ones = [factor * 10**power for power in range(3, 7) for factor in (1, 2, 5)]
     round_ones += [seconds * MICROSECONDS for seconds in (10, 15, 30)]
     round_ones += [minutes * 60 * MICROSECONDS for minutes in (1, 2, 5, 10, 15, 30)]
@@ -112,6 +112,6 @@ def _matrix(counted: pa.Table) -> dict[str, Any]:
 
 
 def _kept(names: list[str]) -> list[str]:
-    """Return the busiest names, which come first in `names`, sorted; OTHERS stands for the rest."""
+    """Return the busiest names, the first ones of `names`, sorted; OTHERS replaces the rest."""
     unique = list(dict.fromkeys(names))
     return sorted(unique) if len(unique) <= GROUPS else [*sorted(unique[: GROUPS - 1]), OTHERS]

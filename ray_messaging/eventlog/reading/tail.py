@@ -1,4 +1,4 @@
-"""Follow the log: each row as soon as it is known."""
+"""Tail of the log: each row as soon as it is logged."""
 
 from collections.abc import Iterator
 from time import monotonic
@@ -9,28 +9,28 @@ from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 
-PAGE = 4096  # rows that are asked for at a time
+PAGE = 4096  # rows per query
 
 
 class Source(Protocol):
-    """Answer questions about a log, wherever it is: see `query.answer`."""
+    """Log that answers queries, local or remote: see `query.answer`."""
 
     live: bool  # whether rows may still come
 
     def follower(self) -> "Source":
-        """Return the source for one who follows the log: it remembers what was told last."""
+        """Return a source for one follower, with state of its own."""
 
-    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a question."""
+    def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
+        """Answer a query."""
 
     def wait(self, position: int, timeout_s: float) -> bool:
-        """Wait until there are rows after a position; False: none came in time, or none will come."""
+        """Wait for rows after a position; return False after the timeout, or if none will come."""
 
 
 class Tail(Iterator[LogRow]):
-    """Yield rows of the log from a position on, and wait for more; `position` says up to where it has looked.
+    """Rows of the log from a position on, waiting for new ones; `position` is the last one examined.
 
-    It ends when nothing came for `timeout_s` (None: never), after `limit` rows, or where no more can come.
+    It ends after `timeout_s` without a row (None: never), after `limit` rows, or when no more can come.
     """
 
     def __init__(self, source: Source, *, after: int | None, timeout_s: float | None, fields: dict[str, Any]) -> None:
@@ -54,17 +54,17 @@ class Tail(Iterator[LogRow]):
         return row
 
     def _wait_for_one(self) -> LogRow:
-        """Return the next row that matches; raise StopIteration where none comes."""
+        """Return the next matching row; raise StopIteration if there is none in time."""
         deadline = None if self._timeout_s is None else monotonic() + self._timeout_s
         while True:
-            looked = self.position
-            page = self._source.ask("since", position=looked, limit=PAGE, **self._fields)
+            before = self.position
+            page = self._source.ask("since", position=before, limit=PAGE, **self._fields)
             self.position = int(page.schema.metadata[REACHED])
             self._rows = rows_of(page)
             if len(page):
                 return next(self._rows)
-            if self.position > looked:
-                continue  # rows came, but none that match: there may be more already
+            if self.position > before:
+                continue  # new rows, but no match: there may be more already
             left = LOG_NEWS_TIMEOUT_S if deadline is None else deadline - monotonic()
             if not self._source.live or left <= 0:
                 raise StopIteration

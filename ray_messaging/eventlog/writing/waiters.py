@@ -44,7 +44,7 @@ class Waiters:
         await self._event.wait()
 
     def notify(self) -> None:
-        """Wake the tasks whose streams were read far enough."""
+        """Wake the tasks that wait for a position which is reached now."""
         for future, missing in self._open.items():
             for name in [name for name, entry in missing.items() if self._reached(name, entry)]:
                 del missing[name]

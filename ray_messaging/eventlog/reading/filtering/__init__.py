@@ -1,1 +1,1 @@
-"""The rows that a question is about."""
+"""Selection of the rows that match a query."""

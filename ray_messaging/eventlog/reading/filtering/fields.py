@@ -1,4 +1,4 @@
-"""The fields of a question to the event log, and the one form of their values."""
+"""Fields of a query of the event log, and validation of their values."""
 
 from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
@@ -21,12 +21,12 @@ MICROSECONDS = 1_000_000
 
 
 class Fields(TypedDict, total=False):
-    """Name the fields of a question; None stands for rows that have no such value, from_id=None for the user.
+    """Fields of a query. None selects rows without such a value, from_id=None the user's.
 
-    from_id, to_id, agent (one of the two), channel, subtopic, fate, rule and step take a value or a collection of
-    values; step a range or a slice, too. since (included) and until (not included) are unix seconds, a datetime with a
-    time zone, or ISO text (UTC, unless it says otherwise), and mean sent_at. contains is a part of the payload's JSON
-    text, capitals count. limit is a number of rows, the first ones; after is the `position` of the row before them.
+    from_id, to_id, agent (either end), channel, subtopic, fate, rule and step take a value or a collection of values;
+    step a range or a slice, too. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a
+    time zone, or ISO text (UTC, unless it has a time zone). contains is a part of the payload's JSON text,
+    case-sensitive. limit is a number of rows, the first ones; after is the `position` of the row before them.
     """
 
     from_id: AgentIds
@@ -48,20 +48,20 @@ NAMES: tuple[str, ...] = tuple(Fields.__annotations__)
 NEVER_NULL = ("channel", "fate")
 
 
-def invalid(name: str, value: object, what: str) -> InvalidQuery:
-    """Build the error for a value that a field cannot have."""
-    return InvalidQuery(f"{name}={value!r} {what}", field=name, value=value)
+def invalid(name: str, value: object, reason: str) -> InvalidQuery:
+    """Build the error for an invalid value of a field."""
+    return InvalidQuery(f"{name}={value!r} {reason}", field=name, value=value)
 
 
-def refuse_name(name: str, value: object, known: Iterable[str], what: str) -> NoReturn:
-    """Raise InvalidQuery at a name that there is not; it says which was meant, and which there are."""
+def refuse_name(name: str, value: object, known: Iterable[str], reason: str) -> NoReturn:
+    """Raise InvalidQuery for an unknown name, with the nearest and all known ones."""
     near = get_close_matches(name, known, 1)
     meant = f", did you mean {near[0]!r}?" if near else ";"
-    raise InvalidQuery(f"{what} {name!r}{meant} There are: {', '.join(known)}", field=name, value=value)
+    raise InvalidQuery(f"{reason} {name!r}{meant} There are: {', '.join(known)}", field=name, value=value)
 
 
 def check_columns(columns: object, known: Collection[str]) -> list[str]:
-    """Return the names of columns; raise InvalidQuery at one that there is not."""
+    """Return the names of columns; raise InvalidQuery for an unknown one."""
     found: list[Any] = [*columns] if isinstance(columns, Collection) and not isinstance(columns, str) else [columns]
     if not found:
         raise invalid("by", columns, f"names no column: there are {', '.join(known)}")
@@ -72,12 +72,12 @@ def check_columns(columns: object, known: Collection[str]) -> list[str]:
 
 
 def is_collection(value: object) -> bool:
-    """Tell whether something stands for several values."""
+    """Return whether a value is a collection of values."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | dict)
 
 
 def check_agent(name: str, value: object) -> AgentId:
-    """Return an id in its one form; raise InvalidQuery."""
+    """Return an id in canonical form; raise InvalidQuery."""
     try:
         return check_id(value)
     except InvalidAddress as error:
@@ -85,7 +85,7 @@ def check_agent(name: str, value: object) -> AgentId:
 
 
 def check_text(name: str, value: object) -> str | None:
-    """Return a text that is not empty, or None; raise InvalidQuery."""
+    """Return a non-empty text, or None; raise InvalidQuery."""
     if value is None:
         return None
     if not isinstance(value, str) or not value:
@@ -114,7 +114,7 @@ def _number(name: str, value: object) -> int:
 
 
 def check_count(name: str, value: object, *, at_least: int) -> int | None:
-    """Return an int of a size, or None; raise InvalidQuery."""
+    """Return an int of at least `at_least`, or None; raise InvalidQuery."""
     if value is None:
         return None
     number = _number(name, value)
@@ -132,7 +132,7 @@ def check_span(value: range | slice) -> tuple[int, int]:
 
 
 def check_moment(name: str, value: object) -> int | None:
-    """Return a time as microseconds since 1970, UTC; raise InvalidQuery."""
+    """Return a time in microseconds since 1970, UTC; raise InvalidQuery."""
     if value is None:
         return None
     moment = value

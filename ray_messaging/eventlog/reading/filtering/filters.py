@@ -1,4 +1,4 @@
-"""Which rows of the event log a question is about."""
+"""Filters: the validated fields of a query, and the rows that match them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -26,7 +26,7 @@ _NEEDS = {"from": ("from_id", "from_name"), "to": ("to_id", "to_name")}
 
 
 class Wanted:
-    """Hold the values that a column may have; `none`: it may be null, too."""
+    """Values that a column may have; `none`: null matches, too."""
 
     __slots__ = ("none", "numbers", "texts")
 
@@ -37,7 +37,7 @@ class Wanted:
         self.texts = sorted({value for value in found if isinstance(value, str)})
 
     def mask(self, column: pa.Array) -> NDArray[np.bool_]:
-        """Tell of each row of an int64 or a text column whether it has one of the values; null is none of them."""
+        """Return for each row of an int64 or text column whether it has one of the values; null does not match."""
         if pa.types.is_dictionary(column.type):
             known = self._of_texts(column.dictionary)
             codes = column.indices
@@ -55,7 +55,7 @@ class Wanted:
         return _to_numpy(pc.is_in(column, value_set=pa.array(self.texts, column.type)))
 
     def between(self, low: Any, high: Any) -> bool:  # noqa: ANN401 - a column's statistics
-        """Tell whether one of the values is between two, both included."""
+        """Return whether one of the values is in a closed range."""
         if isinstance(low, str):
             return any(low <= text <= high for text in self.texts)
         at = int(np.searchsorted(self.numbers, low))
@@ -63,7 +63,7 @@ class Wanted:
 
 
 class Filters:
-    """Hold a question's fields in their one form; raise InvalidQuery naming what is wrong.
+    """Validated fields of a query; raise InvalidQuery for an invalid one.
 
     `wanted` maps a field to its values, `steps` is [low, high), `since` and `until` are microseconds.
     """
@@ -96,7 +96,7 @@ class Filters:
 
     @property
     def columns(self) -> list[str]:
-        """Return the columns that must be read to tell which rows match."""
+        """Return the columns to read in order to find the matching rows."""
         needed: list[str] = []
         for name in self.wanted:
             needed += [column for end in _ends(name) for column in _NEEDS[end]] or [name]
@@ -109,7 +109,7 @@ class Filters:
         return list(dict.fromkeys(needed))
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_] | None:
-        """Tell of each row of a table, bool (n,), whether it matches; None: all do, as nothing is asked of them."""
+        """Return for each row of a table, bool (n,), whether it matches; None: all do, for lack of filters."""
         masks = [self._mask_of(name, wanted, table) for name, wanted in self.wanted.items()]
         if self.steps is not None:
             masks.append(_within(table["step"], *self.steps))

@@ -1,4 +1,4 @@
-"""Pass over row groups that cannot hold what is asked for, by the statistics in the segment's footer."""
+"""Pruning of row groups without matching rows, by the statistics in the segment's footer."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ray_messaging.eventlog.reading.filtering.filters import Filters
 
 
 def may_match(file: pq.ParquetFile, group: int, filters: Filters) -> bool:
-    """Tell whether a row group may have rows that match; False only where the statistics rule it out."""
+    """Return whether a row group may have matching rows; False only if the statistics exclude it."""
     footer = _Footer(file, group)
     for name, wanted in filters.wanted.items():
         if wanted.none:
@@ -28,14 +28,14 @@ def may_match(file: pq.ParquetFile, group: int, filters: Filters) -> bool:
 
 
 class _Footer:
-    """Read the statistics of one row group."""
+    """Statistics of one row group."""
 
     def __init__(self, file: pq.ParquetFile, group: int) -> None:
         self._group = file.metadata.row_group(group)
         self._places = _places(file)
 
     def _range(self, column: str) -> tuple[Any, Any] | None:
-        """Return the least and the largest value; None: not known. Of a column of nulls: (None, None)."""
+        """Return minimum and maximum; None: unknown. A column of nulls has (None, None)."""
         place = self._places.get(column)
         statistics = None if place is None else self._group.column(place).statistics
         if statistics is None:
@@ -67,6 +67,6 @@ class _Footer:
 
 
 def _places(file: pq.ParquetFile) -> dict[str, int]:
-    """Map columns to their places among the footer's, where a list has a place for its elements."""
+    """Map columns to their indices in the footer, where a list has an index for its elements."""
     paths = (file.metadata.schema.column(place).path for place in range(file.metadata.num_columns))
     return {path.partition(".")[0]: place for place, path in enumerate(paths)}

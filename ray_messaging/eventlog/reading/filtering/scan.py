@@ -1,8 +1,8 @@
-"""Find the rows that a question is about, and read no more than must be read for it.
+"""Scan of the log for the rows that match a query, with as little reading as possible.
 
-A segment is passed over by its times, a row group by its statistics; of the others only the columns that the question
-asks about are read, and the rest only where a row group has hits. Segments are read by threads, a few ahead: memory
-holds some segments' hits, never the log.
+A segment is skipped by its times, a row group by its statistics. Of the others only the filtered columns are read, and
+the rest only for row groups with hits. Threads read segments a few ahead: memory holds some segments' hits, never the
+log.
 """
 
 import os
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class View(NamedTuple):
-    """Be what a question is asked of: closed segments, and tables (by `schema.SCHEMA`) of the rows after them."""
+    """The data of a query: closed segments, and tables (by `schema.SCHEMA`) of the later rows."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -46,9 +46,9 @@ class View(NamedTuple):
 
 
 def scan(view: View, filters: Filters, columns: Sequence[str], then: Callable[[pa.Table], T]) -> Iterator[T]:
-    """Yield `then(part)` of the rows that match, part by part, in the order of the log; `then` runs in threads.
+    """Yield `then(part)` of the matching rows, part by part in log order; `then` runs in threads.
 
-    A part is a table of `columns` and `position`; it is never empty. Raises LogError naming a segment that is damaged.
+    A part is a table of `columns` and `position`, never empty. Raises LogError with the path of a damaged segment.
     """
     left = filters.limit
     if left == 0:
@@ -64,12 +64,12 @@ def scan(view: View, filters: Filters, columns: Sequence[str], then: Callable[[p
                 return
 
 
-def _as_it_is(part: Any) -> Any:  # noqa: ANN401 - what comes in
+def _as_it_is(part: Any) -> Any:  # noqa: ANN401 - its argument
     return part
 
 
 def _ahead(view: View, filters: Filters, columns: Sequence[str], then: Callable[[pa.Table], Any]) -> Iterator[Any]:
-    """Yield lists of parts, one per segment, and read a few segments ahead; then those of the live tables."""
+    """Yield lists of parts, one per segment, reading a few segments ahead; then those of the live tables."""
     jobs: deque[Future[list[Any]]] = deque()
     pool = ThreadPoolExecutor(THREADS, "ray_messaging-log-scan")
     try:
@@ -86,7 +86,7 @@ def _ahead(view: View, filters: Filters, columns: Sequence[str], then: Callable[
     first = view.closed
     for table in view.live:
         seen = 0 if filters.after is None else min(len(table), max(0, filters.after + 1 - first))
-        if seen < len(table):  # whoever follows the log asks often, and has seen nearly all
+        if seen < len(table):  # a follower asks often, and has seen nearly all rows
             part = _part_of(table.slice(seen), first + seen, filters, columns)
             if part is not None:
                 yield [then(part)]
@@ -140,15 +140,17 @@ def _read(
 def _part_of_group(
     file: pq.ParquetFile, group: int, first: int, filters: Filters, columns: Sequence[str]
 ) -> pa.Table | None:
-    """Read one row group's hits: the columns that tell, then the others."""
-    asked = filters.columns
-    tell = file.read_row_group(group, columns=asked, use_threads=False) if asked else None
-    hits = None if tell is None else _hits(tell, first, filters)
+    """Read one row group's hits: first the filtered columns, then the others."""
+    filtered = filters.columns
+    first_columns = file.read_row_group(group, columns=filtered, use_threads=False) if filtered else None
+    hits = None if first_columns is None else _hits(first_columns, first, filters)
     if hits is not None and not len(hits):
         return None
-    others = [name for name in columns if name not in asked]
+    others = [name for name in columns if name not in filtered]
     rest = file.read_row_group(group, columns=others, use_threads=False)
-    return _put_together(rest if tell is None else _side_by_side(tell, rest), columns, hits, first, filters)
+    return _put_together(
+        rest if first_columns is None else _side_by_side(first_columns, rest), columns, hits, first, filters
+    )
 
 
 def _part_of(table: pa.Table, first: int, filters: Filters, columns: Sequence[str]) -> pa.Table | None:
@@ -175,7 +177,7 @@ def _put_together(
     filters: Filters,
 ) -> pa.Table | None:
     table = table.select(list(columns))
-    if hits is None:  # nothing was asked of the rows but where they stand
+    if hits is None:  # filtered by position only
         start = 0 if filters.after is None else min(len(table), max(0, filters.after + 1 - first))
         table = table.slice(start, filters.limit)
         if not len(table):
