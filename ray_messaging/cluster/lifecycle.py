@@ -67,8 +67,8 @@ class StartedExperiment:
         except ValueError as error:
             raise runs_already(spec.exp_id) from error
         if self._server is not None:
-            result(self._server.config.remote(), what=f"the server of experiment {spec.exp_id!r}")
-        experiment: Experiment = result(self.interceptor.ready.remote(), what=f"experiment {spec.exp_id!r}")
+            result(self._server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
+        experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         if experiment.log_dir is not None:
             # A path belongs to this node; a URI is the same everywhere.
             options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
@@ -79,7 +79,7 @@ class StartedExperiment:
             from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
 
             self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
-            result(self.log.ready.remote(), what=f"the event log of experiment {spec.exp_id!r}")
+            result(self.log.ready.remote(), actor_name=f"the event log of experiment {spec.exp_id!r}")
             self._untouched = False
         self.experiment = experiment
 
@@ -166,7 +166,7 @@ def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
         logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)
     else:
         try:
-            result(done, what="the event log")
+            result(done, actor_name="the event log")
         except MessagingError as error:
             logger.error("the event log is not complete: %s", error)  # noqa: TRY400 - ours say what is wrong
     ray.kill(log)
@@ -177,7 +177,7 @@ def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
     done = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
     for ref in done:  # Ray prints errors that are not retrieved, each with its traceback
         try:
-            result(ref, what="an actor")
+            result(ref, actor_name="an actor")
         except Closed as error:
             logger.info("an actor was closed before: %s", error)
         except MessagingError as error:

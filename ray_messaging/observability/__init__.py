@@ -1,5 +1,1 @@
-"""Health checks of an experiment."""
-
-from ray_messaging.observability.health.findings import Finding, Health, Level
-
-__all__ = ["Finding", "Health", "Level"]
+"""Observation of experiments: health checks, and the observer for metrics and traces."""

@@ -125,5 +125,5 @@ def _gathered(refs: Sequence[Any]) -> list[Any]:
     try:
         results: list[Any] = ray.get(list(refs))
     except (RayTaskError, RayActorError) as error:
-        raise translated(error, what="a group of the replay") from error
+        raise translated(error, actor_name="a group of the replay") from error
     return results

@@ -13,7 +13,7 @@ from ray_messaging.cli.doctor.show import show_health
 from ray_messaging.cli.session import clean_errors, output
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.observability import Health
+from ray_messaging.observability.health.findings import Health
 
 CRITICAL = 1
 

@@ -6,7 +6,7 @@ from ray_messaging.cluster.health_check import check_health
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.observability import Health
+from ray_messaging.observability.health.findings import Health
 
 
 def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:

@@ -16,9 +16,8 @@ from ray_messaging.cli.clusters import join_ray
 from ray_messaging.cli.doctor.experiment import running_experiments
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
-from ray_messaging.observability import Finding, Health
 from ray_messaging.observability.health.actor_checks import check_disk
-from ray_messaging.observability.health.findings import critical, ok, warning
+from ray_messaging.observability.health.findings import Finding, Health, critical, ok, warning
 from ray_messaging.observability.health.reports import Disk
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.health.usage import in_bytes

@@ -12,8 +12,7 @@ from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
-from ray_messaging.observability import Finding, Health
-from ray_messaging.observability.health.findings import critical, ok, warning
+from ray_messaging.observability.health.findings import Finding, Health, critical, ok, warning
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.health.usage import in_bytes
 from ray_messaging.transports.redis.connection.link import RedisLink

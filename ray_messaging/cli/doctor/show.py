@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ray_messaging.cli.show import plain_table, print_table
-from ray_messaging.observability import Finding, Health
+from ray_messaging.observability.health.findings import Finding, Health
 
 _ROOM = 80  # columns that a table needs to be read
 _STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red"}

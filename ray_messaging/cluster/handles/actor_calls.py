@@ -35,15 +35,15 @@ def named_actors(prefix: str) -> dict[str, Any]:
     return {name: actor for name, actor in found.items() if actor is not None}  # some may have ended just now
 
 
-def result(ref: Any, *, what: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call and return its result; `what` is the actor's name in errors.
+def result(ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+    """Wait for a call and return its result; `actor_name` is the actor's name in errors.
 
     Raises: the actor's error; Closed where the actor is dead; OutcomeUnknown where a call that `sends` was interrupted.
     """
     try:
         return ray.get(ref)
     except (RayTaskError, RayActorError) as error:
-        raise translated(error, what=what, sends=sends) from error
+        raise translated(error, actor_name=actor_name, sends=sends) from error
 
 
 def known_dead(actor: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
@@ -62,16 +62,16 @@ def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
         time.sleep(_GLANCE_S)
 
 
-def gone(what: str) -> Closed:
+def gone(actor_name: str) -> Closed:
     """Build the error for a send by an actor that was dead before."""
     return Closed(
-        f"{what} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create it "
-        "again, or start the experiment anew",
+        f"{actor_name} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create "
+        "it again, or start the experiment anew",
         unsent=True,
     )
 
 
-def insist(actor: Any, call: Callable[[], Any], *, what: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
+def insist(actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
     """Repeat a call, which must be idempotent, while its actor restarts; raises as `result`.
 
     The actor must have a method `ready`. Ray's own retries are slower: they come up to a second after Ray has noticed
@@ -79,7 +79,7 @@ def insist(actor: Any, call: Callable[[], Any], *, what: str) -> Any:  # noqa: A
     """
     while True:
         try:
-            return result(call(), what=what)
+            return result(call(), actor_name=actor_name)
         except Closed as error:
             if not isinstance(error.__cause__, ActorUnavailableError):
                 raise
@@ -108,7 +108,7 @@ def wait_restart(actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN4
             time.sleep(_PAUSE_S)
 
 
-def translated(error: RayTaskError | RayActorError, *, what: str, sends: bool = False) -> Exception:
+def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: bool = False) -> Exception:
     """Turn Ray's error into the actor's error, or into one of ours."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
@@ -117,8 +117,8 @@ def translated(error: RayTaskError | RayActorError, *, what: str, sends: bool = 
         if sends:
             later = "it was shut down" if isinstance(error, ActorDiedError) else "it starts again, so send again"
             return OutcomeUnknown(
-                f"{what} went down before or during this send, which may or may not have happened; {later}"
+                f"{actor_name} went down before or during this send, which may or may not have happened; {later}"
             )
         why = (str(error).strip().splitlines() or ["no reason given"])[-1]
-        return Closed(f"{what} is gone: it was shut down, or it died and cannot come back ({why})")
+        return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({why})")
     return error

@@ -19,7 +19,7 @@ from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 
 logger = logging.getLogger(__name__)
 
-_WHAT = "the event log"
+_ACTOR_NAME = "the event log"
 _GLANCE_S = 0.5  # between a listener's checks whether it was closed
 
 
@@ -35,7 +35,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
-        self._cursor: int = result(log.count_blocked.remote(), what=_WHAT) if after is None else after
+        self._cursor: int = result(log.count_blocked.remote(), actor_name=_ACTOR_NAME) if after is None else after
         self._seen: Seen | None = None
         self._found: Iterator[BlockedMessage] = iter(())
 
@@ -48,7 +48,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
                 page, self._seen = _taken(await self._log.blocked.remote(self._cursor, self._seen, LOG_NEWS_TIMEOUT_S))
                 self._found = _events(page, self._cursor)
         except (RayTaskError, RayActorError) as error:
-            raise translated(error, what=_WHAT) from error
+            raise translated(error, actor_name=_ACTOR_NAME) from error
         self._cursor = event.cursor
         return event
 
@@ -80,7 +80,7 @@ class BlockedListener:
         self.close()
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        return result(ref, what=_WHAT)
+        return result(ref, actor_name=_ACTOR_NAME)
 
     def _run(self) -> None:
         while not self._closing.is_set():

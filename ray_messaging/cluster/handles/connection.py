@@ -41,12 +41,12 @@ class ExperimentConnection:
             try:
                 self.experiment = await self.interceptor.ready.remote()
             except (RayTaskError, RayActorError) as error:
-                raise translated(error, what=self._actor_name) from error
+                raise translated(error, actor_name=self._actor_name) from error
         return self.experiment
 
     def ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         """Return the result of a call of the interceptor; raises as `actor_calls.result`."""
-        return result(ref, what=self._actor_name)
+        return result(ref, actor_name=self._actor_name)
 
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
         """Return the actor that keeps the event log; raise ConfigError where there is none, Closed after the end."""
@@ -64,7 +64,7 @@ class ExperimentConnection:
 def connect(exp_id: str) -> ExperimentConnection:
     """Find a running experiment in this Ray cluster; raise UnknownName."""
     interceptor = find_interceptor(exp_id)
-    return ExperimentConnection(result(interceptor.ready.remote(), what=f"experiment {exp_id!r}"), interceptor)
+    return ExperimentConnection(result(interceptor.ready.remote(), actor_name=f"experiment {exp_id!r}"), interceptor)
 
 
 def find_interceptor(exp_id: str) -> Any:  # noqa: ANN401 - a Ray actor handle

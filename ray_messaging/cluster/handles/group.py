@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -62,7 +62,7 @@ class Group:
         return f"Group({self.name!r}, exp_id={self._experiment.exp_id!r})"
 
     @property
-    def _what(self) -> str:
+    def _actor_name(self) -> str:
         return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
 
     def send(self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str = AGENT_CHAT) -> Receipt:
@@ -91,7 +91,7 @@ class Group:
         if not frames:
             return Receipts([])
         if known_dead(self.actor):
-            raise gone(self._what)
+            raise gone(self._actor_name)
         if self._restarting:  # a call during the restart would fail with an unknown outcome
             wait_restart(self.actor, self._experiment.settings.send_timeout_s)
             self._restarting = False
@@ -102,7 +102,7 @@ class Group:
                 self._numbers += 1
                 self._waiting.add(number)
                 ref = self.actor.relay.remote(self._caller, number, min(self._waiting), frames)
-            receipts: Receipts = result(ref, what=self._what, sends=True)
+            receipts: Receipts = result(ref, actor_name=self._actor_name, sends=True)
         except OutcomeUnknown as error:
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise
@@ -146,7 +146,9 @@ class Group:
                 FetchOptions(commit, complete, number, self._received),
             )
             try:
-                token, messages = insist(self.actor, lambda: self.actor.fetch.remote(*arguments), what=self._what)
+                token, messages = insist(
+                    self.actor, lambda: self.actor.fetch.remote(*arguments), actor_name=self._actor_name
+                )
             except CommitFailed:
                 self._token = None  # another handle has the messages
                 raise
@@ -174,11 +176,14 @@ class Group:
 
     def _ack(self, loans: list[Any]) -> None:
         over: list[Token]
-        over, late = insist(self.actor, lambda: self.actor.ack_some.remote(loans), what=self._what)
+        over, late = self._insist(lambda: self.actor.ack_some.remote(loans))
         for token in over:
             self._unacked.pop(token[:2], None)
         if late is not None:
             raise late
+
+    def _insist(self, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - an ObjectRef, its value
+        return insist(self.actor, call, actor_name=self._actor_name)
 
     def give_up(self) -> None:
         """Return the messages of this handle's last fetch to the mailbox unhandled; the next fetch gets them."""
@@ -186,7 +191,7 @@ class Group:
             self._give_up(self._token)
 
     def _give_up(self, token: Token | None) -> None:
-        insist(self.actor, lambda: self.actor.give_up.remote(self._caller, token), what=self._what)
+        self._insist(lambda: self.actor.give_up.remote(self._caller, token))
         self._forget(token)
 
     def _forget(self, token: Token | None) -> None:
@@ -197,13 +202,13 @@ class Group:
     @property
     def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
-        agents: IdColumn = insist(self.actor, self.actor.agents.remote, what=self._what)
+        agents: IdColumn = self._insist(self.actor.agents.remote)
         # The user, None, is never an agent of a group.
         return [agent_id for agent_id in agents.tolist() if agent_id is not None]
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
-        stats: dict[str, Any] = insist(self.actor, self.actor.stats.remote, what=self._what)
+        stats: dict[str, Any] = self._insist(self.actor.stats.remote)
         return stats
 
 

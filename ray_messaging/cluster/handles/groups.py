@@ -53,7 +53,7 @@ class Groups:
                 experiment = self._connection.with_password()
                 starting.append(_start(experiment, name, agents, topics, actor_options or {}))
             for group in starting:
-                result(group.opened, what=f"group {group.name!r}")
+                result(group.opened, actor_name=f"group {group.name!r}")
         except BaseException:
             _kill(starting)
             for group in starting:

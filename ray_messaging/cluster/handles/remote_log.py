@@ -20,7 +20,7 @@ class RemoteSource:
 
     def __init__(self, log: Any, exp_id: str) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
-        self._what = f"the event log of experiment {exp_id!r}"
+        self._actor_name = f"the event log of experiment {exp_id!r}"
         self._process = ""  # the writer's process at the last call of `since`
 
     def follower(self) -> "RemoteSource":
@@ -31,13 +31,18 @@ class RemoteSource:
         """Answer a query."""
         if question == "since":
             seen = Seen(self._process, arguments.pop("position"))
-            page, (self._process, _) = result(self._log.since.remote(seen, arguments), what=self._what)
+            page, (self._process, _) = self._result(self._log.since.remote(seen, arguments))
             return page
         if question == "end" and not self._process:  # a follower needs the process that numbered the end
-            self._process, end = result(self._log.since.remote(Seen("", -1), {"limit": 0}), what=self._what)[1]
+            self._process, end = result(
+                self._log.since.remote(Seen("", -1), {"limit": 0}), actor_name=self._actor_name
+            )[1]
             return end
-        return result(self._log.ask.remote(question, arguments), what=self._what)
+        return self._result(self._log.ask.remote(question, arguments))
 
     def wait(self, position: int, timeout_s: float) -> bool:
         """Wait until there are rows after a position; return False where none came in time."""
-        return bool(result(self._log.wait.remote(position, timeout_s), what=self._what))
+        return bool(self._result(self._log.wait.remote(position, timeout_s)))
+
+    def _result(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+        return result(ref, actor_name=self._actor_name)

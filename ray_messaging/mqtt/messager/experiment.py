@@ -40,7 +40,7 @@ async def join(exp_id: str, settings: MessagingConfig) -> Joined:
     try:
         experiment = await interceptor.ready.remote()  # not by ray.get: Ray warns of that in an actor, in any thread
     except (RayTaskError, RayActorError) as error:
-        raise translated(error, what=f"experiment {exp_id!r}") from error
+        raise translated(error, actor_name=f"experiment {exp_id!r}") from error
     return await asyncio.to_thread(_join, Messaging(experiment, interceptor), settings)
 
 
