@@ -8,7 +8,7 @@ from support.cluster import drain, numbers, wait_for
 
 from ray_messaging import AlreadyExists, Messaging, MessagingConfig
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 LEASE_S = 3600.0  # nobody can wait for that
 

@@ -23,13 +23,13 @@ def new_id():
     return f"ended-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture(params=["embedded", "own"])
+@pytest.fixture
 def redis(request):
     """Give an experiment's own server, which ends with it, or one that stays."""
     return None if request.param == "embedded" else request.getfixturevalue("redis_config")
 
 
-@pytest.fixture(params=["reset", "shutdown"])
+@pytest.fixture
 def end(request, redis):
     """Return a function that ends an experiment."""
 
@@ -42,6 +42,16 @@ def end(request, redis):
     return end
 
 
+@pytest.mark.parametrize(
+    ("redis", "end"),
+    [
+        pytest.param("embedded", "reset", marks=pytest.mark.long),
+        ("embedded", "shutdown"),
+        ("own", "reset"),
+        ("own", "shutdown"),
+    ],
+    indirect=True,
+)
 async def test_old_messagers_are_closed_at_once(redis, end):
     """None of them waits for its server, or for the interceptor: 30 s each would be more than a test has."""
     old = await asyncio.to_thread(Messaging.start, new_id(), redis=redis)
@@ -157,6 +167,7 @@ def test_groups_start_together(messaging):
         messaging.remove_group(name)
 
 
+@pytest.mark.long
 def test_of_groups_that_cannot_all_be_none_is(messaging, make_group):
     west, east, ann, bob = unique("west", "east", "ann", "bob")
     taken = make_group(messaging)

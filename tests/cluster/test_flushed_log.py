@@ -12,7 +12,7 @@ from ray_messaging import Messaging
 from ray_messaging.errors import LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(90)]
 
 ROWS = 5_000
 
@@ -24,7 +24,7 @@ def valkey_process(tmp_path):
     process.kill()
 
 
-@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.fixture(params=["valkey", "redis"])
 def config(request):
     """Give a server that the test may flush."""
     return request.getfixturevalue(f"{request.param}_process").config

@@ -46,6 +46,7 @@ def test_a_block_that_ended_well_is_committed_though_another_handle_holds_someth
     assert numbers(new_handle(west).fetch(timeout=10)) == numbers(held) == [0]
 
 
+@pytest.mark.long
 def test_what_was_held_over_a_restart_is_acknowledged_by_its_handle(messaging, pair):
     west, _ = pair
     fill(west, 6)
@@ -58,6 +59,7 @@ def test_what_was_held_over_a_restart_is_acknowledged_by_its_handle(messaging, p
     assert numbers(new_handle(west).fetch(timeout=10, complete=True)) == [0, 1, 4, 5]
 
 
+@pytest.mark.long
 def test_what_was_held_over_a_restart_and_has_gone_to_another_handle_is_an_error(pair):
     west, _ = pair
     fill(west, 2)
@@ -69,6 +71,7 @@ def test_what_was_held_over_a_restart_and_has_gone_to_another_handle_is_an_error
         holder.ack()
 
 
+@pytest.mark.long
 def test_some_messages_are_acknowledged_in_any_order(messaging, pair):
     west, _ = pair
     fill(west, 6)

@@ -226,6 +226,7 @@ def test_a_limit_that_makes_no_sense(pair, limit):
         pair[0].fetch(limit=limit)
 
 
+@pytest.mark.long
 def test_what_a_dead_task_held_goes_to_the_next(hasty, make_group):
     group = make_group(hasty)
     sent = fill(group, 30)

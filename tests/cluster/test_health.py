@@ -113,6 +113,7 @@ def test_the_head_of_ray_that_hangs_holds_nothing_up(messaging, monkeypatch):
         messaging.remove_group(group.name)
 
 
+@pytest.mark.long
 def test_a_group_that_hangs_and_one_that_comes_back(messaging, make_group, hanging, run):
     group = make_group(messaging)
     name, pid = f"group {group.name!r}", pid_of(group.actor)
@@ -148,6 +149,7 @@ def doomed():
         yield started, started.create_group("all", [1, 2])
 
 
+@pytest.mark.long
 def test_what_hangs_or_is_dead(doomed, hanging, run):
     messaging, group = doomed
     assert group.send(1, 2, {"n": 1})

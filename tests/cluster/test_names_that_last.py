@@ -47,6 +47,7 @@ async def test_closed_messagers_are_named_and_removed_one_by_one(messaging):
         messaging.remove_messager("town")
 
 
+@pytest.mark.long
 async def test_many_names_are_a_finding_whose_remedy_works(messaging, monkeypatch):
     monkeypatch.setattr(mailboxes, "MANY_NAMES", 20)
     async with open_messager(messaging, "clerk") as clerk:
