@@ -172,7 +172,7 @@ class MqttTransport:
         self._receiver.on_entry(mailbox, entry)
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the changes since a version; mailboxes whose lease has expired are removed first."""
+        """Return the changes since a version; mailboxes with an expired lease are removed first."""
         await self._control.retry(self._control.barrier)
         directory = self._directory
         directory.expire()

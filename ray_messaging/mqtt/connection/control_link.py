@@ -64,7 +64,7 @@ class ControlLink:
     # -- connecting -----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect and load what the broker retains; raise ConnectionFailed, or ServerRefused at once.
+        """Connect and load the retained messages; raise ConnectionFailed, or ServerRefused at once.
 
         ConnectionFailed comes within 5 s, or within the config's timeout if the broker falls silent afterwards.
         """
@@ -92,7 +92,7 @@ class ControlLink:
         await self._handler.on_connected(kept=kept)
 
     async def place_marker(self) -> None:
-        """Retain a new marker: a broker that has it later also has everything that it told us before.
+        """Retain a new marker: a broker that has it later also has everything that it sent us before.
 
         A broker that was killed may come back with much older data.
         """

@@ -65,7 +65,7 @@ class MqttLink:
 
     @property
     def maximum_packet(self) -> int | None:
-        """Return the broker's limit on the bytes of a packet, if it has told one."""
+        """Return the broker's limit on the bytes of a packet, if it has announced one."""
         return self._connection.maximum_packet if self._connection else None
 
     @property
@@ -127,11 +127,11 @@ class MqttLink:
         """Publish, in the order of the calls; the future gives the code of PUBACK (at QoS 0: 0 when written).
 
         The future raises ConnectionFailed if the connection is cut before the answer: nothing is repeated here.
-        A publication whose future is cancelled while it waits is not sent. The number of waiting ones is not bounded.
+        A waiting publication is not sent if its future is cancelled. The number of waiting ones is not bounded.
         `expiry_s` is how long the broker keeps the message for subscribers that it cannot reach yet.
 
         Raises: ConnectionFailed or the link's final error at once without a connection (there is one while
-        `on_connected` runs); InvalidAddress; PayloadTooLarge if the broker has told its limit.
+        `on_connected` runs); InvalidAddress; PayloadTooLarge if the broker has announced its limit.
         """
         return self._current().publisher.add(
             topic, payload, qos=qos, retain=retain, properties=properties, expiry_s=expiry_s

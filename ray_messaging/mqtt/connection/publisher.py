@@ -48,7 +48,7 @@ class Publisher:
     ) -> "asyncio.Future[int]":
         """Publish in the order of the calls; the future gives the code of PUBACK (QoS 0: 0 when written).
 
-        The queue is not bounded here. A publication whose future is cancelled while it waits is not sent.
+        The queue is not bounded here. A waiting publication is not sent if its future is cancelled.
         Raises: InvalidAddress, PayloadTooLarge.
         """
         plain = not properties and expiry_s is None

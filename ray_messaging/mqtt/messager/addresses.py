@@ -32,7 +32,7 @@ class Addresses:
         agent_id, parsed = parse_channel(self.namespace, self._channel(checked), self._filters)
         return Address(agent_of(checked) if self.exp_id is None else agent_id, parsed)
 
-    def wish(self, wanted: object) -> str:
+    def subscription(self, wanted: object) -> str:
         """Return the channel or pattern of a topic, a filter, or a pair of one and its QoS; raise InvalidAddress.
 
         The QoS is checked and ignored: each message comes once anyway.
@@ -93,8 +93,8 @@ class Addresses:
         levels = topic.split("/")
         if self.exp_id is None and levels[:2] == ["exps", SHARED]:
             raise InvalidAddress(
-                f"topic {topic!r}: a messager without exp_id cannot tell an experiment {SHARED!r} from none, so choose "
-                "another name for it",
+                f"topic {topic!r}: a messager without exp_id cannot distinguish experiment {SHARED!r} from none, so "
+                "choose another name for it",
                 value=topic,
             )
         if self.exp_id is None or levels[0] != "exps" or len(levels) < 2 or levels[1] in {self.exp_id, "+", "#"}:
@@ -106,7 +106,7 @@ class Addresses:
         )
 
 
-def wishes_of(topics: object) -> list[object]:
+def subscriptions_of(topics: object) -> list[object]:
     """Return the argument of `subscribe` as a list: a tuple with a number is a pair of a topic and its QoS."""
     if isinstance(topics, tuple):
         return [*topics] if all(isinstance(each, str | tuple) for each in topics) else [topics]

@@ -16,7 +16,7 @@ from ray_messaging.errors import Closed, InvalidAddress, MessagingError, NotList
 from ray_messaging.message import Outgoing
 from ray_messaging.messages import Messages
 from ray_messaging.mqtt.messager.actor import ActorClass
-from ray_messaging.mqtt.messager.addresses import Addresses, wishes_of
+from ray_messaging.mqtt.messager.addresses import Addresses, subscriptions_of
 from ray_messaging.mqtt.messager.broker import PORT, TIMEOUT_S, broker_config
 from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
 from ray_messaging.mqtt.messager.experiment import NO_EXPERIMENT, join, verdict_client
@@ -254,7 +254,7 @@ class Messager(metaclass=ActorClass):
         Raises: NotListening, InvalidAddress.
         """
         engine = self._opened(NotListening)
-        await engine.subscribe([self._addresses.wish(topic) for topic in wishes_of(topics)])
+        await engine.subscribe([self._addresses.subscription(topic) for topic in subscriptions_of(topics)])
         self._subscribed.set()
 
     async def start_listening(self) -> None:

@@ -68,7 +68,7 @@ class AckSender:
             self._unanswered.pop(resend, None)
 
     def check(self) -> None:
-        """Request missing frames again; send a marker for those whose sender has been gone for a lease."""
+        """Request missing frames again; if their sender has been gone for a lease, send a marker."""
         gaps = self._arrivals.gaps()
         self._unanswered = {gap: since for gap, since in self._unanswered.items() if gap in gaps}
         now = asyncio.get_running_loop().time()
@@ -82,7 +82,7 @@ class AckSender:
                 self._control.try_publish(self._control.topics.mailbox(self._mailbox), mark)
 
     def on_marker(self, mark: bytes) -> tuple[Taken[Arrival], str]:
-        """Give up frames that are still missing; return what to do about the sender's other frames."""
+        """Give up frames that are still missing; return the outcome for the sender's other frames."""
         gap = self._marks.pop(mark, None)
         if gap is None or gap not in self._unanswered:
             return Taken(), ""

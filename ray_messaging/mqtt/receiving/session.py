@@ -59,7 +59,7 @@ class MailboxSession:
         """Subscribe again; raise the mailbox's final error."""
         self.present = session_present
         if self._opened:
-            # A newer reader may have caused the cut, and not every broker tells.
+            # A newer reader may have caused the cut, and not every broker reports that.
             await self._control.retry(self._control.barrier)
             if self._mailbox.error is not None:
                 raise self._mailbox.error
@@ -92,7 +92,7 @@ class MailboxSession:
             await link.retry(timeout_s, lambda: link.unsubscribe(over))
 
     async def stop(self) -> None:
-        """Take no more frames; from then on the broker tells senders that nobody listens."""
+        """Take no more frames; from then on the broker answers senders that there is no subscriber."""
         if self.link.connected:
             await self.link.retry(self._control.timeout_s, lambda: self.link.unsubscribe([self._topic]))
 

@@ -11,7 +11,7 @@ from ray_messaging.mqtt.sending.user_topics import UserTopics
 from ray_messaging.mqtt.wire.topics import topic_of_channel
 from ray_messaging.transports.base import LOG, FrameFate, FrameWrite, Published, SendReply, SendRequest, SendStatus
 
-UNOWNED = ""  # stands for a mailbox in publications that go to no mailbox
+UNOWNED = ""  # the mailbox of publications that go to no mailbox
 
 
 class FrameWriter:

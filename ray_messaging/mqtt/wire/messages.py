@@ -1,4 +1,4 @@
-"""Wire format of what two messagers tell each other through a broker.
+"""Wire format of the messages between messagers on a broker.
 
 Each message is: b"RM", a letter for its kind, version u8, then a msgpack array that only ever grows at its end. A data
 message is: b"RM", b"D", version u8, header length u16 (little endian), the header as such an array, the frame. Each
@@ -11,6 +11,7 @@ from struct import Struct as Packer
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.common.limits import FRAME_LIMIT
@@ -173,7 +174,7 @@ def decode_signal(data: bytes) -> Signal:
     _check_names(signal.mailbox)
     _check_numbers(signal.epoch, signal.seq)
     _check(signal.kind in SignalKind._value2member_map_, f"it is of an unknown kind, {signal.kind}")
-    return signal
+    return replace(signal, kind=SignalKind(signal.kind))
 
 
 def encode_entry(entry: DirectoryEntry) -> bytes:

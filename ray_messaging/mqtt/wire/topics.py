@@ -153,7 +153,7 @@ def check_topic(topic: object) -> str:
     if is_filter(checked):
         raise InvalidAddress(f"topic {topic!r} holds a wildcard, + or #, which is only for subscribing", value=topic)
     if checked[0] == "$":
-        raise InvalidAddress(f"topic {topic!r} begins with $, which is reserved for the broker", value=topic)
+        raise InvalidAddress(f"topic {topic!r} begins with $: such topics are the broker's own", value=topic)
     return checked
 
 
@@ -209,7 +209,7 @@ def is_filter(text: str) -> bool:
 
 
 def compile_filter(text: str) -> Callable[[str], bool]:
-    """Return a predicate for channels whose topic matches the filter; raise InvalidAddress."""
+    """Return a predicate that matches channels by their topic; raise InvalidAddress."""
     levels = check_filter(text).split("/")
     hidden = levels[0] in {"+", "#"}  # a wildcard on the first level does not match topics that begin with $
     deeper = levels[-1] == "#"  # a/# matches a, too
@@ -243,7 +243,7 @@ class Filters:
         return (is_filter(channel) or channel.startswith("$")) and not channel.startswith("exps:")
 
     def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a predicate for channels whose topic matches the filter; raise InvalidAddress."""
+        """Return a predicate that matches channels by their topic; raise InvalidAddress."""
         return compile_filter(pattern)
 
     def check(self, channel: str) -> None:
