@@ -13,8 +13,7 @@ from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.engine import Engine, check_step
 from ray_messaging.errors import Closed, InvalidAddress, MessagingError, NotListening
-from ray_messaging.message import Outgoing
-from ray_messaging.messages import Messages
+from ray_messaging.message import Messages, Outgoing
 from ray_messaging.mqtt.messager.actor import ActorClass
 from ray_messaging.mqtt.messager.addresses import Addresses, subscriptions_of
 from ray_messaging.mqtt.messager.broker import PORT, TIMEOUT_S, broker_config
