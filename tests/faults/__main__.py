@@ -1,9 +1,9 @@
-"""Fault by fault: what was lost, what came twice, what broke its order, and how long nothing came.
+"""Table of the fault tests: for each fault the lost, repeated and reordered messages, and the longest gap.
 
 python tests/faults [--quick] [--only NAME ...] [--without-ray] [--json FILE] [--markdown FILE]
 
 The cases are those of tests/faults: real servers and real processes, each message in a ledger. --quick leaves out the
-long ones, --only takes those whose name holds a text. The exit code is 1 where a promise broke or a case failed.
+long ones, --only takes those with a text in their names. The exit code is 1 if a promise broke or a case failed.
 """
 
 import argparse
@@ -44,7 +44,7 @@ COLUMNS = (
 
 @dataclass
 class Row:
-    """What one case gave; `account` is None where it failed before it could count."""
+    """Result of one case; `account` is None if it failed before it could count."""
 
     name: str
     promise: str
@@ -114,7 +114,7 @@ def ray_when_needed(wanted: list[tuple[str, Any]]) -> Iterator[None]:
 
 
 def notes(rows: list[Row]) -> list[str]:
-    """Return what cases measured besides, a line each."""
+    """Return further measurements of the cases, a line each."""
     told = [(row.name, row.account.facts) for row in rows if row.account is not None]
     return [f"{name}: {', '.join(f'{k} {v}' for k, v in facts.items())}" for name, facts in told if facts]
 
@@ -145,12 +145,12 @@ def main() -> int:
     """Run the cases, show the table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out the cases that take long")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases whose name holds a text")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases with a text in their names")
     parser.add_argument("--without-ray", action="store_true", help="leave out the faults of Ray's processes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     args = parser.parse_args()
-    logging.basicConfig(level=logging.CRITICAL)  # faults are loud: what counts is in the table
+    logging.basicConfig(level=logging.CRITICAL)  # faults log a lot, and the table has the results
     console, rows = Console(width=None if sys.stdout.isatty() else 200), []
     wanted = list(cases(args))
     with ray_when_needed(wanted):

@@ -1,9 +1,9 @@
-"""Throw millions of damaged inputs at all that reads bytes from outside, and count what becomes of them.
+"""Feed millions of damaged inputs to all decoders of outside bytes, and count the outcomes.
 
-Most are valid ones with something inside changed and the checksum set right, so that they get past the door. An input
-is survived if it is decoded and every column of it can be read and written again, or if it is refused by the error that
-stands for that (FrameError; of channels InvalidAddress; the lane ends the connection). Anything else, one that takes
-for ever, and one that wants more than 1 GiB, is a finding: it is written to a file.
+Most inputs are valid ones with a changed part and a corrected checksum, so that they pass the first checks. The right
+outcomes: the input is decoded, and every column can be read and written again; or it is refused with the right error
+(FrameError; InvalidAddress for channels; the lane ends the connection). Any other outcome, an endless one, and one that
+needs more than 1 GiB, is a finding and written to a file.
 
 python tests/fuzz [--runs 1000000] [--target frames|verdicts|...|all] [--workers 2] [--seed 1] [--json FILE]
 python tests/fuzz --guided 600 --target frames     # coverage-guided, by atheris; installed into --tools
@@ -29,12 +29,12 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder
 ATHERIS = "atheris==3.0.0"
 CHUNK = 2_000
-CHUNK_S = 300  # a machine that is busy may be a hundred times slower; one input that never ends is found all the same
+CHUNK_S = 300  # a busy machine may be a hundred times slower; an endless input is found all the same
 MEMORY_BYTES = 2**30
 
 
 def main():
-    """Run what the command line says; exit with 1 where there was a finding."""
+    """Run as the command line says; exit with 1 on a finding."""
     from support.fuzzing import TARGETS
 
     options = read_options(list(TARGETS))
@@ -64,7 +64,7 @@ def read_options(targets):
 
 
 def run_target(name, options):
-    """Share the inputs of one target between processes, chunk by chunk, each with a seed of its own."""
+    """Run the inputs of one target in several processes, in chunks with seeds of their own."""
     chunks = [(name, options.seed + low, min(CHUNK, options.runs - low)) for low in range(0, options.runs, CHUNK)]
     total = Counter()
     findings = []
@@ -87,7 +87,7 @@ def run_target(name, options):
 
 
 def prepare():
-    """Bound what a process may take: an input that wants gigabytes fails here."""
+    """Limit the memory of a process: an input that needs gigabytes fails here."""
     from support import fuzzing  # noqa: F401 - before memory is counted
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -109,7 +109,7 @@ async def run_inputs(name, seed, count):
     for data in inputs(target, seed, count):
         try:
             decoded += target.check(data)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is a finding
+        except BaseException as error:  # noqa: BLE001 - any error is a finding
             findings.append((data, f"{type(error).__name__}: {error}"))
     signal.alarm(0)
     refused = count - decoded - len(findings)
@@ -121,7 +121,7 @@ def too_long(*_):
 
 
 def save(name, findings, folder):
-    """Write each input that is a finding to a file; return what went wrong with which."""
+    """Write each finding's input to a file; return the files with their errors."""
     if findings:
         folder.mkdir(parents=True, exist_ok=True)
     told = []

@@ -1,7 +1,7 @@
-"""One target under atheris, which watches what code an input reaches: started by `python tests/fuzz --guided`.
+"""One target under atheris, guided by code coverage: started by `python tests/fuzz --guided`.
 
-An input is a seed for the target's own way to make inputs where its first byte is odd, and the input itself where it is
-even: the first gets far inside, the second is what coverage can lead.
+If the first byte of an input is odd, the rest is a seed for the target's own generator, which gets far inside. If it is
+even, the rest is the input itself, which coverage can guide.
 """
 
 import asyncio

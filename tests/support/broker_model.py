@@ -1,4 +1,4 @@
-"""A broker that loses, repeats and delays, and the two messagers at its ends: what the model test drives."""
+"""A model of a broker that loses, repeats and delays, and of the two messagers at its ends."""
 
 from collections import Counter, deque
 
@@ -8,7 +8,7 @@ from ray_messaging.mqtt.wire.messages import decode_data, decode_positions, enco
 
 ROWS = 3  # of each frame
 MOST_HELD = 2
-IN_FLIGHT = 4  # what the broker sends at most without an acknowledgement
+IN_FLIGHT = 4  # the most that the broker sends without an acknowledgement
 
 
 class Token:
@@ -28,7 +28,7 @@ class Pipe:
 
 
 class Broker:
-    """Keep one persistent session; `queue_limit` drops silently what is above it, as Mosquitto does."""
+    """A broker with one persistent session; publications above `queue_limit` are dropped silently, as by Mosquitto."""
 
     def __init__(self, queue_limit):
         self.queue_limit = queue_limit
@@ -52,7 +52,7 @@ class Broker:
             pipe.answers.append((data.seq, True))
 
     def requeue(self):
-        """Note that the receiver's connection has ended: what it did not acknowledge comes again, first."""
+        """Note the end of the receiver's connection: unacknowledged publications come again, first."""
         self.queue.extendleft(token.payload for token in reversed(self.in_flight))
         self.in_flight = []
 
@@ -71,7 +71,7 @@ class Sender:
         self.epoch = epoch
         self.window = Window(name, epoch, limit, 10**9)
         self.pipe = None
-        self.pipes = []  # the old ones, too: what is in them may still get there
+        self.pipes = []  # the old ones, too: their contents may still arrive
         self.signals = deque()
         self.alive = True
         self.published = Counter()  # how often, by seq
@@ -102,7 +102,7 @@ class Sender:
             self.publish(data)
 
     def resend(self, seq):
-        """Publish again what the broker took before, on the same connection."""
+        """Publish an earlier publication again, on the same connection."""
         for data in self.window.resend(seq):
             self.publish(data)
 
@@ -150,7 +150,7 @@ class Sender:
 
 
 class Receiver:
-    """A mailbox's reader, one after the other; `log` is what was committed: (sender, epoch, seq, row)."""
+    """Successive readers of a mailbox; `log` has the committed rows: (sender, epoch, seq, row)."""
 
     def __init__(self, broker, hold_bytes):
         self.broker = broker
@@ -170,7 +170,7 @@ class Receiver:
         self.arrivals = Arrivals(decode_positions(self.broker.cursor), self.hold_bytes, most_held=MOST_HELD)
         self.buffer = deque()
         self.handed = {}
-        self.early = set()  # what did not come in order to this reader
+        self.early = set()  # out-of-order arrivals of this reader
         self.connected = True
 
     def reconnect(self):
@@ -185,7 +185,7 @@ class Receiver:
                 self.broker.in_flight.remove(token)
 
     def take(self):
-        """Take what the broker sends next; return it, and what is to be told its sender."""
+        """Take the broker's next publication; return it, and the signals for its sender."""
         token = Token(self.connection, self.broker.queue.popleft())
         self.broker.in_flight.append(token)
         data = decode_data(token.payload)

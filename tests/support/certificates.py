@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl: an authority and whom it vouches for, and one that nobody knows."""
+"""Certificates for tests, made by openssl: an authority with its certificates, and an unknown one."""
 
 import subprocess
 

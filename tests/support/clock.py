@@ -61,7 +61,7 @@ long time(long *into) {
 
 
 class ServerClock:
-    """A clock that is the system's but for its steps; a server whose environment has `env` goes by it."""
+    """The system's clock plus steps; a server with `env` in its environment uses it."""
 
     def __init__(self, folder):
         shim, offset = Path(folder) / "server_clock.so", Path(folder) / "server_clock.offset"

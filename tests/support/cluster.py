@@ -1,4 +1,4 @@
-"""What the tests of the cluster share: waiting, killing, and emptying groups."""
+"""Helpers of the cluster tests: waiting, killing, and emptying groups."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def pid_of(actor):
 
 
 def states(pid):
-    """Return the kernel's letters for what the threads of a process do; Z is dead, T stopped. Empty: it is gone."""
+    """Return the kernel's state letters of a process's threads: Z is dead, T stopped; empty if the process is gone."""
     found, threads = set(), []
     with suppress(OSError):  # it may go while we look
         threads = list(Path(f"/proc/{pid}/task").iterdir())
@@ -95,7 +95,7 @@ def new_handle(group):
 
 
 class Shouting(rules.Rule):
-    """Block what is written in capitals; its class travels by value, as that of a notebook does."""
+    """Block texts in capitals; the class travels by value, as one from a notebook does."""
 
     needs_payload = True
 
@@ -122,7 +122,7 @@ class Careful(rules.Rule):
 
 
 class LocksUp(rules.Rule):
-    """Hold what cannot be pickled, from the moment it is unpickled on."""
+    """An object that cannot be pickled again after it was unpickled."""
 
     def __init__(self, locked=False):
         self.lock = threading.Lock() if locked else None
@@ -151,7 +151,7 @@ class OnlyHere(rules.Rule):
 
 @ray.remote(num_cpus=0, max_concurrency=2000)
 class Gate:
-    """Hold whoever asks until it is opened."""
+    """A gate that holds its callers until it is opened."""
 
     def __init__(self):
         self.opened = asyncio.Event()
@@ -170,7 +170,7 @@ class Gate:
 
 
 class AskGate:
-    """Judge by asking the gate; what has no `slow` in it passes at once."""
+    """A rule that waits for the gate; messages without `slow` pass at once."""
 
     def __init__(self, name):
         self.name = name
@@ -183,7 +183,7 @@ class AskGate:
 
 
 def control(messaging, method, *args):
-    """Call the interceptor, and wait until what it changes is in force."""
+    """Call the interceptor, and wait until its change is in force."""
     return ray.get(getattr(messaging.interceptor, method).remote(*args), timeout=PATIENCE_S)
 
 
@@ -203,7 +203,7 @@ def stopped(pid):
 
 
 class Hangs(rules.Rule):
-    """Hang on what says so: for ever in Python, or, once, in a call that nothing interrupts."""
+    """A rule that hangs on marked messages: for ever in Python, or once in a call that nothing interrupts."""
 
     needs_payload = True
 
@@ -222,7 +222,7 @@ class Hangs(rules.Rule):
 
 
 class Busy(threading.Thread):
-    """Work until told to stop; what went wrong is found then."""
+    """A thread that works until it is stopped, and keeps its error."""
 
     def __init__(self):
         super().__init__()

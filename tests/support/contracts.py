@@ -1,4 +1,4 @@
-"""What contract tests need besides messagers: foreign clients, a look into the store, and helpers that wait."""
+"""Helpers of the contract tests: foreign clients, access to the store, and functions that wait."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ async def fetch_all(messager, count, **options):
 async def take_in(messager, count):
     """Wait until `count` messages are in the inbox, without fetching."""
     async with asyncio.timeout(WAIT_S):
-        while messager.stats()["inbox"] < count:  # noqa: ASYNC110 - what is awaited has no event
+        while messager.stats()["inbox"] < count:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
@@ -178,7 +178,7 @@ class RedisStore:
 
 
 class ForeignClient(aiomqtt.Client):
-    """Be a plain client that also tells what the broker answered to its last publication."""
+    """A plain client that keeps the broker's answer to its last publication."""
 
     code = 0
 
@@ -188,7 +188,7 @@ class ForeignClient(aiomqtt.Client):
 
 
 class MqttStore:
-    """Be foreign clients of an MQTT broker, and look into it; what it does not show, into the messagers."""
+    """Foreign clients of an MQTT broker, and access to its state or, where it shows none, to the messagers'."""
 
     def __init__(self, config, exp_id, messagers):
         self.config = config
@@ -242,7 +242,7 @@ class MqttStore:
         await self.publisher.publish(self.topics.mailbox(mailbox), encode_data(data), qos=1)
 
     async def drain(self, client):
-        """Return what has come to a client."""
+        """Return the messages that have come to a client."""
         marker = f"drained/{secrets.token_hex(8)}"
         await client.subscribe(marker, qos=1)
         await self.publisher.publish(marker, b"", qos=1)
@@ -267,7 +267,7 @@ class MqttStore:
         return [int(told["rm-row"]) for _, told in await self.dead_letters()]
 
     async def expire(self, mailbox):
-        """Do what the broker does by itself when a lease ends: the session is over, and the will is published."""
+        """End a lease as the broker does by itself: end the session, and publish the will."""
         if mailbox.startswith("anon-"):
             async with aiomqtt.Client(
                 self.config.server,
@@ -282,7 +282,7 @@ class MqttStore:
         await self.settle()
 
     async def settle(self):
-        """Wait until all messagers have heard what the others have said so far."""
+        """Wait until all messagers have received the others' signals."""
         for _ in range(2):
             for messager in self.messagers:
                 if not messager.engine.closed:
@@ -329,7 +329,7 @@ def store_of(server, exp_id, messagers=()):
 
 
 class Only(Rule):
-    """Block what a function says; it may raise or answer nonsense."""
+    """A rule that blocks by a function, which may raise or answer nonsense."""
 
     def __init__(self, judge, name="only", on_error="block"):
         self.judge = judge

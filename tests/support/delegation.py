@@ -12,7 +12,7 @@ from ray_messaging.transports.redis.log import RedisLog
 
 
 class Method:
-    """Be `handle.method`: its `remote` gives an awaitable."""
+    """A `handle.method` with an awaitable `remote`."""
 
     def __init__(self, call):
         self.call = call
@@ -23,7 +23,7 @@ class Method:
 
 
 class Throne:
-    """Know on the server whose verdicts count; `gate` holds what is written there up, `failure` refuses it."""
+    """The interceptor's epoch on the server; `gate` holds up its writes, `failure` refuses them."""
 
     def __init__(self, server, exp_id):
         self.server = server
@@ -55,7 +55,7 @@ class Throne:
 
 
 class Actor:
-    """Be a handle of our interceptor actor; `asked` counts batches that it was asked about."""
+    """A handle like that of our interceptor actor; `asked` counts the batches for which it gave verdicts."""
 
     def __init__(self, throne, exp_id):
         self.throne = throne

@@ -1,4 +1,4 @@
-"""What the tests of the embedded server share: its processes, and clients that do not retry."""
+"""Helpers of the embedded server's tests: its processes, and clients that do not retry."""
 
 import os
 import select

@@ -1,7 +1,7 @@
-"""Targets to throw bytes at: how to make inputs that get far inside, and what may become of one.
+"""Fuzz targets, with generators of inputs that get far inside.
 
-A target's `check` takes one input and returns whether it was decoded; it raises nothing where it was refused as it
-should be. All that it raises is a finding. What was decoded must be of use: every column is read.
+A target's `check` takes one input and returns whether it was decoded. It returns False for an input that was refused
+with the right error; any other error is a finding. Every column of a decoded input is read.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ def scribble(random, data):
 
 
 def rearrange(random, value):
-    """Return what msgpack may hold, with something in it replaced by something that should not be there."""
+    """Return a msgpack value with a part replaced by a wrong one."""
     if not isinstance(value, list) or not value or not random.getrandbits(4):
         return a_value(random, value)
     made, at = list(value), random.getrandbits(16) % len(value)
@@ -95,7 +95,7 @@ def rearrange(random, value):
 
 
 class MsgpackTarget:
-    """Mutate texts in msgpack, byte by byte and by what they hold."""
+    """A target of msgpack texts, mutated by bytes and by values."""
 
     def __init__(self, seeds):
         self.seeds = seeds
@@ -152,13 +152,13 @@ class Frames:
 
 
 def split(frame):
-    """Return what a frame's header holds, and its body."""
+    """Return the header and the body of a frame."""
     (length,) = unpack_from("<I", frame, 8)
     return msgspec.msgpack.decode(frame[PREFIX : PREFIX + length]), frame[PREFIX + length :]
 
 
 def joined(header, body):
-    """Build a frame with a right checksum from whatever header and body."""
+    """Build a frame with a right checksum from any header and body."""
     return pack("<2sBxII", b"RM", 1, zlib.crc32(body, zlib.crc32(header)), len(header)) + header + body
 
 
@@ -276,7 +276,7 @@ class Grants(MsgpackTarget):
 
 
 class Notes(MsgpackTarget):
-    """The decoder of what the event log is told beside a frame."""
+    """The decoder of log notes."""
 
     def __init__(self):
         rows = np.array([0, 2], "<u4").tobytes()
@@ -372,7 +372,7 @@ def use_names(text):
 
 
 class Sink:
-    """Be a transport that keeps nothing."""
+    """A transport that keeps nothing."""
 
     def __init__(self):
         self.closed = False
@@ -443,7 +443,7 @@ class Requests:
 
 
 class Answers:
-    """The lane as a messager sees it: whoever serves it says anything. Needs a running loop."""
+    """The verdict lane as a messager sees it, with any answers. Needs a running loop."""
 
     def __init__(self):
         self.verdicts = Verdicts()

@@ -1,4 +1,4 @@
-"""What tests of the interceptor need: batches, rules that are held, and a store."""
+"""Helpers of the interceptor's tests: batches, rules that wait, and a store."""
 
 import asyncio
 
@@ -91,7 +91,7 @@ class Rewriting(Rule):
 
 
 class Held(SlowRule):
-    """Give one answer on any message, or raise it, once it is released; `answers` by who sent it come first."""
+    """A rule that gives or raises one answer once it is released; `answers` by sender take precedence."""
 
     def __init__(self, name, answer=ALLOW, *, is_open=False, on_error="block", at_once=None, only=None):
         self.name = name
@@ -179,7 +179,7 @@ class Store:
             self.answers.pop(name, None)
 
     def successor(self, rules):
-        """Make the next interceptor: it takes over, and loads what is kept."""
+        """Make the next interceptor, which takes over and loads the kept state."""
         self.epoch += 1
         made = Interceptor("x", rules, epoch=self.epoch, store=self)
         made.load(self.tables, self.answers, merge=False)

@@ -83,7 +83,7 @@ def write_folder(path, parts, *, row_group_rows=1000):
 
 
 class ViewSource:
-    """Answer from segments and rows in memory, which may become more; an event is set to end who waits."""
+    """A source of segments and of rows in memory, which may grow; an event wakes the waiters."""
 
     live = True
 

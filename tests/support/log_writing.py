@@ -1,4 +1,4 @@
-"""Frames and notes as senders write them, straight into the streams, and what the log must say of them."""
+"""Frames and notes as senders write them, straight into the streams, and the rows that the log must have of them."""
 
 from datetime import UTC, datetime
 
@@ -34,14 +34,14 @@ def batch_of(rows, *, first=0, sender="s", payload=None, **columns):
 
 
 def rows_of(*items, exp_id="exp", limit=2**30):
-    """Return what the log has of some entries, as dicts."""
+    """Return the log's rows of some entries, as dicts."""
     parts = [part for item in items if (part := take(item).part) is not None]
     found = [piece for part in parts for piece, _ in pieces(part, 0, limit)]
     return record_batch(exp_id, found).to_pylist()
 
 
 def expected(item, exp_id="exp"):
-    """Say row by row what the log must have of an entry; slow, and by the public classes of single messages."""
+    """Return the rows that the log must have of an entry; slow, by the public classes of single messages."""
     batch = take(item).part.batch
     found = []
     for row in range(len(batch)):

@@ -1,4 +1,4 @@
-"""What the MQTT tests share: links that are closed, a relay that cuts, a broker that says what a test wants."""
+"""Helpers of the MQTT tests: links, a relay that cuts connections, and a broker with chosen answers."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ TAKEN_OVER = b"\xe0\x01\x8e"
 
 
 class Watched:
-    """Hold a link and what it has told."""
+    """A link, with its reports."""
 
     def __init__(self, config, client_id, *, acknowledge=True, on_connected=None, **options):
         self.arrivals = []
@@ -42,7 +42,7 @@ class Watched:
 async def until(condition):
     """Wait until a condition holds."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.002)
 
 
@@ -54,7 +54,7 @@ async def listener(open_link, config, topic, **options):
 
 
 class Relay:
-    """Stand between a link and its broker; `cut` ends what goes through without a farewell."""
+    """A relay between a link and its broker; `cut` ends its connections abruptly."""
 
     def __init__(self, target):
         self.target = target
@@ -93,7 +93,7 @@ class Relay:
 
 
 class FakeBroker:
-    """Take connections; answer each CONNECT by the next of `answers` (the last stays), and keep what comes."""
+    """A broker that answers each CONNECT by the next of `answers` (the last stays), and keeps all packets."""
 
     def __init__(self, target, *answers):
         self.target = target

@@ -1,4 +1,4 @@
-"""A Ray cluster beside others on this machine: a driver in a process of its own, with an experiment to be told what."""
+"""A second Ray cluster on this machine: a driver in a process of its own, with an experiment."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 class OtherCluster:
-    """A driver with a Ray cluster of its own; each method of `Driver` can be called, and gives what that returns.
+    """A driver with a Ray cluster of its own, and the methods of `Driver`.
 
-    What a call raises there is raised here as a `Told`, with the error's class and text.
+    An error of a call is raised here as a `Told`, with the error's class and text.
     """
 
     def __init__(self):
@@ -48,7 +48,7 @@ class OtherCluster:
 
 
 class Told(Exception):
-    """An error of the other driver: its class's name, and its text."""
+    """An error of the other driver: the name of its class, and its text."""
 
     def __init__(self, kind, text):
         super().__init__(f"{kind}: {text}")
@@ -56,7 +56,7 @@ class Told(Exception):
 
 
 class Driver:
-    """Do what the test says, in the other process."""
+    """The calls of the test, in the other process."""
 
     def __init__(self):
         self.messaging, self.groups = None, {}
@@ -98,7 +98,7 @@ class Driver:
             return self._fates(await sender.send_columns(*_columns(from_id, to_id, texts)))
 
     def fetch(self, name, count):
-        """Return the texts of so many messages, and of what else is there."""
+        """Return the texts of `count` messages, and of any others that are there."""
         found = []
         while len(found) < count:
             found += self.groups[name].fetch(timeout=30)
@@ -147,7 +147,7 @@ def main():
     import ray
 
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print
+    os.dup2(2, 1)  # the output of other code
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
     driver = Driver()
     print("ready", file=out, flush=True)
@@ -155,7 +155,7 @@ def main():
         name, args, options = json.loads(line)
         try:
             told = getattr(driver, name)(*args, **options), None
-        except Exception as error:  # noqa: BLE001 - the test is told
+        except Exception as error:  # noqa: BLE001 - raised in the test
             traceback.print_exc()
             told = None, (type(error).__name__, str(error))
         print(json.dumps(told), file=out, flush=True)

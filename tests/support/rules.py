@@ -30,7 +30,7 @@ def batch_of(pairs, texts=None, *, sender="s", first=0, epoch=0, payloads=None):
 
 
 def judged(rule, batch):
-    """Return what a rule says of each row: None where it just passes."""
+    """Return a rule's verdict on each row: None where it passes."""
     found = rule.check_batch(batch, "e")
     assert set(found) <= set(range(len(batch)))
     return [found.get(row) for row in range(len(batch))]
@@ -42,19 +42,19 @@ def blocked(rule, batch):
 
 
 def one_by_one(rule, batch):
-    """Return what a rule says of each row when each comes alone."""
+    """Return a rule's verdict on each row, in batches of one row."""
     return [judged(rule, batch.take(np.array([row])))[0] for row in range(len(batch))]
 
 
 def revived(rule, fresh):
-    """Return a fresh rule that has taken over the state of one whose process died."""
+    """Return a fresh rule with the state of one after its process died."""
     fresh.state.load(rule.state.dump())
     fresh.restored()
     return fresh
 
 
 def follow(changes, kept):
-    """Apply what changed to what is kept on the server."""
+    """Apply the changes to the state on the server."""
     if changes is not None:
         if changes.cleared:
             kept.clear()

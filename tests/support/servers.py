@@ -85,7 +85,7 @@ class RedisProcess:
         return self.process.pid
 
     def start(self):
-        """Start it, on what is in its folder; return when it serves."""
+        """Start the server on the data in its folder; return when it serves."""
         self.process = subprocess.Popen(
             [self.binary, "-"],
             stdin=subprocess.PIPE,

@@ -19,7 +19,7 @@ def pytest_xdist_auto_num_workers(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
-    """Escape what UTF-8 does not take: what a test has logged goes from process to process."""
+    """Escape invalid UTF-8: a test's log travels between processes."""
     report = yield
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report

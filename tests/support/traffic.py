@@ -1,4 +1,4 @@
-"""Small traffic, and what a receiver would hand to its checker."""
+"""Small traffic, and the arrivals for its checker."""
 
 import json
 
