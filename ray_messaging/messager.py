@@ -1,4 +1,4 @@
-"""The messager: sends and receives for the agents of one process, by AgentSociety's names and ours."""
+"""The messager, which sends and receives for the agents of one process."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
@@ -10,6 +10,7 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.engine import Engine
+from ray_messaging.errors import Closed
 from ray_messaging.message import Message, Messages, Outgoing
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.fetch_options import Commit
@@ -21,16 +22,16 @@ from ray_messaging.wire.frames import decode
 
 
 class Messager(names.ChannelNames):
-    """Send to channels and fetch what comes to your own; AgentSociety's Messager and more.
+    """A sender and receiver of messages, with AgentSociety's methods and more.
 
     Args: `config` is a RedisConfig, its URL, an MqttConfig or a MemoryServer. `message_interceptor` is
     `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
-    mailbox outlives this process and its successor of that name goes on where it stopped; without one it goes when this
-    messager does.
+    mailbox outlives this process, and the next messager of that name goes on where this one stopped; without one it
+    goes when this messager closes.
     Use it as an async context manager, or call `init` and `close`.
     """
 
-    _says_user = False  # AgentSociety's signature: a from_id of None, the user's, may just have been left out
+    _user_is_explicit = False  # with AgentSociety's signature, a from_id of None, the user, may have been left out
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Messager(names.ChannelNames):
         self.settings = settings or MessagingConfig()
         transport = open_transport(config, exp_id, self.settings)
         self.engine = Engine(
-            transport, message_interceptor, name=name, settings=self.settings, says_user=self._says_user
+            transport, message_interceptor, name=name, settings=self.settings, user_is_explicit=self._user_is_explicit
         )
         self.name = self.engine.name
 
@@ -55,11 +56,11 @@ class Messager(names.ChannelNames):
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def init(self) -> None:
-        """Connect; doing so twice does no harm. Raises ConnectionFailed within 5 s, ServerRefused at once."""
+        """Connect, unless that is done. Raises ConnectionFailed within 5 s, ServerRefused at once."""
         await self.engine.open()
 
     async def close(self) -> None:
-        """Send what was accepted, commit what was fetched, and leave; closing twice does no harm."""
+        """Send accepted messages, commit fetched ones, and disconnect, unless that is done."""
         await self.engine.close()
 
     async def __aenter__(self) -> Self:
@@ -69,21 +70,21 @@ class Messager(names.ChannelNames):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Who leaves by an exception has not handled its messages: they come again.
+        # After an exception, messages that were fetched may not be handled: they come again.
         await self.engine.close(commit=error is None)
 
     @property
     def message_interceptor(self) -> object:
-        """Return the interceptor's handle; None: nobody is asked, which counts where the experiment has none."""
+        """Return the interceptor's handle; None: messages go without verdicts, if the experiment has no interceptor."""
         return self.engine.interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Have messages judged by another interceptor, from the next batch on (None: nobody, where there is none)."""
+        """Set another interceptor, from the next batch on (None: none, in an experiment that has none)."""
         self.engine.interceptor = message_interceptor
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on what is sent."""
+        """Return the simulation step that is stamped on messages as they are sent."""
         return self.engine.step
 
     @step.setter
@@ -98,17 +99,20 @@ class Messager(names.ChannelNames):
         """Send one message and return its receipt; from_id None is the user.
 
         Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge at once; MailboxFull,
-        InterceptorUnavailable, OutcomeUnknown when it could not be brought there; Closed.
+        InterceptorUnavailable, OutcomeUnknown when it could not be sent; Closed.
         """
-        return await self.engine.accept(channel, payload, from_id, to_id)
+        accumulator = self.engine.accepting
+        if accumulator is None:
+            raise self.engine.not_open(Closed)
+        return await accumulator.accept(channel, payload, from_id, to_id)
 
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.
 
         Everything is checked before anything is sent.
         """
-        in_parts = self.engine.in_parts
-        return await in_parts.send_entries(self.engine.entries(messages))
+        bulk_sender = self.engine.bulk_sender
+        return await bulk_sender.send_entries(self.engine.checks.entries(messages))
 
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
@@ -118,15 +122,15 @@ class Messager(names.ChannelNames):
         Args: from_ids and to_ids are integer arrays or sequences of ids (n,), from_ids may be one id for all; payloads
         is a sequence of n dicts, or one dict for all.
         """
-        in_parts = self.engine.in_parts
-        columns = self.engine.columns(from_ids, to_ids, payloads)
-        return await in_parts.send_columns(columns, names.check_subtopic(subtopic))
+        bulk_sender = self.engine.bulk_sender
+        columns = self.engine.checks.columns(from_ids, to_ids, payloads)
+        return await bulk_sender.send_columns(columns, names.check_subtopic(subtopic))
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send batches that `sending.accumulation.bulk_input` made in another process; one receipt for each row."""
+        """Send batches that `sending.accumulation.bulk_input` encoded in another process; one receipt for each row."""
         batches = [decode(frame) for frame in frames]
-        self.engine.check_senders(batch.from_ids for batch in batches)
-        return await self.engine.in_parts.relay(batches)
+        self.engine.checks.check_senders(batch.from_ids for batch in batches)
+        return await self.engine.bulk_sender.relay(batches)
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""
@@ -141,10 +145,10 @@ class Messager(names.ChannelNames):
     async def host_agents(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: Gone | None = None
     ) -> None:
-        """Claim agents for this messager alone and listen on their channels; raise AlreadyExists if one is claimed.
+        """Claim agents for this messager, and listen on their channels; raise AlreadyExists if one is claimed.
 
-        Args: owner names who holds the mailbox: while one lives, no other can take it over. gone tells of another owner
-        whether it is known to be dead: then nobody waits for its lease.
+        Args: owner names the holder of the mailbox: while it lives, no other can take the mailbox over. gone tells
+        whether another owner is known to be dead: then there is no wait for its lease.
         """
         await self.engine.host(agents, subtopics, owner=owner, gone=gone)
 
@@ -156,21 +160,21 @@ class Messager(names.ChannelNames):
         commit: Commit = "next",
         complete: bool = False,
     ) -> Messages:
-        """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
+        """Return new messages, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
-        What the last fetch returned is committed now: whoever dies with messages in hand gets them again.
+        This commits the messages of the last fetch. After a crash, messages that are not committed come again.
 
-        Args: with commit="acked" what this fetch returns is committed by `ack` alone, in any order: for coroutines that
-        handle messages side by side. With complete=True it returns all that the server had when it was called, in as
+        Args: with commit="acked" only `ack` commits the messages of this fetch, in any order: for coroutines that
+        handle messages concurrently. With complete=True it returns all that the server had when it was called, in as
         many reads as that takes (see docs/receiving.md).
         Raises: NotListening, Fenced, FetchTooLarge, ConfigError for commit="acked" or complete=True on MQTT.
         """
         return await self.engine.receiving.fetch(limit, timeout, commit, complete=complete)
 
     async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
-        """Commit what was fetched, now: a message, some of them, or all that is not committed.
+        """Commit fetched messages now: one, some, or all that are not committed.
 
-        It returns when that is durable, whatever is still out before it. Doing so twice does no harm.
+        It returns when the commit is durable, even if earlier messages are not acknowledged. To repeat it is harmless.
 
         Raises: ConfigError for messages that were not fetched here, and on MQTT for some of them; CommitFailed where
         too many ranges would lie apart; Fenced.
@@ -178,28 +182,29 @@ class Messager(names.ChannelNames):
         await self.engine.receiving.ack(messages)
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """Iterate over messages as they come; each is committed when the next one is asked for."""
+        """Iterate over messages as they arrive; the request for the next message commits the one before."""
         return self.engine.receiving.iterate()
 
     def transaction(self) -> Transaction:
         """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/transactions.md).
 
-        What is fetched, sent and kept by `tx` is committed together at the end of the block, or not at all. One at a
-        time; other sends go on, other fetches raise TransactionError meanwhile.
+        The messages that `tx` fetches and sends, and its state, are committed together at the end of the block, or not
+        at all. There is one transaction at a time; meanwhile other sends go on, and other fetches raise
+        TransactionError.
 
-        Raises: ConfigError without a name or on MQTT, NotListening, TransactionError; at the end of the block also what
-        `send_message` raises: then nothing was done, but with OutcomeUnknown, which the next transaction finds out.
+        Raises: ConfigError without a name or on MQTT, NotListening, TransactionError; at the end of the block also the
+        errors of `send_message`: then nothing was committed. After OutcomeUnknown the next transaction finds out.
         """
         return Transaction(self.engine)
 
     @property
     def subscription(self) -> Subscription:
-        """Return the receiving side, for those who lend messages out (`cluster.actors.group_host`)."""
+        """Return the subscription, for the delivery leases of `cluster.actors.group_host`."""
         return self.engine.receiving
 
     @property
     def directory(self) -> Directory:
-        """Return who listens where, as of the last look."""
+        """Return the directory of mailboxes and their channels, as it was last loaded."""
         return self.engine.directory
 
     # -- the local log --------------------------------------------------------------------------------------------
@@ -218,12 +223,12 @@ class Messager(names.ChannelNames):
 
 
 class GroupMessager(Messager):
-    """Be a group in your own process (`Messaging.open_messager`): it sends for its agents, and for no others.
+    """A group in your own process (`Messaging.open_messager`), which sends only for its own agents.
 
-    A from_id of None is the user, and must be written down; `MessagingConfig(strict_senders=False)` lifts both.
+    Each message needs a from_id; None is the user. `MessagingConfig(strict_senders=False)` lifts both rules.
     """
 
-    _says_user = True
+    _user_is_explicit = True
 
     async def send_message(
         self,
@@ -233,4 +238,7 @@ class GroupMessager(Messager):
         to_id: AgentId | None = None,
     ) -> Receipt:
         """Send one message and return its receipt; raises as `Messager.send_message`."""
-        return await self.engine.accept(channel, payload, from_id, to_id)
+        accumulator = self.engine.accepting
+        if accumulator is None:
+            raise self.engine.not_open(Closed)
+        return await accumulator.accept(channel, payload, from_id, to_id)

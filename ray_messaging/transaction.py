@@ -1,4 +1,4 @@
-"""A transaction: what a messager fetched, what it sends and the state it keeps are committed together, or not."""
+"""Transactions: fetched messages, sent messages and a state, which are committed together or not at all."""
 
 import asyncio
 import time
@@ -21,22 +21,22 @@ from ray_messaging.transports.base import Conclusion
 
 
 class Transaction:
-    """Be one step that happens once: use it as an async context manager, by `messager.transaction()`.
+    """A step that happens once: an async context manager, made by `messager.transaction()`.
 
-    At the end of the block the server takes all of it in one call: what was fetched is handled, what was sent is
-    written, `state` is kept. Who leaves the block by an exception has done nothing: what was fetched comes again. So it
-    does after a crash, and the successor finds the state that the last transaction left.
+    At the end of the block the server does all of it in one call: it commits the fetched messages, writes the sent
+    ones, and keeps `state`. After an exception in the block nothing is done, and the fetched messages come again. The
+    same holds after a crash, and the successor finds the state of the last transaction.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._bundle: TransactionBatch | None = None  # while the block runs
+        self._batch: TransactionBatch | None = None  # while the block runs
         self._holding: FetchGate | None = None
         self._state: bytes | None = None
         self._receipts: Receipts | None = None
 
     async def __aenter__(self) -> Self:
-        if self._bundle is not None or self._receipts is not None:
+        if self._batch is not None or self._receipts is not None:
             raise TransactionError("this transaction has begun already: ask for a new one, `messager.transaction()`")
         engine = self._engine
         engine.sending  # noqa: B018 - raises Closed
@@ -52,42 +52,42 @@ class Transaction:
             )
         self._holding = await engine.receiving.hold()
         self._state = self._holding.state
-        self._bundle = TransactionBatch(engine.step)
+        self._batch = TransactionBatch(engine.step)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        bundle, self._bundle = self._running(), None
+        batch, self._batch = self._running(), None
         assert self._holding is not None
         if error is not None:
             self._holding.put_back()
             return
-        bundle.step = self._engine.step
-        bundle.conclusion = self._holding.conclude(self._state, sends=len(bundle) > 0)
-        if bundle.conclusion is None:
+        batch.step = self._engine.step
+        batch.conclusion = self._holding.conclude(self._state, sends=len(batch) > 0)
+        if batch.conclusion is None:
             self._holding.let_go(None)
             self._receipts = Receipts([])
         else:
-            await self._commit(bundle, bundle.conclusion, self._holding)
+            await self._commit(batch, batch.conclusion, self._holding)
 
-    async def _commit(self, bundle: TransactionBatch, conclusion: Conclusion, holding: FetchGate) -> None:
+    async def _commit(self, batch: TransactionBatch, conclusion: Conclusion, holding: FetchGate) -> None:
         try:
-            outbox = self._engine.sending
-            await outbox.transact(bundle)
-        except BaseException:  # it was not even accepted
+            accumulator = self._engine.sending
+            await accumulator.transact(batch)
+        except BaseException:  # it was not accepted
             holding.put_back()
             raise
         try:
-            # It goes on when we are cancelled: whoever comes next asks what became of it.
-            self._receipts = await asyncio.shield(bundle.future)
+            # It goes on if this is cancelled; the next transaction finds out its outcome.
+            self._receipts = await asyncio.shield(batch.future)
         except (OutcomeUnknown, asyncio.CancelledError):
-            holding.doubt(conclusion, partial(_committed, outbox, bundle))
+            holding.doubt(conclusion, partial(_committed, accumulator, batch))
             raise
         except BaseException as error:
             holding.put_back()
             if isinstance(error, Fenced) and self._engine.subscription is not None:
-                await self._engine.subscription.stop(error)  # what comes again is its successor's
+                await self._engine.subscription.stop(error)  # the messages go to its successor
             raise
         holding.let_go(conclusion)
 
@@ -96,19 +96,20 @@ class Transaction:
     async def fetch_messages(
         self, *, limit: int | None = None, timeout: float | None = 0.0, complete: bool = False
     ) -> Messages:
-        """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
+        """Return new messages, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
-        It may be called again, for more; with complete=True it returns all that the server has now. Raises: Fenced,
-        FetchTooLarge, TransactionError after the block.
+        A transaction can fetch several times. With complete=True it returns all that the server has now.
+
+        Raises: Fenced, FetchTooLarge, TransactionError after the block.
         """
         self._running()
         return await self._engine.receiving.fetch_held(limit, timeout, self._running, complete=complete)
 
     @property
     def state(self) -> bytes | None:
-        """Return what the last transaction left, or what this one has set; None: nothing so far.
+        """Return the state of the last transaction, or the one set in this block; None: there is none.
 
-        Setting it raises InvalidPayload for what is not bytes or None, PayloadTooLarge above
+        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge above
         MessagingConfig.state_bytes.
         """
         return self._state
@@ -134,54 +135,54 @@ class Transaction:
     def send_message(
         self, channel: str, payload: Payload, from_id: SenderId = names.OMITTED, to_id: AgentId | None = None
     ) -> None:
-        """Queue one message, which goes at the end of the block.
+        """Queue one message, which is sent at the end of the block.
 
         Raises: InvalidAddress, InvalidPayload, PayloadTooLarge, TransactionError above 16,384 messages.
         """
-        bundle = self._running()
-        sender, recipient, topic, line = self._engine.checked(channel, payload, from_id, to_id)
-        bundle.add([Entry(sender, [recipient], topic, line)], time.time())
+        batch = self._running()
+        sender, recipient, topic, line = self._engine.checks.checked(channel, payload, from_id, to_id)
+        batch.add([Entry(sender, [recipient], topic, line)], time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
         """Queue many messages, all of them or none. Raises as `send_message`."""
-        bundle = self._running()
-        bundle.add(self._engine.entries(messages), time.time())
+        batch = self._running()
+        batch.add(self._engine.checks.entries(messages), time.time())
 
     def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
     ) -> None:
         """Queue n messages given as columns, as `Messager.send_columns` takes them. Raises as `send_message`."""
-        bundle = self._running()
-        chunks = self._engine.columns(from_ids, to_ids, payloads)
+        batch = self._running()
+        chunks = self._engine.checks.columns(from_ids, to_ids, payloads)
         topic = names.check_subtopic(subtopic)
         entries: list[Entry] = []
         for senders, receivers, lines in chunks:
             ids = zip(senders.tolist(), receivers.tolist(), strict=True)
             entries += [Entry(from_id, [to_id], topic, lines.row(row)) for row, (from_id, to_id) in enumerate(ids)]
-        bundle.add(entries, time.time())
+        batch.add(entries, time.time())
 
     # -- after the block ------------------------------------------------------------------------------------------
 
     @property
     def receipts(self) -> Receipts:
-        """Return the receipts of what was sent, in order; raise TransactionError before the end of the block."""
+        """Return the receipts of the messages, in order; raise TransactionError before the end of the block."""
         if self._receipts is None:
-            raise TransactionError("a transaction has receipts after its block, if it was committed")
+            raise TransactionError("a transaction has receipts after the end of its block, if it was committed")
         return self._receipts
 
     def _running(self) -> TransactionBatch:
-        if self._bundle is None:
+        if self._batch is None:
             raise TransactionError("this transaction is not under way: use it within `async with ... as tx:`")
-        return self._bundle
+        return self._batch
 
     def __repr__(self) -> str:
-        where = "open" if self._bundle is not None else "not open" if self._receipts is None else "committed"
+        where = "open" if self._batch is not None else "not open" if self._receipts is None else "committed"
         return f"Transaction(name={self._engine.name!r}, {where})"
 
 
-async def _committed(outbox: Accumulator, bundle: TransactionBatch) -> bool:
-    """Ask the server whether it has a transaction; then no late attempt of it can come any more."""
+async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
+    """Ask the server whether it has a transaction; after that no late attempt of it can arrive."""
     question = TransactionBatch(None)
-    await outbox.transact(question)
+    await accumulator.transact(question)
     await asyncio.shield(question.future)
-    return bundle.number is not None and outbox.transactions >= bundle.number
+    return batch.number is not None and accumulator.transactions >= batch.number

@@ -171,7 +171,7 @@ class Member(Half):
         engine, self.marks = self.messager.engine, {}
         for owner, name, before, after in (
             (self.messager, "send_message", "sent", ""),
-            (engine.sending.judge, "judge", "asked", "judged"),
+            (engine.sending.verdict_client, "judge", "asked", "judged"),
             (engine.transport, "send", "called", ""),
             (engine.transport, "read", "", "read"),
         ):

@@ -1,1 +1,1 @@
-"""The sending side: gather messages into batches, ask for verdicts, cut frames, ship them, tell the senders."""
+"""The sending side of a messager."""

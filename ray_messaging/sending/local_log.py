@@ -1,4 +1,4 @@
-"""The messager's own log: batches as they were settled, rows when somebody asks."""
+"""The local log of a messager, which holds its latest sends."""
 
 from collections import deque
 from itertools import islice
@@ -10,11 +10,11 @@ from ray_messaging.addressing.channels import build_channel
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
 
-_BATCH_BYTES = 900  # what a batch and its outcome take beside the payloads: of lone messages it is the most by far
+_BATCH_BYTES = 900  # of a batch and its outcome beside the payloads: most of what a lone message takes
 
 
 class LocalLog:
-    """Keep the latest sends, up to `limit` messages and `limit_bytes`; the oldest go first, and are counted."""
+    """The latest sends, up to `limit` messages and `limit_bytes`. The oldest are dropped, and counted."""
 
     def __init__(self, exp_id: str, limit: int, limit_bytes: int) -> None:
         self._exp_id = exp_id
@@ -23,11 +23,11 @@ class LocalLog:
         self._size = 0
         self._nbytes = 0
         self._gone = 0
-        self._batches: deque[tuple[Batch, Outcome]] = deque()
+        self._batches: deque[tuple[Batch, Outcome, int]] = deque()  # with their sizes in bytes
 
     @property
     def dropped(self) -> int:
-        """Return how many sends were forgotten because of the limit."""
+        """Return how many sends were dropped because of the limit."""
         return self._gone + self._excess
 
     @property
@@ -36,19 +36,21 @@ class LocalLog:
         return max(0, self._size - self._limit)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Keep a settled batch."""
+        """Add a settled batch."""
+        nbytes = _BATCH_BYTES
         if batch.lines is not None:
             batch.lines.pack()
-        self._batches.append((batch, outcome))
+            nbytes += batch.lines.nbytes
+        self._batches.append((batch, outcome, nbytes))
         self._size += batch.rows
-        self._nbytes += _nbytes(batch)
+        self._nbytes += nbytes
         while self._batches and (
-            self._size - len(self._batches[0][0]) >= self._limit or self._nbytes > self._limit_bytes
+            self._size - self._batches[0][0].rows >= self._limit or self._nbytes > self._limit_bytes
         ):
-            oldest, _ = self._batches.popleft()
-            self._size -= len(oldest)
-            self._nbytes -= _nbytes(oldest)
-            self._gone += len(oldest)
+            oldest, _, freed = self._batches.popleft()
+            self._size -= oldest.rows
+            self._nbytes -= freed
+            self._gone += oldest.rows
 
     def clear(self) -> None:
         """Forget everything."""
@@ -58,7 +60,7 @@ class LocalLog:
 
     def rows(self) -> list[dict[str, Any]]:
         """Build a dict per send, the oldest first."""
-        rows = ((batch, outcome, row) for batch, outcome in self._batches for row in range(batch.rows))
+        rows = ((batch, outcome, row) for batch, outcome, _ in self._batches for row in range(batch.rows))
         return [self._row(*found) for found in islice(rows, self._excess, None)]
 
     def _row(self, batch: Batch, outcome: Outcome, row: int) -> dict[str, Any]:
@@ -78,7 +80,3 @@ class LocalLog:
             "reason": receipt.reason,
             "message_id": receipt.message_id,
         }
-
-
-def _nbytes(batch: Batch) -> int:
-    return _BATCH_BYTES + (0 if batch.lines is None else batch.lines.nbytes)

@@ -1,4 +1,4 @@
-"""The errors of messages that were not taken, or of which nobody knows."""
+"""The errors of messages that were not sent, or may not have been."""
 
 from ray_messaging.errors import (
     ConfigError,
@@ -13,52 +13,52 @@ from ray_messaging.sending.delivery.frame_router import OutboundFrame
 from ray_messaging.transports.base import Conclusion, Published
 
 STALE = (
-    "the interceptor that answers has a successor, which could not be asked in time, so nothing was sent: look at its "
+    "the interceptor that answers has a successor, which did not answer in time, so nothing was sent: look at its "
     "actor, or set the new one by set_message_interceptor, then send again"
 )
 
 
-def full(crate: OutboundFrame, *, log: bool = False) -> MailboxFull:
-    """Build the error for a reader, or an event log, that does not keep up."""
-    placed = sorted(set[str]().union(*crate.posting.placed.values()))
+def full(frame: OutboundFrame, *, log: bool = False) -> MailboxFull:
+    """Build the error for a mailbox, or an event log, that stayed full."""
+    placed = sorted(set[str]().union(*frame.in_flight.placed.values()))
     others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
     if log:
         return MailboxFull(
             "the event log did not keep up, so these messages were not written, nor let through: look at "
             "messaging.stats()['log'] (is its disk full?), or raise MessagingConfig.mailbox_messages or "
             f"mailbox_bytes{others}",
-            mailbox=crate.mailbox,
+            mailbox=frame.mailbox,
         )
     return MailboxFull(
-        f"mailbox {crate.mailbox!r} stayed full, so these messages were not written there: its reader does not keep "
+        f"mailbox {frame.mailbox!r} stayed full, so these messages were not written there: its reader does not keep "
         f"up. Fetch there, or raise MessagingConfig.mailbox_messages or mailbox_bytes{others}",
-        mailbox=crate.mailbox,
+        mailbox=frame.mailbox,
     )
 
 
-def too_large(crate: OutboundFrame, limit: int) -> PayloadTooLarge:
-    """Build the error for a frame that a mailbox could not hold if it were empty; `limit` in bytes."""
+def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
+    """Build the error for a frame that is too large for an empty mailbox; `limit` in bytes."""
     return PayloadTooLarge(
-        f"mailbox {crate.mailbox!r} cannot hold {len(crate.frame):,} bytes, not even when it is empty: send a "
+        f"mailbox {frame.mailbox!r} cannot hold {len(frame.data):,} bytes, not even when it is empty: send a "
         "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
-        size=len(crate.frame),
+        size=len(frame.data),
         limit=limit,
     )
 
 
-def above_the_servers_limit(crate: OutboundFrame, limit: int) -> PayloadTooLarge:
-    """Build the error for a frame that the server does not carry; `limit` in bytes, as far as it is known."""
+def above_the_servers_limit(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
+    """Build the error for a frame that is too large for the server; `limit` in bytes, as far as it is known."""
     return PayloadTooLarge(
-        f"the server does not carry {len(crate.frame):,} bytes at a time (its limit is about {limit:,}), so this "
-        f"message to mailbox {crate.mailbox!r} was not sent: send a reference to the data instead, or raise its limit "
+        f"the server does not carry {len(frame.data):,} bytes at a time (its limit is about {limit:,}), so this "
+        f"message to mailbox {frame.mailbox!r} was not sent: send a reference to the data instead, or raise its limit "
         "(of an MQTT broker: max_packet_size, message_size_limit)",
-        size=len(crate.frame),
+        size=len(frame.data),
         limit=limit,
     )
 
 
 def not_published(publication: Published) -> PayloadTooLarge:
-    """Build the error for a message that the server refused for its size, where no mailbox listens."""
+    """Build the error for a publication that the server refused for its size."""
     return PayloadTooLarge(
         f"the server takes no message of {len(publication.data):,} bytes, so this one on {publication.channel!r} was "
         "not sent: send a reference to the data instead, or raise the server's limit",
@@ -67,8 +67,8 @@ def not_published(publication: Published) -> PayloadTooLarge:
     )
 
 
-def unjudged() -> ConfigError:
-    """Build the error for messages of which no interceptor was asked, though the experiment has one."""
+def no_verdicts() -> ConfigError:
+    """Build the error for messages without verdicts in an experiment that has an interceptor."""
     return ConfigError(
         "this experiment has an interceptor, and this messager does not ask it, so nothing was sent: pass "
         "messaging.interceptor to Messager(config, exp_id, messaging.interceptor)"
@@ -76,7 +76,7 @@ def unjudged() -> ConfigError:
 
 
 def undecided(limit_s: float) -> InterceptorUnavailable:
-    """Build the error for messages that a slow rule did not judge before their messager was closed."""
+    """Build the error for messages that a slow rule did not judge before their messager closed."""
     return InterceptorUnavailable(
         f"a slow rule gave no verdict within {limit_s:g} s of this messager's closing, so nothing was sent: look at "
         "what the rule waits for, or await the receipts before you close"
@@ -93,7 +93,7 @@ def fenced(sender: str, epoch: int) -> Fenced:
 
 
 def reader_fenced(conclusion: Conclusion) -> Fenced:
-    """Build the error for a transaction of a reader that has a successor, or the mailbox of which is gone."""
+    """Build the error for a transaction of a reader that has a successor, or lost its mailbox."""
     return Fenced(
         f"somebody newer has taken over {conclusion.mailbox!r}, or removed it, or the server lost it (our epoch is "
         f"{conclusion.epoch}), so nothing of this transaction was done: close this messager; its messages go to its "
@@ -112,7 +112,7 @@ def behind() -> TransactionError:
 
 
 def taken_over() -> OutcomeUnknown:
-    """Build the error for messages that were on their way when a successor came."""
+    """Build the error for messages that were on their way when a successor took over."""
     return OutcomeUnknown(
         "another messager took over this name, or the server lost it, while these messages were on their way"
     )
@@ -123,10 +123,10 @@ def cut_off(why: Exception) -> OutcomeUnknown:
     return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
 
 
-def untold(cause: Exception) -> OutcomeUnknown:
-    """Build the error for messages that are where they belong, of which the event log could not be told."""
+def unlogged(cause: Exception) -> OutcomeUnknown:
+    """Build the error for messages that were written but could not be logged."""
     error = OutcomeUnknown(
-        f"these messages were sent and may have been read, but the event log could not be told of them ({cause}): do "
+        f"these messages were sent and may have been read, but the event log could not record them ({cause}): do "
         "not send them again; look at messaging.stats()['log']"
     )
     error.__cause__ = cause
@@ -134,7 +134,7 @@ def untold(cause: Exception) -> OutcomeUnknown:
 
 
 def unknown(cause: Exception) -> OutcomeUnknown:
-    """Build the error for messages of which the server could not be asked."""
+    """Build the error for messages on their way to a server that does not answer."""
     error = OutcomeUnknown(
         f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "
         "until this messager reaches the server again. Look on the other side, or send again"

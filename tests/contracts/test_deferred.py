@@ -312,8 +312,8 @@ async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, i
     sends = [asyncio.create_task(sender.send_message(channel, {"n": n, "slow": n < 6}, from_id=5)) for n in (4, 5)]
 
     async def held():
-        lanes = sender.engine.shipper._lanes
-        return receiver.name in lanes and sum(crate.count for crate in lanes[receiver.name].crates) == 2
+        lanes = sender.engine.frame_sender.queues
+        return receiver.name in lanes and sum(frame.count for frame in lanes[receiver.name].frames) == 2
 
     await until(held)
     slow = Held("slow", at_once=known)
@@ -347,8 +347,8 @@ async def test_a_directory_that_changes_turns_no_pair_round(messagers, intercept
     )
 
     def held():
-        lanes = sender.engine.shipper._lanes
-        return [sum(crate.count for crate in lanes[box.name].crates) if box.name in lanes else 0 for box in boxes]
+        lanes = sender.engine.frame_sender.queues
+        return [sum(frame.count for frame in lanes[box.name].frames) if box.name in lanes else 0 for box in boxes]
 
     async def both():
         return held() == [1, 3]
@@ -512,7 +512,7 @@ async def test_one_that_waits_does_not_hold_the_bytes_of_its_batch(messagers, in
         assert await asyncio.wait_for(sender.send_message(channel, big, from_id=n), WAIT_S)
     slow.release()
     assert await waiting
-    assert (sender.engine.outbox.room.rows, sender.engine.outbox.room.nbytes) == (0, 0)
+    assert (sender.engine.accumulator.capacity.rows, sender.engine.accumulator.capacity.nbytes) == (0, 0)
 
 
 @pytest.mark.parametrize("behind", [0, 3])

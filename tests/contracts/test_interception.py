@@ -296,14 +296,14 @@ async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judge
     channels = [sender.get_agent_chat_channel(agent) for agent in (1, 2)]
     await sender.send_messages([Outgoing(channel, {"n": 0}, from_id=5) for channel in channels for _ in range(4)])
     sends = asyncio.create_task(sender.send_messages([Outgoing(channel, {"n": 1}, from_id=5) for channel in channels]))
-    lanes = sender.engine.shipper._lanes
+    lanes = sender.engine.frame_sender.queues
 
     async def held():
-        return all(box.name in lanes and lanes[box.name].crates for box in boxes)
+        return all(box.name in lanes and lanes[box.name].frames for box in boxes)
 
     await until(held)
-    lanes[boxes[1].name].crates[0].deadline += 60
-    posting = lanes[boxes[1].name].crates[0].posting
+    lanes[boxes[1].name].frames[0].deadline += 60
+    posting = lanes[boxes[1].name].frames[0].in_flight
 
     async def given_up():
         return bool(posting.errors)
@@ -400,11 +400,11 @@ async def test_a_rewritten_broadcast_is_still_shared(messagers):
 
 @pytest.mark.beyond_mqtt("event-log")
 async def test_what_goes_to_no_mailbox_is_split_too(messagers, monkeypatch):
-    monkeypatch.setattr(cutter, "_CRATE_BYTES", 10_000)
+    monkeypatch.setattr(cutter, "_UNOWNED_BYTES", 10_000)
     sender = await messagers(Interceptor("x", [Loud()]))
     transport = sender.engine.transport
     epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
-    await sender.engine.shipper.reload()
+    await sender.engine.frame_sender.reload()
     texts = [{"text": "x" * 3000 + str(n)} for n in range(20)]
     assert (await sender.send_columns(None, [1] * 20, texts)).counts()["blocked"] == 20
     assert (await sender.send_columns(7, [1] * 20, texts)).counts()["undeliverable"] == 20

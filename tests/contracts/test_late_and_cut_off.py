@@ -125,7 +125,7 @@ async def test_whoever_sends_first_is_told_when_closing_is_cut_short(messagers):
             await messager.close()
     with pytest.raises(Closed):
         await sending
-    await messager.engine.outbox.flush()
+    await messager.engine.accumulator.flush()
 
 
 async def test_a_transaction_that_waits_for_room_is_not_stuck(messagers, shop):
@@ -139,13 +139,13 @@ async def test_a_transaction_that_waits_for_room_is_not_stuck(messagers, shop):
         async with bank.transaction() as tx:
             tx.send_message(channel, {"n": 1}, 1)
 
-    pump, leaving = bank.engine.outbox._pump, asyncio.create_task(leave())
+    pump, leaving = bank.engine.accumulator._send_loop, asyncio.create_task(leave())
     try:
         async with asyncio.timeout(WAIT_S):
-            while bank.engine.outbox.room.rows == 0:  # noqa: ASYNC110 - what is awaited has no event
+            while bank.engine.accumulator.capacity.rows == 0:  # noqa: ASYNC110 - what is awaited has no event
                 await asyncio.sleep(0)
             pump.turned_at = 0.0
-            while bank.engine.outbox.loop().stuck:  # noqa: ASYNC110 - as above
+            while bank.engine.accumulator.health().stuck:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.005)
         assert not leaving.done()
     finally:

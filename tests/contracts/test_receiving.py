@@ -674,7 +674,7 @@ async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers
     waiting = asyncio.create_task(sender.send_message("news", {"n": 4}))
 
     async def held():
-        return sender.engine.outbox._pump._shipper.retry_at is not None
+        return sender.engine.accumulator._send_loop._frames.retry_at is not None
 
     await until(held)
     late = await messagers(listen=["news"])

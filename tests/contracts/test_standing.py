@@ -148,7 +148,7 @@ async def test_a_change_waits_for_a_server_that_is_away(actor, throne, messagers
     await asyncio.wait({change}, timeout=0.05)
     assert await send(sender, (1, 1)) == "d"
     await (
-        sender.engine.outbox.judge._delegated_rules.close()
+        sender.engine.accumulator.verdict_client._delegated_rules.close()
     )  # it asks for the new rules, and gets none before the old ended
     assert await send(sender, (1, 1)) == "d"
     await asyncio.wait({change}, timeout=0.05)
@@ -210,7 +210,7 @@ async def test_a_write_that_comes_late_brings_nothing_back(actor, throne, messag
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     assert await throne.stand(actor.interceptor.epoch, old)  # an attempt over an older connection
-    sender.engine.outbox.judge._delegated_rules._until = 0.0
+    sender.engine.accumulator.verdict_client._delegated_rules._until = 0.0
     assert await send(sender, (7, 1)) == "b"
     successor = await throne.enthrone()
     assert not await throne.stand(actor.interceptor.epoch, old + 5)
@@ -254,7 +254,7 @@ async def test_an_interceptor_that_was_fenced_lets_nothing_pass(actor, throne, m
 async def test_a_lane_that_is_cut_ends_the_grant_at_once(actor, messagers):
     sender, _ = await messagers(actor, interceptor_timeout_s=WAIT_S), await messagers(host=[1])
     await passed(sender)
-    lane, actor.address = sender.engine.outbox.judge._lane, None
+    lane, actor.address = sender.engine.accumulator.verdict_client._lane, None
     await actor.server.close()
 
     async def noticed():
@@ -301,7 +301,7 @@ async def test_the_lease_is_renewed_while_messages_pass_and_by_answers(actor, me
     monkeypatch.setattr(granted, "_ASK_AGAIN_S", 0.0)
     sender, receiver = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    grant = sender.engine.outbox.judge._delegated_rules
+    grant = sender.engine.accumulator.verdict_client._delegated_rules
 
     async def renewed(until):
         await send(sender, (1, 1))
@@ -341,10 +341,10 @@ async def test_what_has_passed_is_counted(actor, messagers):
 async def test_what_waits_and_passes_twice_counts_once(actor, messagers):
     sender, receiver = await messagers(actor), await messagers(host=[1], mailbox_messages=10)
     count, waiting = await passed(sender) + 30, []
-    begun = sender.engine.outbox.batches
+    begun = sender.engine.accumulator.batches
 
     async def posted(number):
-        return sender.engine.outbox.batches >= begun + number
+        return sender.engine.accumulator.batches >= begun + number
 
     for number in range(1, 31):  # a batch each, of which most wait for room
         waiting.append(asyncio.create_task(send(sender, (1, 1))))
@@ -353,7 +353,7 @@ async def test_what_waits_and_passes_twice_counts_once(actor, messagers):
     async with asyncio.timeout(WAIT_S):
         while not all(fate.done() for fate in waiting):
             await receiver.fetch_messages()
-    await sender.engine.outbox.judge._delegated_rules.close()
+    await sender.engine.accumulator.verdict_client._delegated_rules.close()
     assert actor.interceptor.judged == count
 
 

@@ -26,7 +26,7 @@ from ray_messaging import (
 from ray_messaging.interception.rules import BlackList, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending.delivery import transactions as transacting
+from ray_messaging.sending.delivery import transaction_sender as transacting
 from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.wire.frames import decode
@@ -250,7 +250,7 @@ async def test_sends_before_and_after_keep_their_order(bank, shop):
     assert numbers(await fetch_all(shop, 13)) == [0, 1, 2, 3, 4, "meanwhile", 5, 6, 6, 7, 8, 9, 10]
     assert len(tx.receipts) == 5
     assert len(set(tx.receipts.message_ids)) == 5
-    room = bank.engine.outbox.room
+    room = bank.engine.accumulator.capacity
     assert (room.rows, room.nbytes) == (0, 0)
     assert [row["payload"]["n"] for row in bank.get_log_list()][6:11] == [5, 6, 6, 7, 8]
 
@@ -510,7 +510,7 @@ async def test_slow_rules_are_waited_for(messagers, shop):
 
 async def break_send(bank, *, before):
     """Have the next call of a messager's transport end without an answer: before it was made, or after."""
-    await bank.engine.shipper.reload()  # so that it is no call that is refused
+    await bank.engine.frame_sender.reload()  # so that it is no call that is refused
     transport, real = bank.engine.transport, bank.engine.transport.send
 
     async def send(request):
@@ -570,7 +570,7 @@ async def test_a_call_that_comes_twice_has_its_effect_once(bank, shop, store):
     """A transport repeats by itself what a cut connection left open."""
     await feed(shop, 1, 2)
     news = await store.subscribe("news")
-    await bank.engine.shipper.reload()
+    await bank.engine.frame_sender.reload()
     transport, real = bank.engine.transport, bank.engine.transport.send
 
     async def send(request):
@@ -671,7 +671,7 @@ async def test_a_server_that_lost_a_transaction_gets_no_other_one(bank, shop, st
     else:
         await store.client.hset(store.keys.sender("bank"), "transactions", 1)
     if fences:
-        await bank.engine.shipper._fence()
+        await bank.engine.frame_sender.take_epoch()
     for _ in range(2):
         with pytest.raises(TransactionError, match="restored from a backup"):
             await step(bank, 1)
@@ -825,7 +825,7 @@ async def test_it_takes_so_many_messages_and_bytes(messagers, shop, monkeypatch)
         with pytest.raises(TransactionError, match="16,384"):
             tx.send_message(to(bank, 2), {"n": 2})
     assert tx.receipts.counts()["delivered"] == 16_384
-    assert bank.engine.outbox.room.nbytes == 0
+    assert bank.engine.accumulator.capacity.nbytes == 0
     async with bank.transaction() as tx:
         for _ in range(4):
             tx.send_message(to(bank, 3), {"n": "x" * (8 * 2**20 - 100)})

@@ -85,7 +85,7 @@ async def test_a_sender_forgets_mailboxes_that_are_gone(messagers, store, monkey
     await sender.send_message("nobody", {})
     [written] = (await store.senders()).values()
     assert len(written - {""}) <= 4
-    assert len(sender.engine.shipper._lanes._written) <= 5
+    assert len(sender.engine.frame_sender.queues._written) <= 5
 
 
 async def test_a_name_that_comes_again_gets_each_message_once(messagers, store, monkeypatch):

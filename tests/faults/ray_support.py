@@ -91,7 +91,7 @@ def holder_of(actor, point):
     host = actor._host
     engine = host.messager.engine
     if point == "judge":
-        return engine.outbox.judge
+        return engine.accumulator.verdict_client
     return host if point in {"relay", "fetch", "ack"} else engine.transport
 
 

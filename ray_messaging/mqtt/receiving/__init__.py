@@ -1,1 +1,1 @@
-"""Receiving: our mailbox, its session at the broker, the order of its frames, its cursor."""
+"""The receiving side: a mailbox, its arrivals, and its cursors."""

@@ -1,1 +1,1 @@
-"""Gather messages into pending batches until the send loop takes them."""
+"""Messages on their way in: checked, encoded, and collected into pending batches."""

@@ -1,145 +1,399 @@
-"""The outbox: while one batch is under way, the next one gathers."""
+"""The accumulator, which collects messages into batches, and its limits."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from time import monotonic
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import repeat, starmap
+from time import monotonic, time
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.channels import AgentId, SenderId
+from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.sending import send_errors as refusals
-from ray_messaging.sending.accumulation.gathering import Check, Gathering
-from ray_messaging.sending.accumulation.pending_batch import TransactionBatch
+from ray_messaging.model.payload_column import LINE_END, encode_dict
+from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.sending import send_errors
+from ray_messaging.sending.accumulation.message_checks import MessageChecks
+from ray_messaging.sending.accumulation.pending_batch import (
+    LARGE_LINE,
+    ROW_CELLS,
+    BulkWaiter,
+    Entry,
+    PendingBatch,
+    RowBatch,
+    TransactionBatch,
+)
+from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
 from ray_messaging.sending.delivery.send_loop import SendLoop
-from ray_messaging.sending.delivery.transaction_sender import Concluder
+from ray_messaging.sending.local_log import LocalLog
+
+_TOO_LONG = 64  # bits
+_NONE_OPEN = RowBatch(None)  # no message is appended to it
 
 
-class Accumulator(Gathering):
-    """Gather messages for a pump, and see all of them to their end."""
+class CapacityLimiter:
+    """The messages and bytes of payload that were accepted and have no receipt yet, and their limits."""
+
+    __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self.rows = 0
+        self.nbytes = 0
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        self.waited_for = False  # a waiting caller comes before a new one
+        self._turns: deque[asyncio.Future[None]] = deque()
+        self._admitted: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Tell whether a limit is reached."""
+        return self.rows >= self.max_rows or self.nbytes >= self.max_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Tell whether a new caller must wait: a limit is reached, or others wait already."""
+        return self.waited_for or self.rows >= self.max_rows or self.nbytes >= self.max_bytes
+
+    async def wait(self) -> None:
+        """Wait for a turn; the caller must accept something before it awaits anything else."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        self._admit()
+        try:
+            await turn
+        finally:
+            if self._admitted is turn:
+                self._admitted = None
+                self.waited_for = bool(self._turns)
+                asyncio.get_running_loop().call_soon(self._admit)
+
+    def give_back(self, rows: int, nbytes: int) -> None:
+        """Free the capacity of messages that have their receipts."""
+        self.rows -= rows
+        self.nbytes -= nbytes
+        if self.waited_for:
+            self._admit()
+
+    def fail(self, error: MessagingError) -> None:
+        """Give all waiting callers the error."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_exception(error.with_traceback(None))
+        self.waited_for = self._admitted is not None
+
+    def _admit(self) -> None:
+        while self._turns and self._admitted is None and not self.full:
+            turn = self._turns.popleft()
+            if not turn.done():  # else its caller was cancelled
+                self._admitted = turn
+                turn.set_result(None)
+        self.waited_for = self._admitted is not None or bool(self._turns)
+
+
+class Accumulator:
+    """The batches that wait for the send loop; the open one collects messages until the send loop takes it."""
 
     def __init__(
         self,
-        shipper: Concluder,
-        judge: VerdictClient,
+        frames: FrameSender,
+        verdict_client: VerdictClient,
         settings: MessagingConfig,
-        settled: Callable[[InFlightBatch], None],
-        addresses: Mapping[str, tuple[AgentId | None, str]],
-        check: Check,
+        checks: MessageChecks,
+        log: LocalLog,
     ) -> None:
-        self._pump = SendLoop(shipper, judge, settings, self.take, self._finish, self._break, self._closed)
-        super().__init__(settings, addresses, check, self._pump.wake)
-        self._patience_s = settings.send_timeout_s + settings.interceptor_timeout_s  # of whoever closes
-        self._settled = settled
-        self._bulks = 0
-        self._idle: list[asyncio.Future[None]] = []
+        self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
+        self.broken: MessagingError | None = None  # why nothing is accepted any more
+        self._checks = checks
+        self._addresses = checks.addresses
+        self._log = log
+        self._small = min(LARGE_LINE, settings.payload_bytes)  # a shorter payload needs no further check
+        self._close_within_s = settings.send_timeout_s + settings.interceptor_timeout_s
+        self._step: int | None = None
+        self._pending: deque[PendingBatch] = deque()
+        self._open = _NONE_OPEN
+        self._cells = _NONE_OPEN.cells
+        # A future for each message that the open batch accepts without a look at the capacity.
+        self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
+        self._loop = asyncio.get_running_loop()
+        self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
+        self._bulks = 0  # bulk sends and transactions that are not finished
+        self._flushes: list[asyncio.Future[None]] = []
+        self._send_loop = SendLoop(frames, verdict_client, settings, self)
 
     @property
-    def judge(self) -> VerdictClient:
-        """Return who gives verdicts; another one can be set, for the batches from then on."""
-        return self._pump.judge
+    def verdict_client(self) -> VerdictClient:
+        """Return the client that gets the verdicts; a new one counts from the next batch on."""
+        return self._send_loop.verdict_client
 
-    @judge.setter
-    def judge(self, judge: VerdictClient) -> None:
-        self._pump.judge = judge
+    @verdict_client.setter
+    def verdict_client(self, verdict_client: VerdictClient) -> None:
+        self._send_loop.verdict_client = verdict_client
+
+    @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on messages as they are accepted."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        if step != self._step:
+            self._step = step
+            self._close_batch()  # all messages of a batch have the same step
+
+    # -- counters -------------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Return how many messages were accepted and have no receipt yet."""
+        self._count()
+        return self.capacity.rows
 
     @property
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule, or behind one that does."""
-        return len(self._pump.deferred)
+        return len(self._send_loop.deferred)
 
     @property
     def batches(self) -> int:
         """Return how many batches were sent."""
-        return self._pump.batches
-
-    def loop(self) -> TaskHealth:
-        """Tell how sending is doing; what waits for a slow rule is no work that is left undone."""
-        error = "" if self.broken is None else str(self.broken)
-        busy = self.rows > self.deferred
-        return TaskHealth("outbox", self._pump.alive, busy, monotonic() - self._pump.turned_at, error)
-
-    async def transact(self, bundle: TransactionBatch) -> None:
-        """Accept a transaction when there is room; its future tells what becomes of it."""
-        self._raise_if_broken()
-        if len(bundle):
-            await self.enter()
-        self._bulks += 1
-        bundle.future.add_done_callback(self.concluded)
-        self.put(bundle, bundle.nbytes, bundle.future)
-
-    def begun(self) -> None:
-        """Note that a send of several parts has begun; `concluded` tells its end."""
-        self._bulks += 1
-
-    def concluded(self, _future: object = None) -> None:
-        """Note the end of a send of several parts, or of a transaction."""
-        self._bulks -= 1
-        self._tell_idle()
+        return self._send_loop.batches
 
     @property
     def transactions(self) -> int:
-        """Return how many transactions the server has, as far as we were told."""
-        return self._pump.transactions
+        """Return how many transactions the server has, as far as is known here."""
+        return self._send_loop.transactions
+
+    def health(self) -> TaskHealth:
+        """Return the health of the send loop. Messages that wait for a slow rule do not make it busy."""
+        error = "" if self.broken is None else str(self.broken)
+        busy = self.rows > self.deferred
+        return TaskHealth("outbox", self._send_loop.alive, busy, monotonic() - self._send_loop.turned_at, error)
+
+    # -- accepting ------------------------------------------------------------------------------------------------
+
+    def accept(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> Awaitable[Receipt]:
+        """Check and accept one message, at once if there is capacity.
+
+        Returns: an awaitable for the receipt; await it before anything else.
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
+        """
+        # The common case, with all calls inlined: one function call costs a twentieth of the whole send.
+        if type(payload) is dict and type(from_id) is int:
+            try:
+                recipient, topic = self._addresses[channel]
+                line = encode_dict(payload)
+            except Exception:  # noqa: BLE001 - a new channel or bad input: the full check finds out
+                return self.append(*self._checks.checked(channel, payload, from_id, to_id))
+            if (
+                (to_id is None or (type(to_id) is int and to_id == recipient))
+                and (from_id.bit_length() < _TOO_LONG if (known := self._checks.known) is None else from_id in known)
+                and len(line) < self._small
+                and LINE_END not in line
+            ):
+                future = next(self._futures, None)
+                if future is None:
+                    return self._append_counted(from_id, recipient, topic, line)
+                cells = self._cells
+                cells += (from_id, recipient, topic, line, time(), future)
+                return future
+        return self.append(*self._checks.checked(channel, payload, from_id, to_id))
+
+    def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
+        """Accept one checked message, at once if there is capacity; await the result before anything else."""
+        future = next(self._futures, None) if len(line) < LARGE_LINE else None
+        if future is None:
+            return self._append_counted(from_id, to_id, topic, line)
+        self._cells += (from_id, to_id, topic, line, time(), future)
+        return future
+
+    def _append_counted(
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
+    ) -> Awaitable[Receipt]:
+        """Accept one message, once the capacity allows it."""
+        if self._open is not _NONE_OPEN:
+            self._count()
+        if self.capacity.crowded:
+            return self._append_in_turn(from_id, to_id, topic, line)
+        if self.broken is not None:
+            raise self.broken.with_traceback(None)
+        return self._append(from_id, to_id, topic, line)
+
+    async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
+        await self.enter()
+        return await self._append(from_id, to_id, topic, line)
+
+    def _append(
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
+    ) -> "asyncio.Future[Receipt]":
+        size, capacity = len(line) + 1, self.capacity
+        batch = self._batch_for(size if size > LARGE_LINE else 0)
+        future, cells = self._new_future(), batch.cells
+        cells += (from_id, to_id, topic, line, time(), future)
+        batch.counted = len(cells)
+        batch.nbytes += size
+        capacity.nbytes += size
+        capacity.rows += 1
+        if batch.counted > ROW_CELLS:  # a lone message takes the shortest path
+            self._prepare_futures()
+        self._send_loop.wake()  # it sleeps only while no batch is open
+        return future
+
+    def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
+        """Accept messages with several recipients, as part of one batch; `enter` comes first."""
+        now, large = time(), max(len(entry.line) + 1 for entry in entries)
+        self._count()
+        nbytes = sum(len(entry.line) + 1 for entry in entries)
+        batch = self._batch_for(nbytes if large > LARGE_LINE else 0)
+        low = len(batch)
+        for entry in entries:
+            batch.extend(entry, now)
+        self.capacity.nbytes += nbytes
+        batch.nbytes += nbytes
+        future: asyncio.Future[Receipts] = self._loop.create_future()
+        batch.bulks.append(BulkWaiter(low, len(batch), future))
+        self.capacity.rows += len(batch) - low
+        batch.counted = len(batch.cells)
+        self._prepare_futures()
+        self._send_loop.wake()
+        return future
+
+    def put(self, pending: PendingBatch, nbytes: int) -> None:
+        """Accept a whole batch, with so many bytes of payload; `enter` comes first."""
+        self._close_batch()  # later messages go behind it
+        self._pending.append(pending)
+        self.capacity.rows += len(pending)
+        self.capacity.nbytes += nbytes
+        self._send_loop.wake()
+
+    async def enter(self) -> None:
+        """Wait until there is capacity, in turn; the caller must accept something before it awaits anything else."""
+        self._count()
+        if self.capacity.crowded:
+            self._futures = iter(())  # a new message must not overtake this one
+            await self.capacity.wait()
+        if self.broken is not None:
+            raise self.broken.with_traceback(None)
+
+    async def transact(self, transaction: TransactionBatch) -> None:
+        """Accept a transaction when there is capacity; its future gets the receipts."""
+        if self.broken is not None:
+            raise self.broken.with_traceback(None)
+        if len(transaction):
+            await self.enter()
+        self._bulks += 1
+        transaction.future.add_done_callback(self.bulk_done)
+        self.put(transaction, transaction.nbytes)
+
+    # -- the open batch -------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Count the messages that the open batch accepted without a look at the capacity."""
+        batch = self._open
+        if len(batch.cells) > batch.counted:
+            lines = batch.lines(batch.counted)
+            nbytes = sum(map(len, lines)) + len(lines)
+            self.capacity.rows += len(lines)
+            self.capacity.nbytes += nbytes
+            batch.nbytes += nbytes
+            batch.counted = len(batch.cells)
+
+    def _prepare_futures(self) -> None:
+        """Prepare a future for each small message that surely fits in."""
+        batch, capacity = self._open, self.capacity
+        free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
+        rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)
+        self._futures = starmap(self._new_future, repeat((), 0 if capacity.waited_for else max(0, rows)))
+
+    def _close_batch(self) -> None:
+        """Have later messages begin another batch."""
+        self._count()
+        self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
+
+    def _batch_for(self, large: int) -> RowBatch:
+        """Return the batch to append to, which is counted; `large` is the size of the large payloads that come."""
+        if self._open is _NONE_OPEN or len(self._open) >= BATCH_ROWS or not self._open.holds(large):
+            batch = RowBatch(self._step)
+            self._open, self._cells, self._futures = batch, batch.cells, iter(())
+            self._pending.append(batch)
+        self._open.large += large
+        return self._open
+
+    # -- for the send loop ----------------------------------------------------------------------------------------
+
+    def take(self) -> PendingBatch | None:
+        """Return the next batch; later messages go behind it."""
+        if not self._pending:
+            return None
+        pending = self._pending.popleft()
+        if pending is self._open:
+            self._close_batch()
+        return pending
+
+    def rows_done(self, rows: int, nbytes: int) -> None:
+        """Free the capacity of rows that have their receipts, even if others of their batch still wait."""
+        self.capacity.give_back(rows, nbytes)
+
+    def batch_done(self, batch: InFlightBatch) -> None:
+        """Note that all rows of a batch have their receipts."""
+        self._log.add(batch.outgoing, batch.outcome)
+        if self._flushes:
+            self._end_flushes()
+
+    def fail(self, error: MessagingError) -> None:
+        """Give all messages that wait the error, and accept no more."""
+        if self.broken is None:
+            self.broken = error
+        self.capacity.fail(error)
+        while (pending := self.take()) is not None:
+            if isinstance(pending, TransactionBatch):
+                pending.fail(error)
+            if len(pending):
+                self._send_loop.begin(pending).fail(None, error)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
+    def bulk_begun(self) -> None:
+        """Note that a bulk send has begun; `bulk_done` notes its end."""
+        self._bulks += 1
+
+    def bulk_done(self, _future: object = None) -> None:
+        """Note the end of a bulk send or of a transaction."""
+        self._bulks -= 1
+        self._end_flushes()
+
+    def _end_flushes(self) -> None:
+        if self._flushes and self.rows == 0 and self._bulks == 0:
+            for done in self._flushes:
+                if not done.done():
+                    done.set_result(None)
+            self._flushes.clear()
+
     async def flush(self) -> None:
-        """Wait until all that was accepted has its receipt."""
+        """Wait until everything accepted has its receipt."""
         if self.rows or self._bulks:
             done = self._loop.create_future()
-            self._idle.append(done)
+            self._flushes.append(done)
             await done
 
     async def close(self) -> None:
-        """Send what was accepted, then stop; who waits for a slow rule is not waited for without end."""
+        """Send everything accepted, then stop; messages that wait for a slow rule get an error after some time."""
         try:
-            if self.broken is None:
-                await self._finish_up()
+            async with asyncio.timeout(self._close_within_s):
+                if self.broken is None:
+                    await self.flush()
+        except TimeoutError:
+            self._send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
+            self._send_loop.wake()  # a transaction may wait for them
+            await self.flush()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))
 
-    async def _finish_up(self) -> None:
-        """Wait until all has its receipt; what still waits for a slow rule after a while gets an error."""
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await self.flush()
-        except TimeoutError:
-            self._pump.deferred.give_up(refusals.undecided(self._patience_s))
-            self._pump.wake()  # a transaction may wait for them
-            await self.flush()
-
-    async def stop(self, why: MessagingError) -> None:
-        """Stop at once; what has no receipt yet gets the error."""
-        await self._pump.stop(why)
-        self._break(why)
-
-    # -- for the pump ---------------------------------------------------------------------------------------------
-
-    def _closed(self, rows: int, nbytes: int) -> None:
-        """Make room for what has its receipts: a batch of which some wait for long must not hold others up."""
-        self.room.give_back(rows, nbytes)
-
-    def _finish(self, posting: InFlightBatch) -> None:
-        self._settled(posting)
-        self._tell_idle()
-
-    def _tell_idle(self) -> None:
-        if self._idle and self.rows == 0 and self._bulks == 0:
-            for done in self._idle:
-                if not done.done():
-                    done.set_result(None)
-            self._idle.clear()
-
-    def _break(self, error: MessagingError) -> None:
-        """Give everybody who waits the error."""
-        if self.broken is None:
-            self.broken = error
-        self.room.fail(error)
-        while (parcel := self.take()) is not None:
-            if isinstance(parcel, TransactionBatch):
-                parcel.fail(error)
-            if len(parcel):
-                self._pump.post(parcel).fail(None, error)
+    async def stop(self, error: MessagingError) -> None:
+        """Stop at once; messages without a receipt get the error."""
+        await self._send_loop.stop(error)
+        self.fail(error)

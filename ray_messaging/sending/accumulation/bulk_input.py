@@ -1,4 +1,4 @@
-"""What users pass to bulk sends, checked and encoded before anything is sent."""
+"""The messages of bulk sends, checked and encoded before anything is sent."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from ray_messaging.message import Outgoing
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn, encode_payload
-from ray_messaging.sending.accumulation.allowed_senders import unnamed
+from ray_messaging.sending.accumulation.allowed_senders import no_from_id
 from ray_messaging.sending.accumulation.pending_batch import Entry, RowBatch
 from ray_messaging.wire.frames import encode
 
 
 class ColumnChunk(NamedTuple):
-    """Some rows of a columnar send."""
+    """Some rows of a send by columns."""
 
     from_ids: IdColumn
     to_ids: IdColumn
@@ -33,9 +33,9 @@ def entries_of(
     limit_bytes: int,
     group: str | None = None,
 ) -> list[Entry]:
-    """Check and encode messages; raise what the first bad one is guilty of.
+    """Check and encode messages; raise the error of the first bad one.
 
-    Args: group names who sends for its own agents alone: a message that does not say whose it is cannot be sent there.
+    Args: group is the name of a sender that sends only for its own agents: there each message needs a from_id.
     """
     entries: list[Entry] = []
     for message in messages:
@@ -56,12 +56,12 @@ def entries_of(
                 part: list[AgentId | None] = [*message.to_ids[start : start + BATCH_ROWS]]
                 entries.append(Entry(message.from_id, part, message.subtopic, line))
     if group is not None and any(message.unnamed for message in messages):
-        raise unnamed(group)
+        raise no_from_id(group)
     return entries
 
 
 def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:
-    """Check and encode columns, in chunks of a batch; raise InvalidColumns, InvalidAddress, InvalidPayload."""
+    """Check and encode columns, in chunks of at most a batch; raise InvalidColumns, InvalidAddress, InvalidPayload."""
     receivers = IdColumn.checked(to_ids)
     rows = len(receivers)
     if from_ids is None or isinstance(from_ids, int | str | np.integer):
@@ -86,7 +86,7 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
 
 
 def _within_bytes(chunk: ColumnChunk) -> list[ColumnChunk]:
-    """Halve a chunk until its payloads keep to a batch's bytes."""
+    """Halve a chunk until its payloads are within the limit of a batch."""
     rows = len(chunk.from_ids)
     if chunk.lines.nbytes <= BATCH_BYTES or rows == 1:
         return [chunk]
@@ -110,7 +110,7 @@ def frames_of_entries(entries: Sequence[Entry], step: int | None) -> list[bytes]
 
 
 def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Cut entries into batches, by rows and by bytes."""
+    """Split entries into batches, by rows and by bytes."""
     chunk: list[Entry] = []
     rows = nbytes = 0
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Sends of many messages: in parts, each accepted when there is room, with one answer for all of them."""
+"""Sends of many messages."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -6,65 +6,94 @@ from copy import copy
 from functools import partial
 from time import time
 
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import Receipts
+from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, entry_chunks
-from ray_messaging.sending.accumulation.joined_receipts import joined
-from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch, Entry
+from ray_messaging.sending.accumulation.pending_batch import BulkWaiter, ColumnBatch, EncodedBatch, Entry, PendingBatch
 
-Accept = Callable[[], "asyncio.Future[Receipts]"]
+AddPart = Callable[[], "asyncio.Future[Receipts]"]
 
 
 class BulkSender:
-    """Send much by an outbox, a batch at a time."""
+    """Sends of many messages, in parts: each part is a batch, and is accepted when there is capacity for it."""
 
-    def __init__(self, outbox: Accumulator) -> None:
-        self._outbox = outbox
+    def __init__(self, accumulator: Accumulator) -> None:
+        self._accumulator = accumulator
         self._new_future: Callable[[], asyncio.Future[Receipts]] = asyncio.get_running_loop().create_future
 
     async def send_entries(self, entries: Sequence[Entry]) -> Receipts:
-        """Send messages, each to one or to many; return their receipts."""
+        """Send messages, each to one or more recipients; return their receipts."""
         rows = sum(len(entry.to_ids) for entry in entries)
-        return await self._each((partial(self._outbox.extend, chunk) for chunk in entry_chunks(entries)), rows)
+        return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
 
     async def send_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
         """Send columns; return their receipts."""
         rows = sum(len(chunk.from_ids) for chunk in chunks)
-        return await self._each((partial(self._put_chunk, chunk, topic) for chunk in chunks), rows)
+        return await self._send((partial(self._put_columns, chunk, topic) for chunk in chunks), rows)
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches that another process has gathered; return their receipts."""
-        return await self._each((partial(self._relay, batch) for batch in batches), sum(map(len, batches)))
+        """Send batches that another process has collected; return their receipts."""
+        return await self._send((partial(self._put_encoded, batch) for batch in batches), sum(map(len, batches)))
 
-    def _put_chunk(self, chunk: ColumnChunk, topic: str) -> "asyncio.Future[Receipts]":
-        future, (senders, receivers, lines) = self._new_future(), chunk
-        parcel = ColumnBatch(self._outbox.step, senders, receivers, topic, lines, time(), future)
-        return self._outbox.put(parcel, lines.nbytes, future)
+    def _put_columns(self, chunk: ColumnChunk, topic: str) -> "asyncio.Future[Receipts]":
+        from_ids, to_ids, lines = chunk
+        step = self._accumulator.step
+        pending = ColumnBatch(step=step, from_ids=from_ids, to_ids=to_ids, topic=topic, lines=lines, sent_at=time())
+        return self._put(pending, lines.nbytes)
 
-    def _relay(self, batch: Batch) -> "asyncio.Future[Receipts]":
+    def _put_encoded(self, batch: Batch) -> "asyncio.Future[Receipts]":
+        return self._put(EncodedBatch(step=None, batch=batch), 0 if batch.lines is None else batch.lines.nbytes)
+
+    def _put(self, pending: PendingBatch, nbytes: int) -> "asyncio.Future[Receipts]":
         future = self._new_future()
-        return self._outbox.put(EncodedBatch(batch, future), 0 if batch.lines is None else batch.lines.nbytes, future)
+        pending.bulks.append(BulkWaiter(0, len(pending), future))
+        self._accumulator.put(pending, nbytes)
+        return future
 
-    async def _each(self, accepts: Iterable[Accept], rows: int) -> Receipts:
-        """Have the parts accepted, each when there is room; return the receipts of their rows."""
+    async def _send(self, parts: Iterable[AddPart], rows: int) -> Receipts:
+        """Add the parts, each when there is capacity; return the receipts of their rows."""
         futures: list[asyncio.Future[Receipts]] = []
         stopped: MessagingError | None = None
-        self._outbox.begun()
+        self._accumulator.bulk_begun()
         try:
-            for accept in accepts:
+            for add in parts:
                 try:
-                    await self._outbox.enter()
+                    await self._accumulator.enter()
                 except MessagingError as error:
-                    # Others get the same error: what is known of these rows goes on one of their own.
+                    # Other callers get the same error: the receipts of these rows go on a copy.
                     stopped = copy(error)
                     stopped.__cause__ = error.__cause__
                     break
-                futures.append(accept())
-            return await joined(futures, stopped, rows)
+                futures.append(add())
+            return await join_receipts(futures, stopped, rows)
         finally:
-            self._outbox.concluded()
+            self._accumulator.bulk_done()
             for future in futures:
-                # Who was cancelled does not ask any more what became of the rest.
+                # A cancelled caller no longer reads the errors of the other parts.
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+async def join_receipts(
+    futures: "Sequence[asyncio.Future[Receipts]]", stopped: MessagingError | None, rows: int
+) -> Receipts:
+    """Wait for all parts of a bulk send, and return their receipts; or raise one error for all of them.
+
+    The error has the receipts of the rows that were sent. It is the first OutcomeUnknown, where there is one, because
+    only that warns against sending again.
+    """
+    if len(futures) == 1 and stopped is None:
+        return await futures[0]
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)] + ([stopped] if stopped else [])
+    if not errors:
+        return Receipts([part for result in results if isinstance(result, Receipts) for part in result.parts])
+    error = next((each for each in errors if isinstance(each, OutcomeUnknown)), errors[0])
+    if isinstance(error, MessagingError):
+        found: list[Receipt | None] = []
+        for result in results:
+            found += result if isinstance(result, Receipts) else getattr(result, "receipts", None) or []
+        error.receipts = found + [None] * (rows - len(found))
+        error.message_ids = [id_ for each in errors for id_ in getattr(each, "message_ids", ())]
+    raise error

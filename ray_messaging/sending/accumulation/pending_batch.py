@@ -1,10 +1,11 @@
-"""What gathers while a batch is under way: rows, and the futures of those who wait for their receipts."""
+"""Batches that wait to be sent: their rows, and the futures of their receipts."""
 
 import asyncio
 from collections.abc import Sequence
 from struct import pack
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
@@ -29,80 +30,82 @@ class Entry(NamedTuple):
 
 
 class BulkWaiter(NamedTuple):
-    """Somebody who waits for the receipts of the rows from `low` to `high`."""
+    """The future of a bulk send: the receipts of the rows from `low` to `high`."""
 
     low: int
     high: int
     future: "asyncio.Future[Receipts]"
 
 
-class PendingBatch:
-    """Be rows that will go as one batch.
+def _new_future() -> "asyncio.Future[Receipts]":
+    future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
+    # A cancelled caller no longer reads the error.
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
-    `singles` holds a future per row for messages sent one by one (None for rows of a bulk send; empty where there is
-    none), `manies` those who wait for bulk sends; `alone`: each row has a future of its own.
+
+class PendingBatch(msgspec.Struct, eq=False):
+    """Rows that will go as one batch, and the futures of their receipts.
+
+    `singles` holds a future per row for messages sent one by one (None: a row of a bulk send; empty: there is none).
+    `bulks` holds the futures of bulk sends. With `all_single` each row has a future of its own.
     """
 
-    __slots__ = ("alone", "manies", "singles", "step")
-
-    def __init__(self, step: int | None) -> None:
-        self.step = step
-        self.singles: Sequence[asyncio.Future[Receipt] | None] = ()
-        self.alone = False
-        self.manies: list[BulkWaiter] = []
+    step: int | None
+    singles: "Sequence[asyncio.Future[Receipt] | None]" = ()
+    bulks: list[BulkWaiter] = msgspec.field(default_factory=list)
+    all_single: bool = False
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Build the batch."""
+        """Build the batch; its first message gets the number `first`."""
         raise NotImplementedError
 
 
-# From_id, to_id, topic, payload, time, and the future of who waits for this one message alone (or None).
+# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: of a bulk send).
 ROW_CELLS = 6
 _LINE_CELL = 3
 _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
 
 
-class RowBatch(PendingBatch):
-    """Be a parcel that messages are appended to, one by one; columns are made of them when it is sealed.
+class RowBatch(PendingBatch, eq=False):
+    """A pending batch to which messages are appended one by one.
 
-    The cells of all rows stand in one list, one row behind the other: slices of it are its columns, and no row needs an
-    object of its own. `counted` is how many cells have been accounted for, `nbytes` what their payloads take.
+    The cells of all rows are in one list, row after row: its slices are the columns, and no row needs an object.
+    `counted` is how many cells have been counted against the capacity, `nbytes` the size of their payloads, `large` the
+    size of its large payloads.
     """
 
-    __slots__ = ("_shared", "cells", "counted", "large", "nbytes")
-
-    def __init__(self, step: int | None) -> None:
-        super().__init__(step)
-        self.cells: list[Any] = []
-        self.alone = True
-        self.counted = self.nbytes = 0
-        self.large = 0
-        self._shared = False
+    all_single: bool = True
+    cells: list[Any] = msgspec.field(default_factory=list)
+    counted: int = 0
+    nbytes: int = 0
+    large: int = 0
+    shared: bool = False  # some rows have the same payload object
 
     def __len__(self) -> int:
         return len(self.cells) // ROW_CELLS
 
     def lines(self, cell: int) -> list[bytes]:
-        """Return the payloads from a row on that begins at a cell."""
+        """Return the payloads of the rows from a cell on."""
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def holds(self, large: int) -> bool:
-        """Tell whether so many bytes of payloads that are not small fit in, too."""
+        """Tell whether so many more bytes of large payloads fit in."""
         return self.large == 0 or self.large + large <= BATCH_BYTES
 
     def extend(self, entry: Entry, now: float) -> None:
-        """Add one payload for some recipients; a bulk send waits for them."""
+        """Append a payload for its recipients, as part of a bulk send."""
         from_id, to_ids, topic, line = entry
-        self.alone = False
-        self._shared |= len(to_ids) > 1
+        self.all_single = False
+        self.shared |= len(to_ids) > 1
         for to_id in to_ids:
             self.cells += (from_id, to_id, topic, line, now, None)
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Build the batch."""
+        """Build the batch; its first message gets the number `first`."""
         from_ids, to_ids, topics, lines, times, self.singles = map(self.cells.__getitem__, _COLUMNS)
         table, topic = (topics[0],), None
         if topics.count(topics[0]) < len(topics):
@@ -118,26 +121,21 @@ class RowBatch(PendingBatch):
             topic=topic,
             step=self.step,
             sent_at=times[0] if len(times) == 1 else np.frombuffer(pack(f"={len(times)}d", *times), np.float64),
-            lines=once(lines) if self._shared else PayloadColumn.of(lines, nbytes=self.nbytes or -1),
+            lines=once(lines) if self.shared else PayloadColumn.of(lines, nbytes=self.nbytes or -1),
             rows=len(lines),
         )
 
 
-class TransactionBatch(RowBatch):
-    """Be a transaction: rows that go whole or not at all, with what it concludes (None: nothing, it only asks).
+class TransactionBatch(RowBatch, eq=False):
+    """The messages of a transaction, which are written together or not at all, and its conclusion.
 
-    `future` tells the receipts. `number` is the transaction's, once it may be on its way.
+    Without a conclusion the transaction writes nothing, and only learns which transactions the server has. `future`
+    gets the receipts. `number` is the transaction's number, once it may have reached the server.
     """
 
-    __slots__ = ("conclusion", "future", "number")
-
-    def __init__(self, step: int | None) -> None:
-        super().__init__(step)
-        self.conclusion: Conclusion | None = None
-        self.future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
-        # Who was cancelled does not ask any more.
-        self.future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self.number: int | None = None
+    future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)
+    conclusion: Conclusion | None = None
+    number: int | None = None
 
     def add(self, entries: Sequence[Entry], now: float) -> None:
         """Queue payloads for their recipients; raise TransactionError, PayloadTooLarge before any is queued."""
@@ -155,82 +153,63 @@ class TransactionBatch(RowBatch):
                 size=nbytes,
                 limit=BATCH_BYTES,
             )
-        self._shared |= len({id(entry.line) for entry in entries}) < len(entries)
+        self.shared |= len({id(entry.line) for entry in entries}) < len(entries)
         for entry in entries:
             self.extend(entry, now)
         self.nbytes = nbytes
 
     def fail(self, error: MessagingError) -> None:
-        """Tell whoever waits why nothing of it was written, or that nobody knows."""
+        """Give the transaction an error."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 def once(lines: Sequence[bytes]) -> PayloadColumn:
-    """Keep a payload that goes to many once: they share the very object."""
+    """Build a column that holds each payload object once, however many rows share it."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]
     found = dict(zip(map(id, lines), lines, strict=True))
     return PayloadColumn.of([found[key] for key in places], np.array(index, np.uint32))
 
 
-class ColumnBatch(PendingBatch):
-    """Be a parcel of whole columns."""
+class ColumnBatch(PendingBatch, eq=False, kw_only=True):
+    """A pending batch of whole columns."""
 
-    __slots__ = ("_from_ids", "_lines", "_now", "_to_ids", "_topic")
-
-    def __init__(
-        self,
-        step: int | None,
-        from_ids: IdColumn,
-        to_ids: IdColumn,
-        topic: str,
-        lines: PayloadColumn,
-        now: float,
-        future: "asyncio.Future[Receipts]",
-    ) -> None:
-        super().__init__(step)
-        self._from_ids = from_ids
-        self._to_ids = to_ids
-        self._topic = topic
-        self._lines = lines
-        self._now = now
-        self.manies.append(BulkWaiter(0, len(from_ids), future))
+    from_ids: IdColumn
+    to_ids: IdColumn
+    topic: str
+    lines: PayloadColumn
+    sent_at: float
 
     def __len__(self) -> int:
-        return len(self._from_ids)
+        return len(self.from_ids)
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Build the batch."""
+        """Build the batch; its first message gets the number `first`."""
         return Batch(
             sender=sender,
             epoch=epoch,
             first=first,
-            from_ids=self._from_ids,
-            to_ids=self._to_ids,
-            topics=(self._topic,),
+            from_ids=self.from_ids,
+            to_ids=self.to_ids,
+            topics=(self.topic,),
             step=self.step,
-            sent_at=self._now,
-            lines=self._lines,
+            sent_at=self.sent_at,
+            lines=self.lines,
         )
 
 
-class EncodedBatch(PendingBatch):
-    """Be a parcel that another process has gathered and encoded."""
+class EncodedBatch(PendingBatch, eq=False, kw_only=True):
+    """A pending batch that another process has collected and encoded."""
 
-    __slots__ = ("_batch",)
-
-    def __init__(self, batch: Batch, future: "asyncio.Future[Receipts]") -> None:
-        super().__init__(None)
-        self._batch = batch
-        self.manies.append(BulkWaiter(0, len(batch), future))
+    batch: Batch
 
     def __len__(self) -> int:
-        return len(self._batch)
+        return len(self.batch)
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
         """Put our name and numbers on the batch."""
-        batch = self._batch
+        batch = self.batch
         batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
-        batch.labels, batch.noted = {}, None  # these are for rules to give, and for us
+        batch.labels, batch.noted = {}, None  # only our rules, and we, may set these
         return batch

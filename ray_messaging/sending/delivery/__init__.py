@@ -1,1 +1,1 @@
-"""Bring batches to the mailboxes: verdicts, routes, frames, receipts."""
+"""Batches on their way out: verdicts, routing, frames, receipts."""

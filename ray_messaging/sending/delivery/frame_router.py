@@ -1,4 +1,4 @@
-"""Cut a batch into frames, one or more for each mailbox that listens, and publications for what nobody owns."""
+"""The router, which splits a batch into frames: some for each mailbox that listens, some for unowned channels."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,116 +12,120 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.interception.wire.verdicts import FOREIGN
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import DELIVERED, UNKNOWN
-from ray_messaging.sending.delivery import log_notes as noting
+from ray_messaging.sending.delivery import log_notes
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.transports.base import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
-# One script call holds the server up for everybody, and ever longer the more it brings (2 MiB: some ms; 32 MiB: half a
-# second): a frame has no more than this, but for one payload that is larger.
+# The most bytes of a frame, unless one payload is larger. A script call holds up all clients of the server, for a time
+# that grows faster than its size: 2 MiB take some ms, 32 MiB half a second.
 CALL_BYTES = 2 * 2**20
-_CRATE_BYTES = CALL_BYTES  # of what goes to no mailbox
-UNOWNED = ""  # the lane of what no mailbox owns
+_UNOWNED_BYTES = CALL_BYTES  # the same, of a frame for unowned channels
+UNOWNED = ""  # the queue of messages on channels that no mailbox owns
 
 
-class Told(NamedTuple):
-    """What the log is told of rows that are where they belong: the mailbox that has them ("": none), and their fate."""
+class SettledFate(NamedTuple):
+    """The fate of rows that are logged afterwards, and the mailbox that has them ("": none)."""
 
     mailbox: str
     fate: int
 
 
 class OutboundFrame(msgspec.Struct, eq=False):
-    """Some rows of a posting (None: all) on their way to one mailbox, or to the log where they were blocked.
+    """Some rows of a batch (None: all) on their way to one mailbox, or to the log.
 
-    `told` says what became of rows of which the log is told afterwards.
+    `data` is the encoded frame, and `publish` are the messages for subscribers, which `batch` holds as rows. `note` is
+    logged with them. `nbytes` is the size of all of it. A frame with `settled` only logs the fate of rows that were
+    written before.
     """
 
-    posting: InFlightBatch
+    in_flight: InFlightBatch
     mailbox: str
     rows: Rows | None
     count: int
-    frame: bytes
+    data: bytes
     publish: list[Published]
-    batch: Batch | None  # the messages that are published
-    noted: LoggedFrame | None
-    verdicts: int
+    batch: Batch | None
+    note: LoggedFrame | None
+    verdict_epoch: int
     deadline: float
-    told: Told | None = None
+    settled: SettledFate | None = None
+    nbytes: int = 0
 
-    def rows_of_posting(self) -> Rows:
-        """Return its rows as indices into the posting."""
-        return np.arange(self.count) if self.rows is None else self.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Return what it takes of a call."""
-        nbytes = len(self.frame)
-        if self.noted is not None:
-            nbytes += len(self.noted.frame) + len(self.noted.note)
+    def __post_init__(self) -> None:
+        nbytes = len(self.data)
+        if self.note is not None:
+            nbytes += len(self.note.frame) + len(self.note.note)
         for channel, data in self.publish:
             nbytes += len(channel) + len(data)
-        return nbytes
+        self.nbytes = nbytes
+
+    def batch_rows(self) -> Rows:
+        """Return the rows as indices into the batch in flight."""
+        return np.arange(self.count) if self.rows is None else self.rows
 
 
 class FrameRouter:
-    """Cut postings by one directory; with `logs_apart` the log is told of rows when they are where they belong."""
+    """The router of one directory.
+
+    With `mirror`, subscribers get the messages of mailboxes, too. With `logs_apart`, the log cannot read the mailboxes,
+    and gets a note on each row once it has its fate.
+    """
 
     def __init__(self, directory: Directory, *, mirror: bool, logs_apart: bool = False) -> None:
         self.directory = directory
         self.mirror = mirror
         self.logs_apart = logs_apart
 
-    def cut(
-        self, posting: InFlightBatch, rows: Rows | None, verdicts: int, deadline: float, *, settle: bool = True
+    def route(
+        self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float, *, settle: bool = True
     ) -> list[OutboundFrame]:
-        """Cut rows (None: all) that are open; those that some of their mailboxes have go to the others only.
+        """Build the frames of open rows (None: all). A row that some of its mailboxes have goes only to the others.
 
-        Rows that were blocked go to the log, where there is one; else that settles them, unless told not to.
+        Blocked rows go to the log, where there is one. Else they are settled here, if `settle`.
         """
-        crates: list[OutboundFrame] = []
-        if posting.stopped:
-            rows = posting.open_rows if rows is None else posting.still_open(rows)
-            stopped = np.zeros(posting.batch.rows, np.bool_)
-            stopped[np.fromiter(posting.stopped, np.intp)] = True
+        frames: list[OutboundFrame] = []
+        if in_flight.outcome.blocks:
+            rows = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+            stopped = np.zeros(in_flight.batch.rows, np.bool_)
+            stopped[np.fromiter(in_flight.stopped, np.intp)] = True
             blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
             if self.directory.logged and len(blocked):
-                for part in self._parts(posting, LOG, blocked):
-                    told = blocked if part is None else part
-                    noted = noting.blocked(posting, told)
-                    crates.append(
-                        OutboundFrame(posting, LOG, told, len(told), b"", [], None, noted, verdicts, deadline)
+                for part in self._parts(in_flight, LOG, blocked):
+                    some = blocked if part is None else part
+                    note = log_notes.blocked(in_flight, some)
+                    frames.append(
+                        OutboundFrame(in_flight, LOG, some, len(some), b"", [], None, note, verdict_epoch, deadline)
                     )
             elif settle and len(blocked):
-                posting.stop(blocked)
-        for mailbox, found in self._sorted(posting, rows).items():
-            crates += [
-                self._crate(posting, mailbox, part, verdicts, deadline) for part in self._parts(posting, mailbox, found)
-            ]
-        return crates
+                in_flight.stop(blocked)
+        for mailbox, found in self._rows_by_mailbox(in_flight, rows).items():
+            parts = (found,) if in_flight.batch.rows == 1 else self._parts(in_flight, mailbox, found)
+            frames += [self._frame(in_flight, mailbox, part, verdict_epoch, deadline) for part in parts]
+        return frames
 
-    def _sorted(self, posting: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
-        """Return which rows go to which mailbox; None stands for all of them."""
-        directory, batch = self.directory, posting.batch
+    def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
+        """Return which rows (None: all) go to which mailbox."""
+        directory, batch = self.directory, in_flight.batch
         if rows is not None and not len(rows):
             return {}
-        whole = rows is None and posting.untouched
-        if whole and batch.rows == 1:  # a message alone is in a hurry
+        whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
+        if whole and batch.rows == 1:  # a lone message takes the shortest path
             listeners = directory.mailboxes(directory.route_one(batch.to_ids[0], batch.topics[0]))
             if len(listeners) < 2:
-                posting.copies = None
+                in_flight.copies = None
                 return {listeners[0] if listeners else UNOWNED: None}
         routes = directory.route(batch)
         mailboxes = directory.mailboxes(int(routes[0]))
         if whole and len(mailboxes) < 2 and (routes == routes[0]).all():
-            posting.copies = None
+            in_flight.copies = None
             return {mailboxes[0] if mailboxes else UNOWNED: None}
-        opened = posting.open_rows if rows is None else posting.still_open(rows)
+        opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
         routes = routes[opened]
         used = np.flatnonzero(np.bincount(routes)).tolist()
-        if posting.placed or any(len(directory.mailboxes(route)) > 1 for route in used):
-            return self._copied(posting, opened, routes.tolist())
-        posting.expect(opened, 1)
+        if in_flight.placed or any(len(directory.mailboxes(route)) > 1 for route in used):
+            return self._copied_rows(in_flight, opened, routes.tolist())
+        in_flight.expect(opened, 1)
         order = np.argsort(routes, kind="stable")
         bounds: list[int] = np.searchsorted(routes[order], [*used, used[-1] + 1]).tolist() if used else []
         found: dict[str, Rows | None] = {}
@@ -129,35 +133,35 @@ class FrameRouter:
             found[next(iter(directory.mailboxes(route)), UNOWNED)] = opened[order[low:high]]
         return found
 
-    def _copied(self, posting: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
-        """Sort rows of which some go to several mailboxes, and count the copies."""
+    def _copied_rows(self, in_flight: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
+        """Return which rows go to which mailbox, where some go to several, and count their copies."""
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
         for row, route in zip(opened.tolist(), routes, strict=True):
-            left = [name for name in self.directory.mailboxes(route) if name not in posting.placed.get(row, ())]
-            targets = left or ([UNOWNED] if row not in posting.placed else [])
+            left = [name for name in self.directory.mailboxes(route) if name not in in_flight.placed.get(row, ())]
+            targets = left or ([UNOWNED] if row not in in_flight.placed else [])
             for mailbox in targets:
                 rows_of.setdefault(mailbox, []).append(row)
             if targets:
-                posting.expect([row], len(targets))
+                in_flight.expect([row], len(targets))
             else:
                 nowhere.append(row)
         if nowhere:
-            # What its last mailbox left for good is delivered if another one has it.
-            posting.settle(np.array(nowhere, np.intp), DELIVERED)
+            # The last mailbox that lacked the row is gone, and another one has it: it is delivered.
+            in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
-    def _parts(self, posting: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Split rows so that each frame keeps to the mailbox's limits; what goes to none keeps to ours."""
+    def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
+        """Split rows so that each frame is within the limits of its mailbox, or within ours where there is none."""
         record = self.directory.records.get(mailbox)
-        lines = posting.outgoing.lines
-        count = posting.batch.rows if rows is None else len(rows)
+        lines = in_flight.outgoing.lines
+        count = in_flight.batch.rows if rows is None else len(rows)
         if lines is None or count == 1:
             return [rows]
         most_rows = count if record is None else record.frame_rows
-        most_bytes = _CRATE_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
-        row_bytes = _row_bytes(posting.outgoing)
-        shared = mailbox != UNOWNED or lines.index is None  # each row is published by itself
+        most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
+        row_bytes = _row_bytes(in_flight.outgoing)
+        shared = mailbox != UNOWNED or lines.index is None  # else each row is published with its own payload
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
         if rows is None and lines.index is None:
@@ -175,33 +179,37 @@ class FrameRouter:
             low = high
         return parts
 
-    def _crate(
-        self, posting: InFlightBatch, mailbox: str, rows: Rows | None, verdicts: int, deadline: float
+    def _frame(
+        self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, verdict_epoch: int, deadline: float
     ) -> OutboundFrame:
-        batch = posting.outgoing if rows is None else posting.outgoing.take(rows)
+        batch = in_flight.outgoing if rows is None else in_flight.outgoing.take(rows)
         publish = self._publications(batch) if mailbox == UNOWNED or self.mirror else []
-        noted: LoggedFrame | None = None
+        note: LoggedFrame | None = None
         logged = self.directory.logged and not self.logs_apart
         if logged and mailbox == UNOWNED:
-            noted = noting.published(posting, batch, rows)
-        elif logged and posting.rewritten:
-            noted, batch = noting.rewritten(posting, batch, rows, mailbox)
-        frame = b"" if mailbox == UNOWNED else encode(batch)
-        told = batch if publish else None
-        return OutboundFrame(posting, mailbox, rows, batch.rows, frame, publish, told, noted, verdicts, deadline)
+            note = log_notes.published(in_flight, batch, rows)
+        elif logged and in_flight.rewritten:
+            note, batch = log_notes.rewritten(in_flight, batch, rows, mailbox)
+        data = b"" if mailbox == UNOWNED else encode(batch)
+        published = batch if publish else None
+        return OutboundFrame(
+            in_flight, mailbox, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline
+        )
 
-    def tell(self, crate: OutboundFrame, fates: "int | NDArray[np.intp]") -> list[OutboundFrame]:
-        """Cut what the log is told of rows that a mailbox has, or that were published, by their fate."""
-        rows, crates = crate.rows_of_posting(), []
+    def log_settled(self, frame: OutboundFrame, fates: "int | NDArray[np.uint8]") -> list[OutboundFrame]:
+        """Build the frames that log the fates of a frame's rows, which were written."""
+        rows, frames = frame.batch_rows(), []
         found = np.broadcast_to(fates, len(rows))
         for fate in np.unique(found[found != UNKNOWN]).tolist():
             part = rows[found == fate]
-            noted = noting.settled(crate.posting, part, fate, crate.mailbox)
-            told = Told(crate.mailbox, fate)
-            crates.append(
-                OutboundFrame(crate.posting, LOG, part, len(part), b"", [], None, noted, FOREIGN, crate.deadline, told)
+            note = log_notes.settled(frame.in_flight, part, fate, frame.mailbox)
+            settled = SettledFate(frame.mailbox, fate)
+            frames.append(
+                OutboundFrame(
+                    frame.in_flight, LOG, part, len(part), b"", [], None, note, FOREIGN, frame.deadline, settled
+                )
             )
-        return crates
+        return frames
 
     def _publications(self, batch: Batch) -> list[Published]:
         exp_id, lines = self.directory.exp_id, batch.lines
@@ -218,5 +226,5 @@ def _row_bytes(batch: Batch) -> int:
     columns: list[Any] = [batch.numbers, batch.topic, batch.step, batch.sent_at, None if lines is None else lines.index]
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
-    # A row that is named in the header takes an uint32 there.
+    # A row that the header names takes an uint32 there.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

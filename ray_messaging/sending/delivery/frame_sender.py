@@ -1,10 +1,11 @@
-"""Write crates into mailboxes: one call for all that may go."""
+"""The frame sender, which writes frames into mailboxes: one call for all frames that are ready."""
 
 import asyncio
 import logging
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.errors import (
@@ -17,13 +18,14 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
-from ray_messaging.sending import send_errors as refusals
-from ray_messaging.sending.delivery.delivered import DeliveryRecorder
+from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.sending import send_errors
 from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.delivery.mailbox_queues import MailboxQueue, MailboxQueues
 from ray_messaging.transports.base import (
     LOG,
+    TOO_LARGE_TAKER,
     Conclusion,
     FrameFate,
     FrameWrite,
@@ -37,44 +39,46 @@ from ray_messaging.transports.base import (
 logger = logging.getLogger(__name__)
 
 _FENCE_PAUSE_S = 1.0
-_GONE, _MOST_FIELDS = 64, 1_000  # mailboxes that are gone are forgotten together, so many, and in calls of so many
-_LARGE = 16 * 2**10  # bytes of a frame: a smaller one takes no longer than a question about it
+# Mailboxes that are gone are forgotten once there are so many, in calls of so many.
+_GONE, _MOST_FIELDS = 64, 1_000
+_LARGE = 16 * 2**10  # bytes of a frame: to send a smaller one takes no longer than to ask whether there is room
 
 
 class FrameSender:
-    """Ship crates under one sender's name.
+    """The frames of one sender, on their way to the server.
 
-    A retry repeats the same bytes under the same seq. Where an outcome stays unknown, whoever waits is told so, and a
-    higher epoch is taken before anything else is sent, so that the old frame can never come after that.
+    A retry repeats the same bytes under the same seq. Where an outcome stays unknown, the sends raise OutcomeUnknown,
+    and a higher epoch is taken before anything else is sent: after that the server refuses the old frame.
     """
 
     def __init__(
-        self, transport: Transport, directory: Directory, cutter: FrameRouter, sender: str, keep_s: float
+        self, transport: Transport, directory: Directory, router: FrameRouter, sender: str, keep_s: float
     ) -> None:
         self.sender = sender
         self.epoch = 0
-        self.transactions = 0  # that the server has, as far as we were told
-        self._takers: list[int] = []  # of the last publications, as of the last epoch
+        self.transactions = 0  # that the server has, as far as is known here
+        self.subscriber_counts: list[int] = []  # of the last publications, as of the last epoch
+        self.fenced: Fenced | None = None  # why nothing can be sent any more
+        self.behind = False  # the server lost a transaction that it had confirmed
+        self.attempted = False  # a call is under way, or its reply is not processed yet
+        self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
+        self.queues = MailboxQueues()
         self._transport = transport
         self._directory = directory
-        self._cutter = cutter
+        self._router = router
         self._keep_s = keep_s
-        self._lanes = MailboxQueues()
-        self._fates = DeliveryRecorder(transport, directory, cutter, self._lanes)
         self._first_epoch = asyncio.Lock()
-        self._attempted = False
-        self._fence_at: float | None = None  # loop time; None: nothing of ours can still come
-        self._cut_by = -1  # the directory's version by which what waits was cut
-        self.stale_verdicts: dict[InFlightBatch, Rows] = {}
+        self._fence_at: float | None = None  # loop time; None: no earlier frame can still arrive
+        self._routed_at = -1  # the directory's version by which the queued frames were routed
 
     async def reload(self) -> None:
-        """Take over what changed in the directory; all of it where the server has an older one than we know."""
+        """Load the changes of the directory; load all of it where the server has an older version than ours."""
         delta = await self._transport.load_directory(self._directory.version)
         if delta.version < self._directory.version:
             delta = await self._transport.load_directory(-1)
         self._directory.update(*delta)
-        for mailbox in filter(self._is_gone, list(self._lanes)):
-            self._lanes.forget(mailbox)
+        for mailbox in filter(self._is_gone, list(self.queues)):
+            self.queues.drop(mailbox)
         if self.epoch:
             await self._forget_gone()
 
@@ -82,233 +86,290 @@ class FrameSender:
         return mailbox not in {UNOWNED, LOG} and mailbox not in self._directory.records
 
     async def _forget_gone(self) -> None:
-        """Have the server forget what it had of mailboxes that are gone, some at a time: others come for ever."""
-        gone = list(filter(self._is_gone, self._lanes.idle()))
+        """Have the server forget the last seqs of mailboxes that are gone, so that their number stays bounded."""
+        gone = list(filter(self._is_gone, self.queues.dropped()))
         if len(gone) < _GONE or not self._transport.forgets:
             return
-        await self._fence()  # a frame that still comes late must not find its seq free, where a name comes again
+        await self.take_epoch()  # a late frame must not find its seq free when the name of a mailbox comes again
         for low in range(0, len(gone), _MOST_FIELDS):
             some = gone[low : low + _MOST_FIELDS]
             await self._transport.forget(self.sender, self.epoch, some)
-            self._lanes.unlearn(some)
+            self.queues.forget(some)
 
     async def leave(self, keep_s: float) -> None:
-        """Have the server forget this sender, which sends no more, after so long."""
+        """Have the server forget this sender after so many seconds; it sends no more."""
         if self.epoch:
             await self._transport.leave(self.sender, self.epoch, keep_s=keep_s)
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Take the first epoch, unless there is one: whoever sent under this name before is fenced."""
+        """Take the first epoch, unless there is one; an earlier sender of this name is fenced."""
         async with self._first_epoch:
             if self.epoch == 0:
-                await self._fence()
-
-    @property
-    def unfenced(self) -> bool:
-        """Tell whether a frame may still come of which whoever waited was told that its outcome is unknown."""
-        return self._fence_at is not None
+                await self.take_epoch()
 
     async def fence(self) -> None:
-        """Take a higher epoch if a frame of ours may still come: then it cannot."""
-        if self.unfenced:
-            await self._fence()
+        """Take a higher epoch if a frame may still arrive after its send has raised OutcomeUnknown."""
+        if self._fence_at is not None:
+            await self.take_epoch()
 
-    async def _fence(self) -> None:
-        """Take a higher epoch, and learn from the server what it has by now."""
-        state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s, held=self.epoch or None)
+    async def take_epoch(self) -> None:
+        """Take a higher epoch, and learn which frames and transactions the server has; raise Fenced."""
+        confirmed = self.transactions
+        try:
+            state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s, held=self.epoch or None)
+        except Fenced as error:
+            self.fenced = error
+            raise
         self.epoch, self._fence_at = state.epoch, None
-        self.transactions, self._takers = state.transactions, state.takers
-        self._lanes.learn(state.last)
-        for mailbox, lane in list(self._lanes.items()):
+        self.transactions, self.subscriber_counts = state.transactions, state.takers
+        self.queues.set_written(state.last)
+        for mailbox, queue in list(self.queues.items()):
             last = state.last.get(mailbox, 0)
-            # A lost answer's frames are at the head of their lane.
-            for _ in range(min(last - lane.written, lane.tried)):
-                self._fates.arrived(lane.crates.popleft(), state.takers)
-            lane.written, lane.tried = last, 0
+            # The frames of a call whose reply was lost are at the head of their queue.
+            for _ in range(min(last - queue.written, queue.attempted)):
+                self.written(queue.frames.popleft(), state.takers)
+            queue.written, queue.attempted = last, 0
+        self.behind |= self.transactions < confirmed
 
-    # -- shipping -------------------------------------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------------------------
 
-    def load(self, posting: InFlightBatch, rows: Rows | None, verdicts: int, deadline: float) -> None:
-        """Cut rows of a posting (None: all) and queue their crates; `verdicts` is the epoch of who passed them."""
-        self._follow()
-        for crate in self._cutter.cut(posting, rows, verdicts, deadline):
-            self._lanes.queue(crate)
+    def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
+        """Queue the frames of rows of a batch (None: all), which passed under a verdict epoch."""
+        if self._routed_at != self._directory.version:
+            self._reroute()
+        for frame in self._router.route(in_flight, rows, verdict_epoch, deadline):
+            self.queues.append(frame)
 
-    def _follow(self) -> None:
-        """Cut anew what was cut by an older directory: the receiving side reloads it, too."""
-        if self._cut_by != self._directory.version:
-            self._recut()
+    def route_all(self, in_flight: InFlightBatch, verdict_epoch: int, deadline: float) -> list[OutboundFrame]:
+        """Build the frames of a whole transaction, and queue none."""
+        return self._router.route(in_flight, None, verdict_epoch, deadline, settle=False)
+
+    @property
+    def directory_version(self) -> int:
+        """Return the version of the directory as it is known here."""
+        return self._directory.version
 
     @property
     def retry_at(self) -> float | None:
-        """Return when there is something to try again (loop time); None: nothing waits."""
-        times = [time for time in (self._lanes.retry_at, self._fence_at) if time is not None]
+        """Return when to try again (loop time); None: nothing waits."""
+        times = [time for time in (self.queues.retry_at, self._fence_at) if time is not None]
         return min(times, default=None)
 
-    async def ship(self) -> None:
+    async def send(self) -> None:
         """Write all that can be written now; raises Fenced."""
+        clock = asyncio.get_running_loop().time
         try:
-            await self.fence()
-            if refused := self._lanes.refused(asyncio.get_running_loop().time()):
+            if self._fence_at is not None:
+                await self.take_epoch()
+            if refused := self.queues.refused(clock()):
                 await self._look_for_room(refused)
-            while not self.stale_verdicts and (ready := self._ready()):
+            while not self.stale_verdicts:
+                # The receiving side reloads the directory, too: queued frames may be routed by an old one.
+                if self._routed_at != self._directory.version:
+                    self._reroute()
+                ready = self.queues.ready(clock())
+                if not ready:
+                    break
                 await self._call(ready)
-        except MailboxFull as error:  # the whole server is: nothing of this was taken
-            self._attempted = False
+        except MailboxFull as error:  # the server's memory is full, and it took nothing
+            self.attempted = False
             self.abandon(error)
         except (TransitError, ConfigError, Closed) as error:
-            self._lose(error)
+            self.lose(error)
 
     async def _look_for_room(self, refused: list[MailboxQueue]) -> None:
-        """Have refused frames wait on while there is no room for them: to offer large ones takes the server's time."""
-        for lane in refused:
-            head = lane.crates[0]
-            if len(head.frame) < _LARGE:  # so are those that only publish, or tell the log
+        """Ask whether there is room for large refused frames, because the server is slow to refuse them again."""
+        for queue in refused:
+            head = queue.frames[0]
+            if len(head.data) < _LARGE:  # as are frames that only publish or log
                 continue
-            why = await self._transport.still_full(head.mailbox, head.count, len(head.frame))
+            why = await self._transport.still_full(head.mailbox, head.count, len(head.data))
             if why is not None:
-                self._hold(lane, why)
+                self._wait_for_room(queue, why)
 
     async def _call(self, ready: list[tuple[OutboundFrame, int]]) -> None:
-        for crate, _ in ready:
-            self._lanes[crate.mailbox].tried += 1
-        reply = await self._exchange(ready, ready[0][0].verdicts)
-        await self._take(reply, [crate for crate, _ in ready])
-        self._attempted = False
+        for frame, _ in ready:
+            self.queues[frame.mailbox].attempted += 1
+        reply = await self.exchange(ready, ready[0][0].verdict_epoch)
+        await self._process(reply, [frame for frame, _ in ready])
+        self.attempted = False
 
-    async def _exchange(
-        self, crates: list[tuple[OutboundFrame, int]], verdicts: int, conclusion: Conclusion | None = None
+    async def exchange(
+        self, frames: list[tuple[OutboundFrame, int]], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
-        """Make a call of crates with their seqs; until the reply is dealt with, an attempt may be on its way."""
-        shipments = [
-            FrameWrite(crate.mailbox, seq, crate.count, crate.frame, crate.publish, crate.noted, crate.batch)
-            for crate, seq in crates
+        """Make one call with frames and their seqs. The caller clears `attempted` once it has processed the reply."""
+        writes = [
+            FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note, frame.batch)
+            for frame, seq in frames
         ]
         version = self._directory.version
-        self._attempted = True
+        self.attempted = True
         return await self._transport.send(
-            SendRequest(self.sender, self.epoch, version, verdicts, shipments, conclusion)
+            SendRequest(self.sender, self.epoch, version, verdict_epoch, writes, conclusion)
         )
 
-    def _ready(self) -> list[tuple[OutboundFrame, int]]:
-        """Return the crates of the next call with their seqs: all under the verdicts of one interceptor."""
-        self._follow()
-        return self._lanes.ready(asyncio.get_running_loop().time())
-
-    async def _take(self, reply: SendReply, crates: list[OutboundFrame]) -> None:
+    async def _process(self, reply: SendReply, frames: list[OutboundFrame]) -> None:
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
-            raise self._fenced(reply, crates)
+            raise self.end(reply, frames)
         if reply.status is SendStatus.RESTORED:
-            await self._heal(reply)
+            await self.recover(reply)
             return
         refused: list[tuple[OutboundFrame, FrameFate]] = []
-        for crate, fate in zip(crates, reply.fates, strict=True):
-            lane = self._lanes[crate.mailbox]
+        for frame, fate in zip(frames, reply.fates, strict=True):
             if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                lane.took()
-                self._fates.arrived(crate, reply.takers)
+                self.queues[frame.mailbox].pop_written()
+                self.written(frame, reply.takers)
             else:
-                refused.append((crate, fate))
+                refused.append((frame, fate))
+        if not refused and reply.status is SendStatus.OK:
+            return
         if FrameFate.GAP in reply.fates:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
         if FrameFate.GAP in reply.fates or (refused and reply.repeated):
-            # An attempt that is still on its way must not find its seq free, nor its crate changed.
-            await self._fence()
-        for crate, _ in refused:
-            self._lanes[crate.mailbox].tried = 0
-        await self._settle_refused(reply.status, refused)
+            # A late attempt must not find its seq free, nor its frame changed.
+            await self.take_epoch()
+        for frame, _ in refused:
+            self.queues[frame.mailbox].attempted = 0
+        await self._process_refused(reply.status, refused)
 
-    async def _settle_refused(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
+    async def _process_refused(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
         if status is SendStatus.STALE_DIRECTORY or any(fate is FrameFate.GONE for _, fate in refused):
             await self.reload()
-            self._recut()
+            self._reroute()
         elif status is SendStatus.STALE_VERDICTS:
-            for crate in self._lanes.unload():
-                rows = self.stale_verdicts.get(crate.posting, np.zeros(0, np.intp))
-                self.stale_verdicts[crate.posting] = np.union1d(rows, crate.rows_of_posting())
+            for frame in self.queues.take_all():
+                rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
+                self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())
         else:
-            for crate, fate in refused:
-                lane = self._lanes[crate.mailbox]
-                if not lane.crates or lane.crates[0] is not crate:
+            for frame, fate in refused:
+                queue = self.queues[frame.mailbox]
+                if not queue.frames or queue.frames[0] is not frame:
                     continue  # it waits behind another one
                 if status is SendStatus.UNJUDGED:
-                    lane.crates.popleft()
-                    crate.posting.fail(crate.rows_of_posting(), refusals.unjudged())
+                    queue.frames.popleft()
+                    frame.in_flight.fail(frame.batch_rows(), send_errors.no_verdicts())
                 elif fate in (FrameFate.FULL, FrameFate.LOG_FULL):
-                    self._hold(lane, fate)
+                    self._wait_for_room(queue, fate)
                 elif fate is FrameFate.TOO_LARGE:
-                    lane.crates.popleft()
-                    crate.posting.fail(crate.rows_of_posting(), self.too_large(crate))
+                    queue.frames.popleft()
+                    frame.in_flight.fail(frame.batch_rows(), self.too_large(frame))
 
-    async def _heal(self, reply: SendReply) -> None:
-        """Go on with a server that is as it was before we took our epoch, by what it has now."""
+    def _wait_for_room(self, queue: MailboxQueue, fate: FrameFate) -> None:
+        """Wait for room in a full mailbox, or in the log; fail the frames that are past their deadline."""
+        now = asyncio.get_running_loop().time()
+        while queue.frames and queue.frames[0].deadline <= now:
+            late = queue.frames.popleft()
+            error = send_errors.full(late, log=fate is FrameFate.LOG_FULL)
+            late.in_flight.fail(late.batch_rows(), error if late.settled is None else send_errors.unlogged(error))
+        queue.back_off(now)
+
+    def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
+        """Build the error for a frame that its mailbox can never take."""
+        limit = self._transport.largest_frame
+        if limit is not None:
+            return send_errors.above_the_servers_limit(frame, limit)
+        record = self._directory.records.get(frame.mailbox)
+        return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `Record`
+
+    def _reroute(self) -> None:
+        """Route by the new directory all that waits."""
+        self._routed_at = self._directory.version
+        # Rows of one batch may have passed under several verdict epochs, and at several times.
+        found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
+        for frame in self.queues.take_all():
+            key = (frame.in_flight, frame.verdict_epoch, frame.deadline)
+            found.setdefault(key, []).append(frame.batch_rows())
+        for (in_flight, verdict_epoch, deadline), rows in found.items():
+            self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
+
+    # -- written frames -------------------------------------------------------------------------------------------
+
+    def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
+        """Give the rows of a frame that the server has their fate, or log the fate first."""
+        if frame.settled is not None:
+            self._settle(frame, frame.settled.mailbox, frame.settled.fate)
+            return
+        if frame.mailbox == LOG:
+            frame.in_flight.stop(frame.batch_rows())
+            return
+        logs_first = self._transport.logs_apart and self._directory.logged
+        if frame.mailbox != UNOWNED and not logs_first:
+            frame.in_flight.deliver(frame.rows, frame.mailbox, DELIVERED)
+            return
+        fates = DELIVERED if frame.mailbox != UNOWNED else self._published_fates(frame, np.array(subscriber_counts))
+        if logs_first:
+            # A message with a receipt is in the log.
+            for settled in self._router.log_settled(frame, fates):
+                self.queues.append(settled)
+        else:
+            self._settle(frame, frame.mailbox, fates)
+
+    def _published_fates(self, frame: OutboundFrame, subscriber_counts: NDArray[np.intp]) -> NDArray[np.uint8]:
+        """Return the fate of each publication; those that the server refused fail here, and are UNKNOWN."""
+        refused = np.flatnonzero(subscriber_counts == TOO_LARGE_TAKER)
+        for row in refused.tolist():
+            frame.in_flight.fail(frame.batch_rows()[[row]], send_errors.not_published(frame.publish[row]))
+        fates = np.where(subscriber_counts > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
+        fates[refused] = UNKNOWN
+        return fates
+
+    def _settle(self, frame: OutboundFrame, mailbox: str, fates: "int | NDArray[np.uint8]") -> None:
+        """Settle the rows of a frame, those of a mailbox once all of their mailboxes have them."""
+        if mailbox != UNOWNED and isinstance(fates, int):
+            frame.in_flight.deliver(frame.rows, mailbox, fates)
+            return
+        if frame.in_flight.copies is not None:
+            frame.in_flight.copies[frame.batch_rows()] = 0
+        if np.any(np.asarray(fates) == UNDELIVERABLE):
+            frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
+        frame.in_flight.settle(frame.batch_rows(), fates)
+
+    # -- failures -------------------------------------------------------------------------------------------------
+
+    async def recover(self, reply: SendReply) -> None:
+        """Go on with a server that was restored from data older than our epoch."""
         logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
-        self._attempted = reply.repeated
-        await self._fence()
+        self.attempted = reply.repeated
+        await self.take_epoch()
         await self.reload()
-        self._recut()
+        self._reroute()
 
-    def _fenced(self, reply: SendReply, crates: list[OutboundFrame]) -> Fenced:
-        """Give up for good: the name has a successor, or the server lost it; an earlier attempt may have been taken."""
-        for crate in crates if reply.repeated else ():
-            crate.posting.fail(crate.rows_of_posting(), refusals.taken_over())
-        self._attempted = False
-        error = (refusals.fenced if reply.status is SendStatus.FENCED else lost)(self.sender, self.epoch)
+    def end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
+        """Give up for good, as the name has a successor or the server lost it; return the error.
+
+        An earlier attempt of these frames may have been written.
+        """
+        for frame in frames if reply.repeated else ():
+            frame.in_flight.fail(frame.batch_rows(), send_errors.taken_over())
+        self.attempted = False
+        error = (send_errors.fenced if reply.status is SendStatus.FENCED else lost)(self.sender, self.epoch)
         self.abandon(error)
         return error
 
-    def _hold(self, lane: MailboxQueue, fate: FrameFate) -> None:
-        """Wait for room in a full mailbox, or for the log; give up on crates whose time is over."""
-        now = asyncio.get_running_loop().time()
-        while lane.crates and lane.crates[0].deadline <= now:
-            late = lane.crates.popleft()
-            error = refusals.full(late, log=fate is FrameFate.LOG_FULL)
-            late.posting.fail(late.rows_of_posting(), error if late.told is None else refusals.untold(error))
-        lane.wait(now)
-
-    def too_large(self, crate: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a crate that its mailbox can never take."""
-        limit = self._transport.largest_frame
-        if limit is not None:
-            return refusals.above_the_servers_limit(crate, limit)
-        record = self._directory.records.get(crate.mailbox)
-        return refusals.too_large(crate, 0 if record is None else 4 * record.frame_bytes)  # as its frames are cut
-
-    def _recut(self) -> None:
-        """Cut anew by the new directory what has not been written."""
-        self._cut_by = self._directory.version
-        # Rows of one posting may have passed under several interceptors, and at several times.
-        found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
-        for crate in self._lanes.unload():
-            key = (crate.posting, crate.verdicts, crate.deadline)
-            found.setdefault(key, []).append(crate.rows_of_posting())
-        for (posting, verdicts, deadline), rows in found.items():
-            self.load(posting, np.unique(np.concatenate(rows)), verdicts, deadline)
-
-    def _lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
-        """Give up, as the server cannot be asked what it has; return what those who wait are told."""
-        if self._attempted and not (isinstance(cause, ConnectionFailed | Closed) and cause.unsent):
+    def lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
+        """Fail all that waits, as the server cannot be reached; return the error of the frames under way."""
+        if self.attempted and not (isinstance(cause, ConnectionFailed | Closed) and cause.unsent):
             self._fence_at = asyncio.get_running_loop().time()
-            error: MessagingError = refusals.unknown(cause)
+            error: MessagingError = send_errors.unknown(cause)
         else:
             error = cause  # the server never got these
-        self._attempted = False
-        if self.unfenced:
+        self.attempted = False
+        if self._fence_at is not None:
             self._fence_at = asyncio.get_running_loop().time() + _FENCE_PAUSE_S
         self.abandon(error)
         return error
 
     def abandon(self, error: MessagingError) -> None:
-        """Give everybody whose messages wait the error; what is on its way right now has an unknown outcome."""
-        if self._attempted:
-            self._attempted, self._fence_at = False, asyncio.get_running_loop().time()
-            for lane in self._lanes.values():
-                for crate in islice(lane.crates, lane.tried):
-                    crate.posting.fail(crate.rows_of_posting(), refusals.cut_off(error))
+        """Fail all that waits; the frames of a call under way have an unknown outcome."""
+        if self.attempted:
+            self.attempted, self._fence_at = False, asyncio.get_running_loop().time()
+            for queue in self.queues.values():
+                for frame in islice(queue.frames, queue.attempted):
+                    frame.in_flight.fail(frame.batch_rows(), send_errors.cut_off(error))
         stale, self.stale_verdicts = self.stale_verdicts, {}
-        for posting, rows in stale.items():
-            posting.fail(rows, error)
-        for crate in self._lanes.unload(told=True):
-            crate.posting.fail(crate.rows_of_posting(), error if crate.told is None else refusals.untold(error))
+        for in_flight, rows in stale.items():
+            in_flight.fail(rows, error)
+        for frame in self.queues.take_all(settled=True):
+            frame.in_flight.fail(frame.batch_rows(), error if frame.settled is None else send_errors.unlogged(error))

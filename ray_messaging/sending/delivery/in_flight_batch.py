@@ -1,7 +1,8 @@
-"""A batch under way: what is known of each row, and who is told when."""
+"""The batch in flight: the state of each row, from its verdict to its receipt."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,47 +10,50 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, tell
+from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch
-from ray_messaging.sending.delivery.row_weights import RowWeights
 
 Rows = NDArray[np.intp]
 
 
-class InFlightBatch:
-    """Follow one batch from its verdicts to its receipts.
+class BatchOwner(Protocol):
+    """The object that gets the news of a batch in flight."""
 
-    A row is open until it is settled with a fate or failed with an error, once. `batch` is what was accepted and is
-    judged, `outgoing` what leaves: with labels, and with other payloads where a rule rewrote them. `placed` names the
-    mailboxes that have a row which others still lack; `copies` counts how many still lack a row (None: no row goes to
-    more than one). `closed` is told how many rows and bytes of payload got their end, `finished` when the last one did.
+    def rows_done(self, rows: int, nbytes: int) -> None:
+        """Note that so many rows, with so many bytes of payload, have their fate or error."""
+
+    def batch_done(self, batch: "InFlightBatch") -> None:
+        """Note that all rows have their fate or error."""
+
+
+class InFlightBatch:
+    """A batch between its verdicts and its receipts.
+
+    A row is open until it gets a fate or an error, which happens once. `batch` is the batch as it was accepted, which
+    the rules judge; `outgoing` is the batch that is written: with labels, and with the payloads that a rule rewrote.
+    `placed` holds, for each row that some but not all of its mailboxes have, the mailboxes that have it. `copies`
+    counts the mailboxes that still lack a row (None: no row goes to more than one). `left` is the number of open rows.
     """
 
     __slots__ = (
-        "_closed",
-        "_finished",
-        "_left",
         "_open",
-        "_parcel",
+        "_owner",
+        "_pending",
         "_told",
         "_weights",
         "batch",
         "copies",
         "errors",
         "labels",
+        "left",
         "outcome",
         "outgoing",
         "placed",
         "rewritten",
     )
 
-    def __init__(
-        self,
-        parcel: PendingBatch,
-        batch: Batch,
-        finished: Callable[["InFlightBatch"], None],
-        closed: Callable[[int, int], None] = lambda _rows, _nbytes: None,
-    ) -> None:
+    def __init__(self, pending: PendingBatch, batch: Batch, owner: BatchOwner) -> None:
         self.batch = self.outgoing = batch
         self.outcome = Outcome(batch)
         self.errors: dict[int, MessagingError] = {}
@@ -57,51 +61,50 @@ class InFlightBatch:
         self.placed: dict[int, set[str]] = {}
         self.rewritten: dict[int, tuple[str, bytes]] = {}
         self.labels: dict[str, set[int]] = {}
-        self._parcel = parcel
-        self._finished = finished
-        self._closed = closed
-        self._open: NDArray[np.bool_] | None = None  # by row, once rows get their end apart
-        self._left = batch.rows
+        self.left = batch.rows
+        self._pending = pending
+        self._owner = owner
+        self._open: NDArray[np.bool_] | None = None  # by row; None: all rows are open, or none is
         self._told = False
         self._weights: RowWeights | None = None
 
     @property
     def open(self) -> bool:
-        """Tell whether the fate of some row is not known yet."""
-        return self._left > 0
+        """Tell whether some row is open."""
+        return self.left > 0
 
     @property
     def untouched(self) -> bool:
-        """Tell whether nothing is known of any row yet."""
-        return self._left == self.batch.rows and not self.placed
+        """Tell whether all rows are open and no mailbox has any."""
+        return self.left == self.batch.rows and not self.placed
 
     @property
     def open_rows(self) -> Rows:
-        """Return the rows whose fate is not known yet."""
+        """Return the open rows."""
         return np.flatnonzero(self._opened())
 
     def _opened(self) -> NDArray[np.bool_]:
         if self._open is None:
-            self._open = np.full(self.batch.rows, self.open)
+            self._open = np.full(self.batch.rows, self.left > 0)
         return self._open
 
     def still_open(self, rows: Rows) -> Rows:
-        """Return those of some rows whose fate is not known yet."""
+        """Return those of some rows that are open."""
         return rows[self._opened()[rows]]
 
     @property
     def stopped(self) -> dict[int, tuple[str, str]]:
-        """Return the rows that were blocked, with rule and reason, whether or not the log has them yet."""
+        """Return the blocked rows, with rule and reason, whether or not the log has them yet."""
         return self.outcome.blocks
 
     # -- verdicts -------------------------------------------------------------------------------------------------
 
-    def apply(self, judgement: BatchVerdict, rows: Rows | None = None) -> None:
-        """Take over verdicts, those on some rows (None: all), in place of earlier ones.
+    def apply(self, verdict: BatchVerdict, rows: Rows | None = None) -> None:
+        """Apply the verdicts on some rows (None: all), in place of earlier ones.
 
-        A row that some mailbox has already keeps the verdict that let it pass.
+        A row that some mailbox has keeps the verdict under which it was written.
         """
-        if not (judgement.blocked or judgement.rewritten or judgement.labels) and self.outgoing is self.batch:
+        if not (verdict.blocked or verdict.rewritten or verdict.labels) and self.outgoing is self.batch:
             return
         asked, still = None if rows is None else set(rows.tolist()), self._opened()
 
@@ -111,12 +114,12 @@ class InFlightBatch:
         blocks = self.outcome.blocks
         for row in [row for row in blocks if fresh(row)]:
             del blocks[row]
-        blocks.update((row, why) for row, why in judgement.blocked.items() if fresh(row))
-        self.rewritten = {row: what for row, what in self.rewritten.items() if not fresh(row)}
-        self.rewritten.update((row, what) for row, what in judgement.rewritten.items() if fresh(row))
-        for name in dict.fromkeys((*self.labels, *judgement.labels)):  # in the order of the rules
+        blocks.update((row, why) for row, why in verdict.blocked.items() if fresh(row))
+        self.rewritten = {row: change for row, change in self.rewritten.items() if not fresh(row)}
+        self.rewritten.update((row, change) for row, change in verdict.rewritten.items() if fresh(row))
+        for name in dict.fromkeys((*self.labels, *verdict.labels)):  # in the order of the rules
             kept = {row for row in self.labels.get(name, ()) if not fresh(row)}
-            self.labels[name] = kept | {row for row in judgement.labels.get(name, ()) if fresh(row)}
+            self.labels[name] = kept | {row for row in verdict.labels.get(name, ()) if fresh(row)}
         self.outgoing = self.batch.with_payloads({row: line for row, (_, line) in self.rewritten.items()})
         self.outgoing.labels = {
             name: np.array(sorted(found), np.uint32) for name, found in self.labels.items() if found
@@ -129,7 +132,7 @@ class InFlightBatch:
     # -- fates ----------------------------------------------------------------------------------------------------
 
     def expect(self, rows: Iterable[int], copies: int) -> None:
-        """Note to how many mailboxes rows are on their way."""
+        """Note how many mailboxes rows are written to."""
         if self.copies is None:
             if copies == 1:
                 return
@@ -137,7 +140,7 @@ class InFlightBatch:
         self.copies[np.fromiter(rows, np.intp)] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
-        """Note that a mailbox has some rows (None: all); they are settled when every mailbox of theirs has them."""
+        """Note that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have it."""
         if self.copies is None:
             self.settle(rows, fate)
             return
@@ -148,11 +151,11 @@ class InFlightBatch:
         self.settle(rows[self.copies[rows] == 0], fate)
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
-        """Fix the fate of some rows (None: all), those that are still open."""
-        if rows is None and self._left == self.batch.rows:
+        """Give some rows (None: all), those that are open, their fate."""
+        if rows is None and self.left == self.batch.rows:
             self.outcome.settle(None, fate)
-            self._open, self._left = None, 0
-            self._closed(self.batch.rows, 0 if self.batch.lines is None else self.batch.lines.nbytes)
+            self._open, self.left = None, 0
+            self._owner.rows_done(self.batch.rows, 0 if self.batch.lines is None else self.batch.lines.nbytes)
         else:
             rows = np.arange(self.batch.rows) if rows is None else rows
             mine = self._opened()[rows]
@@ -162,7 +165,7 @@ class InFlightBatch:
         self._tell(rows)
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
-        """Give some rows (None: all), those that are still open, an error instead of a fate."""
+        """Give some rows (None: all), those that are open, an error instead of a fate."""
         lost = self.open_rows if rows is None else self.still_open(rows)
         self.errors.update(dict.fromkeys(lost.tolist(), error))
         for row in lost.tolist():
@@ -171,82 +174,84 @@ class InFlightBatch:
         self._tell(lost)
 
     def give_up(self, error: MessagingError) -> MessagingError:
-        """Give all rows that are still open an error; return it with what is known of each row."""
+        """Give all open rows an error; return it with the receipts of the other rows."""
         self.fail(None, error)
-        return self._part(0, self.batch.rows) if self.errors else error
+        return self._error_of(0, self.batch.rows) if self.errors else error
 
     def _close(self, rows: Rows) -> None:
         if len(rows):
             self._opened()[rows] = False
-            self._left -= len(rows)
-            self._closed(len(rows), self._freed(rows))
+            self.left -= len(rows)
+            self._owner.rows_done(len(rows), self._freed(rows))
 
     def _freed(self, rows: Rows) -> int:
-        """Return the bytes of payload that go with rows that were just closed."""
+        """Return the bytes of payload that belong to rows that were just closed."""
         lines = self.batch.lines
         if lines is None:
             return 0
         if self._weights is None:
-            if not self._left:
+            if not self.left:
                 return lines.nbytes
             self._weights = RowWeights(lines)
-        return self._weights.take(rows) if self._left else self._weights.rest
+        return self._weights.take(rows) if self.left else self._weights.rest
+
+    # -- receipts -------------------------------------------------------------------------------------------------
 
     def _tell(self, rows: Rows | None) -> None:
-        """Tell whoever waits for rows that were just closed."""
+        """Give the futures of rows that were just closed (None: all) their receipts or errors."""
         if self._told:
             return
         self.outcome.done_at = time.time()
-        if rows is None or (not self._left and len(rows) == self.batch.rows and not self.errors):
+        if rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors):
             self._tell_all()
         else:
             self._tell_some(rows)
-        if not self._left:
+        if not self.left:
             self._told = True
-            self._finished(self)
+            self._owner.batch_done(self)
 
     def _tell_all(self) -> None:
-        outcome, singles = self.outcome, self._parcel.singles
-        if self._parcel.alone:
-            tell(singles, outcome)  # type: ignore[arg-type]  # none of them is None
+        outcome, singles = self.outcome, self._pending.singles
+        if self._pending.all_single:
+            set_receipts(singles, outcome)  # type: ignore[arg-type]  # none of them is None
         else:
             for row, future in enumerate(singles):
                 if future is not None and not future.done():
                     future.set_result(outcome.receipt(row))
-        for low, high, many in self._parcel.manies:
-            if not many.done():
-                many.set_result(Receipts([(outcome, low, high)]))
+        for low, high, bulk in self._pending.bulks:
+            if not bulk.done():
+                bulk.set_result(Receipts([(outcome, low, high)]))
 
     def _tell_some(self, rows: Rows) -> None:
-        fates, singles = self.outcome.fates, self._parcel.singles
+        fates, singles = self.outcome.fates, self._pending.singles
         for row in rows.tolist() if singles else ():
             future = singles[row]
             if future is None or future.done():
                 continue
             if row in self.errors:
-                future.set_exception(self._part(row, row + 1))
+                future.set_exception(self._error_of(row, row + 1))
             else:
                 future.set_result(self.outcome.receipt(row))
-        for low, high, many in self._parcel.manies:
+        for low, high, bulk in self._pending.bulks:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
-            # Most often nothing has failed yet: then there is no need to look at each.
-            if many.done() or len(unknown) > len(self.errors):
+            # Most often nothing has failed, and there is no need to look at each row.
+            if bulk.done() or len(unknown) > len(self.errors):
                 continue
             if any(row not in self.errors for row in unknown.tolist()):
                 continue
             if len(unknown):
-                many.set_exception(self._part(low, high))
+                bulk.set_exception(self._error_of(low, high))
             else:
-                many.set_result(Receipts([(self.outcome, low, high)]))
+                bulk.set_result(Receipts([(self.outcome, low, high)]))
 
-    def _part(self, low: int, high: int) -> MessagingError:
-        """Build the error of some rows: what is known of each, and the ids of those it concerns."""
+    def _error_of(self, low: int, high: int) -> MessagingError:
+        """Build the error of some rows, with the receipts of those that have one and the ids of the others."""
         rows = [row for row in range(low, high) if row in self.errors]
         error = min((self.errors[row] for row in rows), key=lambda found: not isinstance(found, OutcomeUnknown))
         others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
         text = str(error.args[0])
         if isinstance(error, OutcomeUnknown) and others:
-            # Who sends again what none of these says to be unwritten would send some twice.
+            # To send all of them again would send some twice.
             text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
@@ -255,3 +260,27 @@ class InFlightBatch:
         made.message_ids = [self.outcome.message_id(row) for row in rows]
         made.__cause__ = error.__cause__
         return made
+
+
+class RowWeights:
+    """The bytes of payload of rows; a payload that several rows share belongs to the last of them that is closed."""
+
+    __slots__ = ("_index", "_open", "_sizes", "rest")
+
+    def __init__(self, lines: PayloadColumn) -> None:
+        self.rest = lines.nbytes  # of the rows that are open
+        self._index = lines.index
+        self._sizes = lines.sizes + 1  # each has its newline
+        # By line: how many rows are open.
+        self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
+
+    def take(self, rows: Rows) -> int:
+        """Return the bytes of rows that are closed now; each row is passed once."""
+        if self._index is None or self._open is None:
+            freed = int(self._sizes[rows].sum())
+        else:
+            used, counts = np.unique(self._index[rows], return_counts=True)
+            self._open[used] -= counts
+            freed = int(self._sizes[used[self._open[used] == 0]].sum())
+        self.rest -= freed
+        return freed

@@ -1,4 +1,4 @@
-"""What the event log is told of messages of which no mailbox's stream tells, or not all."""
+"""The notes for the event log on messages that no mailbox's stream shows, or not in full."""
 
 from collections import defaultdict
 
@@ -12,55 +12,55 @@ from ray_messaging.wire.frames import encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
 
 
-def blocked(posting: InFlightBatch, rows: Rows) -> LoggedFrame:
-    """Tell of rows that a rule blocked, with the payloads that they had."""
+def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
+    """Build the note on blocked rows, with their payloads."""
     reasons: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for at, row in enumerate(rows.tolist()):
-        reasons[posting.stopped[row]].append(at)
+        reasons[in_flight.stopped[row]].append(at)
     why = tuple(Why(rule, reason, _bytes(found)) for (rule, reason), found in reasons.items())
-    return _noted(posting.outgoing.take(rows), LogNote(BLOCKED, why=why))
+    return _logged(in_flight.outgoing.take(rows), LogNote(BLOCKED, why=why))
 
 
-def published(posting: InFlightBatch, batch: Batch, rows: Rows | None) -> LoggedFrame:
-    """Tell of rows (None: all) of a posting that no mailbox owns; who took them only the server knows."""
-    places = range(len(posting.batch)) if rows is None else rows.tolist()
-    return _noted(batch, _rewriting(posting, PUBLISHED, "", list(places)))
+def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> LoggedFrame:
+    """Build the note on rows (None: all) that no mailbox owns; only the server knows how many subscribers got them."""
+    places = range(len(in_flight.batch)) if rows is None else rows.tolist()
+    return _logged(batch, _note(in_flight, PUBLISHED, "", list(places)))
 
 
-def settled(posting: InFlightBatch, rows: Rows, fate: int, mailbox: str) -> LoggedFrame:
-    """Tell of rows, the fate of which is known, where no mailbox's stream tells of any."""
-    return _noted(posting.outgoing.take(rows), _rewriting(posting, fate, mailbox, rows.tolist(), counted=True))
+def settled(in_flight: InFlightBatch, rows: Rows, fate: int, mailbox: str) -> LoggedFrame:
+    """Build the note on settled rows, for a log that cannot read the mailboxes."""
+    return _logged(in_flight.outgoing.take(rows), _note(in_flight, fate, mailbox, rows.tolist(), counted=True))
 
 
 def rewritten(
-    posting: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str
+    in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Tell of those rows of a frame that were rewritten; return the frame's batch with them marked."""
-    places = list(range(len(posting.batch)) if rows is None else rows.tolist())
-    marked = np.array([at for at, row in enumerate(places) if row in posting.rewritten], np.intp)
+    """Build the note on the rewritten rows of a frame (None: there are none); return the batch with them marked."""
+    places = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
+    marked = np.array([at for at, row in enumerate(places) if row in in_flight.rewritten], np.intp)
     if not len(marked):
         return None, batch
-    note = _rewriting(posting, DELIVERED, mailbox, [places[at] for at in marked.tolist()])
-    noted = _noted(batch.take(marked), note)
+    note = _note(in_flight, DELIVERED, mailbox, [places[at] for at in marked.tolist()])
+    logged = _logged(batch.take(marked), note)
     frame = batch.with_payloads({})
     frame.noted = marked.astype(np.uint32)
-    return noted, frame
+    return logged, frame
 
 
-def _rewriting(posting: InFlightBatch, fate: int, mailbox: str, places: list[int], *, counted: bool = False) -> LogNote:
-    """Build a note on rows of a posting, with what those that were rewritten said before."""
+def _note(in_flight: InFlightBatch, fate: int, mailbox: str, places: list[int], *, counted: bool = False) -> LogNote:
+    """Build a note on rows, with the original payloads of rewritten ones."""
     rules: defaultdict[str, list[int]] = defaultdict(list)
-    said: defaultdict[bytes, list[int]] = defaultdict(list)
-    lines = posting.batch.lines
-    for at, row in enumerate(places if posting.rewritten and lines is not None else ()):
-        if row in posting.rewritten and lines is not None:
-            rules[posting.rewritten[row][0]].append(at)
-            said[lines.row(row)].append(at)
+    originals: defaultdict[bytes, list[int]] = defaultdict(list)
+    lines = in_flight.batch.lines
+    for at, row in enumerate(places if in_flight.rewritten and lines is not None else ()):
+        if row in in_flight.rewritten and lines is not None:
+            rules[in_flight.rewritten[row][0]].append(at)
+            originals[lines.row(row)].append(at)
     why = tuple(Why(rule, "", _bytes(found)) for rule, found in rules.items())
-    return LogNote(fate, mailbox, why, tuple(Before(_bytes(found), line) for line, found in said.items()), counted)
+    return LogNote(fate, mailbox, why, tuple(Before(_bytes(found), line) for line, found in originals.items()), counted)
 
 
-def _noted(batch: Batch, note: LogNote) -> LoggedFrame:
+def _logged(batch: Batch, note: LogNote) -> LoggedFrame:
     return LoggedFrame(encode(batch), encode_log_note(note), len(batch))
 
 

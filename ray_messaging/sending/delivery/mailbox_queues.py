@@ -1,117 +1,130 @@
-"""What waits for each mailbox, in order: a lane each, so that a full one waits alone."""
+"""Per-mailbox FIFO queues of frames. A full mailbox blocks only its own queue."""
 
 from collections import deque
 from collections.abc import Iterable
 
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
 from ray_messaging.sending.delivery.frame_router import CALL_BYTES, UNOWNED, OutboundFrame
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 
 
 class MailboxQueue:
-    """Be what waits for one mailbox.
+    """The frames that wait for one mailbox.
 
-    `written` is the last seq that the server has; `tried` counts the crates at the head of which an attempt is under
-    way, or may still be.
+    `written` is the seq of the last frame that the server has. `attempted` counts the frames at the head that are part
+    of a call under way, or of one that may still reach the server. `refused` tells that the head was refused.
     """
 
-    __slots__ = ("crates", "pause", "retry_at", "tried", "written")
+    __slots__ = ("_backoff", "attempted", "frames", "refused", "retry_at", "written")
 
     def __init__(self, written: int) -> None:
-        self.crates: deque[OutboundFrame] = deque()
+        self.frames: deque[OutboundFrame] = deque()
         self.written = written
-        self.tried = 0
-        self.pause = 0.0
-        self.retry_at = 0.0
+        self.attempted = 0
+        self.refused = False
+        self.retry_at = 0.0  # loop time
+        self._backoff = Backoff(FULL_MAILBOX_RETRY)
 
-    def took(self) -> None:
-        """Note that the server has the crate at the head."""
-        self.crates.popleft()
+    def pop_written(self) -> None:
+        """Remove the frame at the head, which the server has."""
+        self.frames.popleft()
         self.written += 1
-        self.tried -= 1
-        self.pause = self.retry_at = 0.0
+        self.attempted -= 1
+        if self.refused:
+            self._reset()
 
-    def wait(self, now: float) -> None:
-        """Try again later, and ever later."""
-        self.pause = min(max(2 * self.pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        self.retry_at = now + self.pause
+    def _reset(self) -> None:
+        self.refused, self.retry_at = False, 0.0
+        self._backoff.reset()
 
-    def empty(self, *, told: bool) -> list[OutboundFrame]:
-        """Take the crates out; those that tell the log of what has been written stay, unless `told`."""
-        taken = [crate for crate in self.crates if told or crate.told is None]
-        self.crates = deque(crate for crate in self.crates if not told and crate.told is not None)
-        self.tried = 0
-        self.pause = self.retry_at = 0.0
+    def back_off(self, now: float) -> None:
+        """Try again later, with growing pauses."""
+        self.refused = True
+        self.retry_at = now + self._backoff.next_pause()
+
+    def take(self, *, settled: bool) -> list[OutboundFrame]:
+        """Remove and return the frames; those that log settled rows stay, unless `settled`."""
+        taken = [frame for frame in self.frames if settled or frame.settled is None]
+        self.frames = deque(frame for frame in self.frames if not settled and frame.settled is not None)
+        self.attempted = 0
+        self._reset()
         return taken
 
 
 class MailboxQueues(dict[str, MailboxQueue]):
-    """Hold the lanes by mailbox."""
+    """The queues, by mailbox."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._written: dict[str, int] = {}  # as of the last epoch, of mailboxes without a lane
+        self._written: dict[str, int] = {}  # last seqs, as of the last epoch, of mailboxes without a queue
 
-    def queue(self, crate: OutboundFrame) -> None:
-        """Put a crate behind what waits for its mailbox."""
-        self.of(crate.mailbox).crates.append(crate)
+    def append(self, frame: OutboundFrame) -> None:
+        """Put a frame at the end of its mailbox's queue."""
+        queue = self.get(frame.mailbox)
+        if queue is None:
+            queue = self.queue_of(frame.mailbox)
+        queue.frames.append(frame)
 
-    def of(self, mailbox: str) -> MailboxQueue:
-        """Return a mailbox's lane."""
-        lane = self.get(mailbox)
-        if lane is None:
-            lane = self[mailbox] = MailboxQueue(self._written.get(mailbox, 0))
-        return lane
+    def queue_of(self, mailbox: str) -> MailboxQueue:
+        """Return a mailbox's queue; make it where there is none."""
+        queue = self.get(mailbox)
+        if queue is None:
+            queue = self[mailbox] = MailboxQueue(self._written.get(mailbox, 0))
+        return queue
 
-    def learn(self, written: dict[str, int]) -> None:
-        """Take over what the server has of mailboxes that get a lane later."""
+    def set_written(self, written: dict[str, int]) -> None:
+        """Set the last seqs of mailboxes that get their queue later."""
         self._written = dict(written)
 
-    def forget(self, mailbox: str) -> None:
-        """Drop a lane that holds nothing."""
-        if not self[mailbox].crates:
+    def drop(self, mailbox: str) -> None:
+        """Drop an empty queue, and keep its last seq."""
+        if not self[mailbox].frames:
             self._written[mailbox] = self.pop(mailbox).written
 
-    def idle(self) -> list[str]:
-        """Return the mailboxes without a lane of which it is known what the server has."""
+    def dropped(self) -> list[str]:
+        """Return the mailboxes that have a known last seq and no queue."""
         return [mailbox for mailbox in self._written if mailbox not in self]
 
-    def unlearn(self, mailboxes: Iterable[str]) -> None:
-        """Forget what the server had of mailboxes, as it did."""
+    def forget(self, mailboxes: Iterable[str]) -> None:
+        """Forget the last seqs of mailboxes without a queue."""
         for mailbox in mailboxes:
             self._written.pop(mailbox, None)
 
     @property
+    def empty(self) -> bool:
+        """Tell whether no frame waits."""
+        return not any(queue.frames for queue in self.values())
+
+    @property
     def retry_at(self) -> float | None:
-        """Return when there is something to try again (loop time); None: nothing waits."""
-        return min((lane.retry_at for lane in self.values() if lane.crates), default=None)
+        """Return when to try again (loop time); None: nothing waits."""
+        return min((queue.retry_at for queue in self.values() if queue.frames), default=None)
 
     def refused(self, now: float) -> list[MailboxQueue]:
-        """Return the lanes that were refused and are to be tried again."""
-        return [lane for lane in self.values() if lane.pause and lane.crates and lane.retry_at <= now]
+        """Return the queues with a refused head that is to be tried again now."""
+        return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
 
     def ready(self, now: float) -> list[tuple[OutboundFrame, int]]:
-        """Return the crates of the next call with their seqs: all under the verdicts of one interceptor."""
+        """Return the frames of the next call with their seqs, all with the same verdict epoch."""
         ready: list[tuple[OutboundFrame, int]] = []
         volume = 0
-        for lane in self.values():
-            if lane.crates and lane.retry_at <= now:
-                for seq, crate in enumerate(lane.crates, lane.written + 1):
-                    volume += crate.nbytes
-                    if ready and (crate.verdicts != ready[0][0].verdicts or volume > CALL_BYTES):
+        for queue in self.values():
+            if queue.frames and queue.retry_at <= now:
+                for seq, frame in enumerate(queue.frames, queue.written + 1):
+                    volume += frame.nbytes
+                    if ready and (frame.verdict_epoch != ready[0][0].verdict_epoch or volume > CALL_BYTES):
                         break
-                    ready.append((crate, seq))
-                    if crate.mailbox == UNOWNED:
-                        break  # one set of takers is kept for a call that is repeated
-                    if lane.pause:
-                        break  # it was refused: until its head is taken, the rest would only be refused again
+                    ready.append((frame, seq))
+                    if frame.mailbox == UNOWNED:
+                        break  # the server keeps one list of subscriber counts for a repeated call
+                    if queue.refused:
+                        break  # the head was refused; until it is written, the rest would be refused, too
         return ready
 
-    def unload(self, *, told: bool = False) -> list[OutboundFrame]:
-        """Empty the lanes; return the crates that were on them, the oldest first.
+    def take_all(self, *, settled: bool = False) -> list[OutboundFrame]:
+        """Empty the queues, and return their frames, the oldest first.
 
-        Rows of one posting that were loaded later, as they had to wait, have the later deadline. Crates that tell the
-        log of what has been written stay, unless `told`: nothing can change what they say.
+        Rows of one batch that were queued later, because they had to wait, have a later deadline. Frames that log
+        settled rows stay, unless `settled`: nothing can change them.
         """
-        crates = [crate for lane in self.values() for crate in lane.empty(told=told)]
-        return sorted(crates, key=lambda crate: (crate.posting.batch.first, crate.deadline))
+        frames = [frame for queue in self.values() for frame in queue.take(settled=settled)]
+        return sorted(frames, key=lambda frame: (frame.in_flight.batch.first, frame.deadline))

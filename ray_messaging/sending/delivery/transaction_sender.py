@@ -1,12 +1,27 @@
-"""Conclude a transaction: one call for all that it sends and commits, and what is known of it afterwards."""
+"""The transaction sender, which writes one transaction: judged as a whole, and written as a whole or not at all."""
 
+import asyncio
 import logging
+from typing import Protocol
 
 import msgspec
 
-from ray_messaging.errors import Closed, ConfigError, Fenced, MailboxFull, MessagingError, TransitError
+from ray_messaging.common.backoff import TRANSACTION_RETRY, Backoff
+from ray_messaging.common.limits import TRANSACTION_BYTES
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import (
+    Closed,
+    ConfigError,
+    Fenced,
+    InterceptorUnavailable,
+    MailboxFull,
+    MessagingError,
+    PayloadTooLarge,
+    TransitError,
+)
+from ray_messaging.interception.wire.verdicts import FOREIGN
 from ray_messaging.receipt import Receipts
-from ray_messaging.sending import send_errors as refusals
+from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import TransactionBatch
 from ray_messaging.sending.delivery.frame_router import UNOWNED, OutboundFrame
 from ray_messaging.sending.delivery.frame_sender import FrameSender
@@ -15,135 +30,219 @@ from ray_messaging.transports.base import FrameFate, SendReply, SendStatus
 
 logger = logging.getLogger(__name__)
 
-TAKEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
+_WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
-class Concluder(FrameSender):
-    """Ship crates, and conclude transactions: one at a time, when nothing else is on its way."""
+class TransactionJudge(Protocol):
+    """The object that gets the verdicts on a transaction."""
 
-    _bundle: TransactionBatch | None = None  # under way
-    _posting: InFlightBatch | None = None
-    over: Fenced | None = None  # why nothing can be sent any more
-    _cut_at = -1  # the directory's version
-    _behind = False  # the server lost a transaction that it had confirmed: cursor and state here are ahead of it
+    async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
+        """Get all verdicts on a batch, also those of slow rules; return the verdict epoch.
 
-    @property
-    def idle(self) -> bool:
-        """Tell whether all that was loaded has its fate."""
-        return not any(lane.crates for lane in self._lanes.values())
+        Args: with `again`, by the successor of the interceptor that was asked before.
+        """
 
-    def begin_with(self, bundle: TransactionBatch, posting: InFlightBatch | None) -> None:
-        """Take a transaction up: whoever waits for it is told by `succeed`, or when sending stops."""
-        self._bundle, self._posting = bundle, posting
+    def made_progress(self) -> None:
+        """Note that the send loop is alive, although it waits."""
 
-    def succeed(self) -> None:
-        """Tell whoever waits that all of it was written."""
-        bundle, posting = self._bundle, self._posting
-        self._bundle = self._posting = None
-        if posting is not None:
-            posting.stop(posting.open_rows)  # what no log had to be told of
-        if bundle is not None and not bundle.future.done():
-            parts = [] if posting is None else [(posting.outcome, 0, len(posting.batch))]
-            bundle.future.set_result(Receipts(parts))
 
-    def give_up(self, error: MessagingError) -> None:
-        """Tell whoever waits why nothing was written, or that nobody knows."""
-        bundle, posting = self._bundle, self._posting
-        self._bundle = self._posting = None
-        if bundle is not None:
-            bundle.fail(error if posting is None else posting.give_up(error))
+class TransactionSender:
+    """One transaction on its way to the server; nothing else of its sender is on its way at that time."""
+
+    def __init__(
+        self,
+        frames: FrameSender,
+        settings: MessagingConfig,
+        transaction: TransactionBatch,
+        in_flight: InFlightBatch | None,
+        judge: TransactionJudge,
+    ) -> None:
+        self._frames = frames
+        self._settings = settings
+        self._transaction = transaction
+        self._in_flight = in_flight  # None: it sends no message
+        self._judge = judge
+        self._done = False
+        self._verdict_epoch = FOREIGN
+        self._outbound: list[OutboundFrame] = []
+        self._routed_at = -1  # the directory's version
+        self._backoff = Backoff(TRANSACTION_RETRY)
+        self._room_until = 0.0  # loop time
+        self._judge_until: float | None = None
+
+    async def run(self) -> None:
+        """Conclude the transaction; without a conclusion, only learn which transactions the server has.
+
+        Raises: the error that the transaction's future gets.
+        """
+        try:
+            await self._frames.begin()
+            await self._frames.fence()
+            if self._transaction.conclusion is not None:
+                await self._conclude()
+        except MessagingError as error:
+            self._fail(error)
+            raise
+        self._succeed()
 
     def abandon(self, error: MessagingError) -> None:
-        """Give everybody whose messages wait the error; what is on its way right now has an unknown outcome."""
-        if self._bundle is not None:
-            self.give_up(refusals.cut_off(error) if self._attempted else error)
-        super().abandon(error)
+        """Give up as sending stops; if a call is under way, its outcome is unknown."""
+        self._fail(send_errors.cut_off(error) if self._frames.attempted else error)
 
-    async def _fence(self) -> None:
-        confirmed = self.transactions
-        try:
-            await super()._fence()
-        except Fenced as error:
-            self.over = error
-            raise
-        self._behind |= self.transactions < confirmed
+    def _succeed(self) -> None:
+        self._done = True
+        parts = []
+        if self._in_flight is not None:
+            self._in_flight.stop(self._in_flight.open_rows)  # blocked rows that no log had to get first
+            parts = [(self._in_flight.outcome, 0, len(self._in_flight.batch))]
+        if not self._transaction.future.done():
+            self._transaction.future.set_result(Receipts(parts))
 
-    def cut(self, posting: InFlightBatch, verdicts: int, deadline: float) -> list[OutboundFrame]:
-        """Cut all of a posting by the directory as it is."""
-        self._cut_at = self._directory.version
-        return self._cutter.cut(posting, None, verdicts, deadline, settle=False)
+    def _fail(self, error: MessagingError) -> None:
+        """Give the transaction an error, unless it has one."""
+        if not self._done:
+            self._done = True
+            self._transaction.fail(error if self._in_flight is None else self._in_flight.give_up(error))
 
-    @property
-    def stale(self) -> bool:
-        """Tell whether the directory has changed since the last cut."""
-        return self._cut_at != self._directory.version
+    # -- attempts -------------------------------------------------------------------------------------------------
 
-    async def attempt(self, bundle: TransactionBatch, crates: list[OutboundFrame], verdicts: int) -> SendReply | None:
+    async def _conclude(self) -> None:
+        if self._in_flight is not None:
+            self._verdict_epoch = await self._judge.judge_transaction(self._in_flight, again=False)
+        self._room_until = asyncio.get_running_loop().time() + self._settings.send_timeout_s
+        self._route()
+        while (reply := await self._attempt()) is not None:
+            await self._prepare_next(reply)
+            if self._routed_at != self._frames.directory_version:
+                self._route()
+
+    def _route(self) -> None:
+        """Route the whole transaction by the directory as it is; raise PayloadTooLarge."""
+        self._routed_at = self._frames.directory_version
+        if self._in_flight is None:
+            return
+        self._outbound = self._frames.route_all(self._in_flight, self._verdict_epoch, self._room_until)
+        volume = sum(frame.nbytes for frame in self._outbound)
+        if volume > TRANSACTION_BYTES:
+            raise PayloadTooLarge(
+                f"a transaction takes at most {TRANSACTION_BYTES:,} bytes on its way, and this one would take "
+                f"{volume:,}, as each mailbox gets a copy: send fewer messages at a time, or references to the data",
+                size=volume,
+                limit=TRANSACTION_BYTES,
+            )
+
+    async def _attempt(self) -> SendReply | None:
         """Make one call; None: it is concluded. Else the reply says why nothing of it was written, nor can be.
 
-        Raises: Fenced where sending is over, OutcomeUnknown, MailboxFull where the server's memory is.
+        Raises: Fenced where sending is over, OutcomeUnknown, MailboxFull where the server's memory is full.
         """
-        assert bundle.conclusion is not None
-        if self._behind:
-            raise refusals.behind()
-        bundle.number = bundle.number or self.transactions + 1
-        conclusion = msgspec.structs.replace(bundle.conclusion, number=bundle.number)
+        frames, transaction = self._frames, self._transaction
+        assert transaction.conclusion is not None
+        if frames.behind:
+            raise send_errors.behind()
+        transaction.number = transaction.number or frames.transactions + 1
+        conclusion = msgspec.structs.replace(transaction.conclusion, number=transaction.number)
         try:
-            reply = await self._exchange(self._numbered(crates), verdicts, conclusion)
-            return await self._learn(reply, bundle.number, crates)
+            reply = await frames.exchange(self._numbered(), self._verdict_epoch, conclusion)
+            return await self._process(reply, transaction.number)
         except MailboxFull:
-            self._attempted = False
+            frames.attempted = False
             raise
         except (TransitError, ConfigError, Closed) as error:
-            raise self._lose(error) from error
+            raise frames.lose(error) from error
 
-    def _numbered(self, crates: list[OutboundFrame]) -> list[tuple[OutboundFrame, int]]:
+    def _numbered(self) -> list[tuple[OutboundFrame, int]]:
+        """Return the frames with their seqs."""
         last: dict[str, int] = {}
-        for crate in crates:
-            last.setdefault(crate.mailbox, self._lanes.of(crate.mailbox).written)
         numbered = []
-        for crate in crates:
-            last[crate.mailbox] += 1
-            numbered.append((crate, last[crate.mailbox]))
+        for frame in self._outbound:
+            seq = last.get(frame.mailbox, self._frames.queues.queue_of(frame.mailbox).written) + 1
+            last[frame.mailbox] = seq
+            numbered.append((frame, seq))
         return numbered
+
+    async def _process(self, reply: SendReply, number: int) -> SendReply | None:
+        """Find out whether a call was concluded, of which an attempt may still be on its way."""
+        frames = self._frames
+        await self._check_epoch(reply)
+        concluded = reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates)
+        subscriber_counts = reply.takers
+        if concluded:
+            frames.transactions = number
+            for frame in self._outbound:
+                frames.queues.queue_of(frame.mailbox).written += 1
+        elif reply.repeated or FrameFate.GAP in reply.fates:
+            if FrameFate.GAP in reply.fates:
+                logger.error("the server lost messages that it had taken from %s: was it restored?", frames.sender)
+            try:
+                await frames.take_epoch()
+            except Fenced:
+                frames.attempted = False
+                self._fail(send_errors.taken_over())
+                raise
+            concluded, subscriber_counts = frames.transactions >= number, frames.subscriber_counts
+        frames.attempted = False
+        if not concluded:
+            return reply
+        for frame in self._outbound:
+            count = len(frame.publish) if frame.mailbox == UNOWNED else 0
+            frames.written(frame, subscriber_counts[:count])
+            subscriber_counts = subscriber_counts[count:]
+        return None
 
     async def _check_epoch(self, reply: SendReply) -> None:
         """Raise Fenced where sending is over, TransactionError where the server was restored from older data."""
+        frames = self._frames
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
             if reply.repeated:
-                self._attempted = False
-                self.give_up(refusals.taken_over())
-            self.over = self._fenced(reply, [])
-            raise self.over
+                self._fail(send_errors.taken_over())
+            frames.fenced = frames.end(reply, [])
+            raise frames.fenced
         if reply.status is SendStatus.RESTORED:
-            await self._heal(reply)
-            self._attempted = False
-            raise refusals.behind()
+            await frames.recover(reply)
+            frames.attempted = False
+            raise send_errors.behind()
 
-    async def _learn(self, reply: SendReply, number: int, crates: list[OutboundFrame]) -> SendReply | None:
-        """Tell what became of a call, of which an attempt may still be on its way."""
-        await self._check_epoch(reply)
-        concluded = reply.status is SendStatus.OK and all(fate in TAKEN for fate in reply.fates)
-        takers = reply.takers
-        if concluded:
-            self.transactions = number
-            for crate in crates:
-                self._lanes.of(crate.mailbox).written += 1
-        elif reply.repeated or FrameFate.GAP in reply.fates:
-            if FrameFate.GAP in reply.fates:
-                logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
-            try:
-                await self._fence()
-            except Fenced:
-                self._attempted = False
-                self.give_up(refusals.taken_over())
-                raise
-            concluded, takers = self.transactions >= number, self._takers
-        self._attempted = False
-        if not concluded:
-            return reply
-        for crate in crates:
-            count = len(crate.publish) if crate.mailbox == UNOWNED else 0
-            self._fates.arrived(crate, takers[:count])
-            takers = takers[count:]
-        return None
+    # -- between attempts -----------------------------------------------------------------------------------------
+
+    async def _prepare_next(self, reply: SendReply) -> None:
+        """Remove the cause of a refusal, or wait until it is gone; raise where it stays."""
+        if reply.status is SendStatus.READER_FENCED:
+            assert self._transaction.conclusion is not None
+            raise send_errors.reader_fenced(self._transaction.conclusion)
+        if reply.status is SendStatus.BEHIND:
+            raise send_errors.behind()
+        if reply.status is SendStatus.UNJUDGED:
+            raise send_errors.no_verdicts()
+        if reply.status is SendStatus.STALE_VERDICTS:
+            await self._judge_again()
+        elif reply.status is SendStatus.STALE_DIRECTORY or FrameFate.GONE in reply.fates:
+            await self._frames.reload()
+        else:
+            for frame, fate in zip(self._outbound, reply.fates, strict=True):
+                if fate is FrameFate.TOO_LARGE:
+                    raise self._frames.too_large(frame)
+            await self._wait_for_room(reply)
+
+    async def _wait_for_room(self, reply: SendReply) -> None:
+        waiting = (FrameFate.FULL, FrameFate.LOG_FULL)
+        full = [(frame, fate) for frame, fate in zip(self._outbound, reply.fates, strict=True) if fate in waiting]
+        if full and asyncio.get_running_loop().time() >= self._room_until:
+            frame, fate = full[0]
+            raise send_errors.full(frame, log=fate is FrameFate.LOG_FULL)
+        await self._pause()
+
+    async def _judge_again(self) -> None:
+        """Wait for the interceptor's successor, and get its verdicts."""
+        now = asyncio.get_running_loop().time()
+        self._judge_until = self._judge_until or now + self._settings.interceptor_timeout_s
+        if now >= self._judge_until:
+            raise InterceptorUnavailable(send_errors.STALE)
+        await self._pause()
+        if self._in_flight is not None:
+            self._verdict_epoch = await self._judge.judge_transaction(self._in_flight, again=True)
+            self._route()
+
+    async def _pause(self) -> None:
+        self._judge.made_progress()
+        await self._backoff.sleep()

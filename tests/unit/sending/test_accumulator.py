@@ -19,9 +19,10 @@ from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.verdicts import FOREIGN, VerdictReply
 from ray_messaging.message import Outgoing
+from ray_messaging.sending.accumulation import accumulator
 from ray_messaging.sending.accumulation import bulk_input as bulk
-from ray_messaging.sending.accumulation import gathering
 from ray_messaging.sending.accumulation import pending_batch as parcel
+from ray_messaging.sending.accumulation.accumulator import CapacityLimiter
 from ray_messaging.sending.accumulation.bulk_input import (
     columns_of,
     entries_of,
@@ -29,7 +30,6 @@ from ray_messaging.sending.accumulation.bulk_input import (
     frames_of_columns,
     frames_of_entries,
 )
-from ray_messaging.sending.accumulation.capacity import CapacityLimiter
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.wire.frames import decode
@@ -67,7 +67,7 @@ async def pair(opener):
     async def open_two(*, is_open=False, mailbox_messages=1_000_000, **settings):
         receiver = await opener(server, host=range(10), mailbox_messages=mailbox_messages)
         sender = await opener(server, **settings)
-        sender.engine.outbox.judge = Gate(is_open=is_open)
+        sender.engine.accumulator.verdict_client = Gate(is_open=is_open)
         return sender, receiver
 
     return open_two
@@ -89,7 +89,7 @@ async def settled(condition):
 
 def empty(sender):
     """Tell whether the account of the outbox is closed: nothing waits, and nothing was counted twice."""
-    room = sender.engine.outbox.room
+    room = sender.engine.accumulator.capacity
     return (room.rows, room.nbytes) == (0, 0)
 
 
@@ -145,7 +145,7 @@ async def test_every_way_to_send_keeps_its_turn(pair, limits):
 @pytest.mark.parametrize("limits", [{"outbox_messages": 1}, {"outbox_bytes": 1}], ids=repr)
 async def test_who_gives_up_loses_nobodys_turn(pair, limits):
     sender, receiver = await pair(**limits)
-    gate = sender.engine.outbox.judge
+    gate = sender.engine.accumulator.verdict_client
     channel = sender.get_agent_chat_channel(1)
     tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(20)]
     await gate.asked.wait()
@@ -191,7 +191,7 @@ async def test_whoever_is_let_in_and_cancelled_in_that_moment_passes_the_turn_on
 
 async def test_who_gives_up_takes_nobody_elses_receipt(pair):
     sender, receiver = await pair()
-    gate, channel = sender.engine.outbox.judge, sender.get_agent_chat_channel(1)
+    gate, channel = sender.engine.accumulator.verdict_client, sender.get_agent_chat_channel(1)
     tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(6)]
     await gate.asked.wait()
     for n in (0, 2, 3):
@@ -236,7 +236,7 @@ async def test_a_message_is_checked_behind_another_one_too(pair, wrong, error):
 
 async def test_the_outbox_keeps_to_its_bytes(pair):
     sender, receiver = await pair(outbox_bytes=50_000)
-    gate, room = sender.engine.outbox.judge, sender.engine.outbox.room
+    gate, room = sender.engine.accumulator.verdict_client, sender.engine.accumulator.capacity
     line = {"t": "x" * 10_000}
     sends = [asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(n % 10), line)) for n in range(100)]
     await gate.asked.wait()
@@ -252,7 +252,7 @@ async def test_the_outbox_keeps_to_its_bytes(pair):
 async def test_bulk_sends_wait_for_bytes_too(pair, monkeypatch):
     monkeypatch.setattr(bulk, "BATCH_BYTES", 20_000)
     sender, receiver = await pair(outbox_bytes=50_000)
-    gate, room = sender.engine.outbox.judge, sender.engine.outbox.room
+    gate, room = sender.engine.accumulator.verdict_client, sender.engine.accumulator.capacity
     payloads = [{"t": "x" * 10_000}] * 20
     sends = [
         asyncio.create_task(sender.send_columns(1, [1] * 20, payloads)),
@@ -281,7 +281,7 @@ async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
     monkeypatch.setattr(parcel, "BATCH_BYTES", 50_000)
     monkeypatch.setattr(bulk, "BATCH_BYTES", 50_000)
     sender, receiver = await pair()
-    gate = sender.engine.outbox.judge
+    gate = sender.engine.accumulator.verdict_client
     channel = sender.get_agent_chat_channel(1)
     payload = {"t": "x" * 10_000}
     sends = [asyncio.create_task(sender.send_message(channel, payload)) for _ in range(30)]
@@ -362,7 +362,7 @@ def test_a_local_log_without_room_keeps_nothing():
 @pytest.fixture
 def small_batches(monkeypatch):
     monkeypatch.setattr(bulk, "BATCH_ROWS", 5)
-    monkeypatch.setattr(gathering, "BATCH_ROWS", 5)
+    monkeypatch.setattr(accumulator, "BATCH_ROWS", 5)
 
 
 def bulk_send(sender, way, rows):
@@ -382,7 +382,7 @@ WAYS = pytest.mark.parametrize("way", ["columns", "messages", "relay"])
 @pytest.mark.usefixtures("small_batches")
 async def test_close_waits_for_a_bulk_send_that_was_accepted(pair, way):
     sender, receiver = await pair(outbox_messages=5)
-    gate = sender.engine.outbox.judge
+    gate = sender.engine.accumulator.verdict_client
     sending = asyncio.create_task(bulk_send(sender, way, 23))
     await gate.asked.wait()
     closing = asyncio.create_task(sender.close())
@@ -419,7 +419,7 @@ async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
 @pytest.mark.usefixtures("small_batches")
 async def test_a_bulk_send_interrupted_half_way_says_what_is_known_of_each_row(pair, way):
     sender, receiver = await pair(is_open=True, outbox_messages=5)
-    gate = sender.engine.outbox.judge
+    gate = sender.engine.accumulator.verdict_client
     sending = asyncio.create_task(bulk_send(sender, way, 23))
     await settled(lambda: len(gate.batches) == 2)
     gate.opened.clear()
@@ -444,13 +444,13 @@ async def test_a_bulk_send_interrupted_half_way_says_what_is_known_of_each_row(p
 @pytest.mark.usefixtures("small_batches")
 async def test_two_interrupted_bulk_sends_have_each_their_own_receipts(pair):
     sender, _ = await pair(outbox_messages=5)
-    gate = sender.engine.outbox.judge
+    gate = sender.engine.accumulator.verdict_client
     first = asyncio.create_task(bulk_send(sender, "columns", 5))
     await gate.asked.wait()
     others = [asyncio.create_task(bulk_send(sender, way, rows)) for way, rows in [("columns", 7), ("messages", 11)]]
     single = asyncio.create_task(sender.send_message("news", {}))
     await asyncio.sleep(0)
-    await sender.engine.outbox.stop(Closed("stopped"))
+    await sender.engine.accumulator.stop(Closed("stopped"))
     errors = await asyncio.gather(first, *others, single, return_exceptions=True)
     assert [type(error) for error in errors] == [Closed] * 4
     assert [error.receipts and len(error.receipts) for error in errors] == [5, 7, 11, None]
@@ -463,7 +463,7 @@ async def test_two_interrupted_bulk_sends_have_each_their_own_receipts(pair):
 async def test_a_cancelled_close_leaves_no_task_behind(pair):
     sender, receiver = await pair()
     before = asyncio.all_tasks()
-    gate = sender.engine.outbox.judge
+    gate = sender.engine.accumulator.verdict_client
     sends = [asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"n": n})) for n in range(3)]
     await gate.asked.wait()
     closing = asyncio.create_task(sender.close())

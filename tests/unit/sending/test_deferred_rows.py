@@ -45,7 +45,7 @@ async def pair(opener):
     server = MemoryServer()
     receiver = await opener(server, host=[1, 2])
     sender = await opener(server)
-    sender.engine.outbox.judge = Judge()
+    sender.engine.accumulator.verdict_client = Judge()
     return sender, receiver
 
 
@@ -63,7 +63,7 @@ async def fetched(receiver, count):
 
 async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(pair):
     sender, receiver = pair
-    judge = sender.engine.outbox.judge
+    judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0}))
@@ -80,7 +80,7 @@ async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(
 
 async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(pair):
     sender, receiver = pair
-    judge = sender.engine.outbox.judge
+    judge = sender.engine.accumulator.verdict_client
     sending = asyncio.create_task(sender.send_columns([5, 6, 7], [1, 1, 1], [{"n": n} for n in range(3)]))
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0, 1, 2}))
@@ -94,7 +94,7 @@ async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(p
 
 async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_go(pair):
     sender, receiver = pair
-    judge = sender.engine.outbox.judge
+    judge = sender.engine.accumulator.verdict_client
     first, second = send(sender, 0), send(sender, 1)
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0}))
@@ -110,12 +110,12 @@ async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_
 
 async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair):
     sender, receiver = pair
-    old = sender.engine.outbox.judge
+    old = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
     _, answer = await next_of(old.questions)
     answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(old.waits)
-    new = sender.engine.outbox.judge = Judge()
+    new = sender.engine.accumulator.verdict_client = Judge()
     late.set_exception(InterceptorUnavailable("gone"))
     _, answer = await next_of(new.waits)
     answer.set_result(BatchVerdict())
@@ -125,7 +125,7 @@ async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair
 
 async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
     sender, _ = pair
-    judge = sender.engine.outbox.judge
+    judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0}))
@@ -138,7 +138,7 @@ async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
 
 async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
     sender, _ = pair
-    judge = sender.engine.outbox.judge
+    judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0}))
@@ -155,12 +155,12 @@ async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
 
 async def test_a_stopped_outbox_asks_no_more(pair):
     sender, _ = pair
-    judge = sender.engine.outbox.judge
+    judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0}))
     _, late = await next_of(judge.waits)
-    await sender.engine.outbox.stop(Closed("stopped"))
+    await sender.engine.accumulator.stop(Closed("stopped"))
     with pytest.raises(Closed):
         await first
     assert late.cancelled()
@@ -168,7 +168,7 @@ async def test_a_stopped_outbox_asks_no_more(pair):
 
 async def test_rows_of_other_kinds_of_ids_wait_too(pair):
     sender, _ = pair
-    judge = sender.engine.outbox.judge
+    judge = sender.engine.accumulator.verdict_client
     sending = asyncio.create_task(sender.send_columns(["ann", 5, "ann", 5], ["bob", 1, "bob", 1], {"n": 0}))
     batch, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0, 1}))

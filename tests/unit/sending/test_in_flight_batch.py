@@ -29,13 +29,16 @@ class Made:
         self.many = loop.create_future()
         if bulk:
             draft.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)
-            draft.manies.append(BulkWaiter(singles, singles + bulk, self.many))
+            draft.bulks.append(BulkWaiter(singles, singles + bulk, self.many))
         self.finished = []
         self.closed = []
-        self.posting = InFlightBatch(draft, draft.seal("s", 1, 0), self.finished.append, self.close)
+        self.posting = InFlightBatch(draft, draft.seal("s", 1, 0), self)
         loop.close()
 
-    def close(self, count, nbytes):
+    def batch_done(self, posting):
+        self.finished.append(posting)
+
+    def rows_done(self, count, nbytes):
         self.closed.append((count, nbytes))
 
     def block(self, chosen):
@@ -242,10 +245,8 @@ def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
     draft = RowBatch(None)
     draft.extend(Entry(1, [1, 2, 3], "chat", b"x" * 9), 1.0)
     draft.extend(Entry(1, [4], "chat", b"y" * 99), 1.0)
-    closed = []
-    posting = InFlightBatch(
-        draft, draft.seal("s", 1, 0), lambda _: None, lambda rows, nbytes: closed.append((rows, nbytes))
-    )
+    made = Made(1)
+    posting, closed = InFlightBatch(draft, draft.seal("s", 1, 0), made), made.closed
     for row in (0, 3, 2, 1):
         posting.settle(rows(row), DELIVERED)
         posting.settle(rows(row), DELIVERED)

@@ -1,0 +1,93 @@
+"""The checks of messages before they are accepted."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ray_messaging.addressing.channels import OMITTED, Address, AgentId, SenderId, check_id, check_recipient
+from ray_messaging.message import Outgoing
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.payload_column import encode_payload
+from ray_messaging.sending.accumulation.allowed_senders import AllowedSenders, no_from_id
+from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of, entries_of
+from ray_messaging.sending.accumulation.pending_batch import Entry
+
+_ADDRESSES_KEPT = 200_000
+
+
+class MessageChecks:
+    """The checks of one messager's messages.
+
+    Args: `parse` parses a channel. With `user_is_explicit`, a from_id of None is the user; else it may have been left
+    out, which is refused where only some agents may send.
+    """
+
+    def __init__(
+        self, name: str, parse: Callable[[str], Address], payload_bytes: int, *, user_is_explicit: bool = False
+    ) -> None:
+        self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # channels that were parsed already
+        self.known: set[int] | None = None  # int ids that may send, as far as they were looked up; None: all may
+        self._name = name
+        self._parse = parse
+        self._payload_bytes = payload_bytes
+        self._user_is_explicit = user_is_explicit
+        self._allowed: AllowedSenders | None = None
+
+    def allow_only(self, agents: AgentSet) -> None:
+        """Accept messages of these agents, and of those of earlier calls, and of no others."""
+        self._allowed = self._allowed or AllowedSenders(self._name)
+        self._allowed.add(agents)
+        self.known = self._allowed.known
+
+    def address(self, channel: str) -> tuple[AgentId | None, str]:
+        """Return the agent (None: none) and the topic of a channel; raise InvalidAddress."""
+        known = self.addresses
+        try:
+            return known[channel]
+        except KeyError:
+            agent_id, topic = self._parse(channel)
+        except TypeError:  # unhashable
+            return self._parse(channel)
+        if len(known) >= _ADDRESSES_KEPT:
+            known.clear()  # all are parsed anew
+        known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
+        return agent_id, topic
+
+    def checked(
+        self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None
+    ) -> tuple[AgentId | None, AgentId | None, str, bytes]:
+        """Return a message as it is accepted: from_id, to_id, topic, payload as JSON.
+
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
+        """
+        recipient, topic = self.address(channel)
+        if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
+            recipient = check_recipient(channel, recipient, to_id)
+        if from_id is None or from_id is OMITTED:
+            if self._allowed is not None and (from_id is OMITTED or not self._user_is_explicit):
+                raise no_from_id(self._name)
+            from_id = None
+        else:
+            from_id = check_id(from_id)
+            if self._allowed is not None:
+                self._allowed.check(from_id)
+        return from_id, recipient, topic, encode_payload(payload, self._payload_bytes)
+
+    def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
+        """Check and encode messages; raises as `checked`, before any is sent."""
+        group = None if self._allowed is None else self._name
+        entries = entries_of(messages, self.address, self._payload_bytes, group)
+        if self._allowed is not None:
+            self._allowed.check_all(entry.from_id for entry in entries)
+        return entries
+
+    def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
+        """Check and encode columns; raises as `checked`, and InvalidColumns, before anything is sent."""
+        chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        self.check_senders(chunk.from_ids for chunk in chunks)
+        return chunks
+
+    def check_senders(self, columns: Iterable[IdColumn]) -> None:
+        """Raise UnknownSender where one of these ids may not send."""
+        if self._allowed is not None:
+            for column in columns:
+                self._allowed.check_column(column)
