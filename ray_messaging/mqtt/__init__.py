@@ -1,12 +1,31 @@
-"""AgentSociety's Messager on MQTT; needs the extra: pip install 'ray-messaging[mqtt]'."""
+"""MQTT: the transport, and AgentSociety's Messager; needs the extra: pip install 'ray-messaging[mqtt]'.
+
+The names load on first use, so that a program with the transport alone does not load the Messager.
+"""
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.config import MqttConfig
-from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
-from ray_messaging.mqtt.messager.messager import Messager
+
+if TYPE_CHECKING:
+    from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
+    from ray_messaging.mqtt.messager.messager import Messager
 
 __all__ = ["Deliveries", "Delivery", "Messager", "MqttConfig"]
 
-# AgentSociety's module has one, by which its messager logs. All that works for ours logs below this one.
+# AgentSociety's module offers the logger of its messager under this name. It is the parent of all our loggers.
 logger = logging.getLogger("ray_messaging")
+
+_ON_FIRST_USE = {
+    "Deliveries": "ray_messaging.mqtt.messager.deliveries",
+    "Delivery": "ray_messaging.mqtt.messager.deliveries",
+    "Messager": "ray_messaging.mqtt.messager.messager",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's
+    if name in _ON_FIRST_USE:
+        return getattr(import_module(_ON_FIRST_USE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -84,6 +84,8 @@ def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Tr
 def open_mqtt(server: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None) -> Transport:
     """Make the transport for an MQTT broker; `log` takes the notes for the event log. Raises ConfigError."""
     try:
+        import aiomqtt  # noqa: F401, PLC0415 - of the same extra: a Delivery's topic is one of its
+
         from ray_messaging.mqtt.transport import MqttTransport  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise ConfigError(

@@ -6,7 +6,7 @@ import pytest
 from support.contracts import MqttStore, store_of
 
 from ray_messaging.errors import ConnectionFailed
-from ray_messaging.mqtt.directory.presence import end_session
+from ray_messaging.mqtt.receiving.session import end_session
 from ray_messaging.mqtt.transport import MqttTransport
 from ray_messaging.transports.memory import MemoryServer
 

@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn
 from ray_messaging.mqtt.receiving import cursors
-from ray_messaging.mqtt.wire.signals import Data, decode_places, encode_data
+from ray_messaging.mqtt.wire.messages import Data, decode_positions, encode_data
 from ray_messaging.wire.frames import encode
 
 PACKET = 4000  # bytes; our pages are smaller by what comes round them
@@ -55,7 +55,7 @@ class Crowd:
         return {message.topic.value: message.payload for message in await self.store.drain(client)}
 
     async def kept(self):
-        return {sender for payload in (await self.pages()).values() for sender in decode_places(payload)}
+        return {sender for payload in (await self.pages()).values() for sender in decode_positions(payload)}
 
     async def close(self):
         await self.store.close()
@@ -93,7 +93,7 @@ async def test_a_commit_publishes_what_has_moved(broker, opener, crowd):
     assert await handle(receiver, 1) == [5]
     (moved,) = await crowd.store.drain(listener)
     assert len(moved.payload) < PACKET // 2
-    assert "crowd-5" in decode_places(moved.payload)
+    assert "crowd-5" in decode_positions(moved.payload)
 
 
 async def test_a_successor_goes_on_with_each_sender(broker, opener, crowd):
@@ -132,7 +132,7 @@ async def test_who_was_silent_for_a_day_is_forgotten(broker, opener, crowd, monk
 
 
 async def test_there_are_so_many_pages_at_most(broker, opener, crowd, monkeypatch):
-    monkeypatch.setattr(cursors, "_MOST_PAGES", 2)
+    monkeypatch.setattr(cursors, "_MAX_PAGES", 2)
     receiver = await opener(broker.config, name="group", host=[1])
     for begin in range(0, MANY, 40):
         await crowd.send(range(begin, begin + 40))
@@ -151,7 +151,7 @@ async def test_a_broker_that_has_lost_them_gets_them_again(broker, opener, crowd
     broker.kill()
     broker.start()
     await crowd.open()
-    await receiver.engine.transport._listener._presence.link.wait_connected(10)
+    await receiver.engine.transport._receiver._session.link.wait_connected(10)
     await crowd.send([5], seq=2)
     assert await handle(receiver, 1) == [5]
     assert await crowd.kept() == names(range(MANY))
@@ -160,17 +160,17 @@ async def test_a_broker_that_has_lost_them_gets_them_again(broker, opener, crowd
 async def test_what_could_not_be_kept_is_kept_the_next_time(broker, opener, crowd, monkeypatch):
     receiver = await opener(broker.config, name="group", host=[1])
     control = receiver.engine.transport._control
-    insist_say = control.insist_say
+    retain = control.retain
 
     async def fail(*_said):
         raise ConnectionFailed("cut by the test")
 
     await crowd.send(range(MANY))
     await fetch_all(receiver, MANY)
-    monkeypatch.setattr(control, "insist_say", fail)
+    monkeypatch.setattr(control, "retain", fail)
     with pytest.raises(ConnectionFailed):
         await receiver.ack()
-    monkeypatch.setattr(control, "insist_say", insist_say)
+    monkeypatch.setattr(control, "retain", retain)
     await crowd.send([3], seq=2)
     await handle(receiver, 1)
     assert await crowd.kept() == names(range(MANY))
@@ -206,7 +206,7 @@ async def test_pages_of_strangers(broker, opener, crowd):
 async def stand_still(messager, *, still):
     """Let a messager hear nothing of the broker, or hear again."""
     transport = messager.engine.transport
-    for link in (transport._control.link, transport._listener._presence.link):
+    for link in (transport._control.link, transport._receiver._session.link):
         link.pause() if still else link.resume()
 
 
@@ -217,7 +217,7 @@ async def vanish(messager):
     engine.subscription._renewing.cancel()
     await asyncio.gather(engine.subscription._renewing, return_exceptions=True)
     await engine.subscription._reader.close()
-    await engine.transport._listener._presence.link.abort()
+    await engine.transport._receiver._session.link.abort()
     await engine.transport._control.link.abort()
     await engine.transport.close()
     engine.closed = True

@@ -9,7 +9,7 @@ from support.contracts import MqttStore, fetch_all, take_in, until
 from ray_messaging import AlreadyExists, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge, ServerRefused
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt import transport
-from ray_messaging.mqtt.directory import presence
+from ray_messaging.mqtt.receiving import session
 
 pytestmark = pytest.mark.long
 
@@ -24,7 +24,7 @@ def server(mosquitto):
 @pytest.fixture
 def quick(monkeypatch):
     """Look more often for what got lost."""
-    monkeypatch.setattr(transport, "LOOK_S", 0.05)
+    monkeypatch.setattr(transport, "CHECK_S", 0.05)
 
 
 def numbers(messages):
@@ -45,7 +45,7 @@ async def crash(messager):
     await asyncio.gather(subscription._renewing, return_exceptions=True)
     if subscription._reader is not None:
         await subscription._reader.close()
-        await engine.transport._listener._presence.link.abort()
+        await engine.transport._receiver._session.link.abort()
     await engine.transport._control.link.abort()
     await engine.transport.close()
     engine.closed = True
@@ -159,7 +159,7 @@ async def test_cut_connections(mosquitto, opener):
     links = [
         sender.engine.transport._control.link,
         receiver.engine.transport._control.link,
-        receiver.engine.transport._listener._presence.link,
+        receiver.engine.transport._receiver._session.link,
     ]
     async with asyncio.timeout(20):
         while len(got) < 300:
@@ -222,7 +222,7 @@ async def test_a_nameless_receiver_that_dies_leaves_when_its_lease_ends(server, 
 
 async def lossy(mosquittos, opener, monkeypatch, **settings):
     """Make a broker lose most of what is sent: it sends 20 that are not handled, and keeps 5 more."""
-    monkeypatch.setattr(presence, "RECEIVE_MAXIMUM", 20)
+    monkeypatch.setattr(session, "RECEIVE_MAXIMUM", 20)
     broker = mosquittos(options=["max_queued_messages 5"])
     sender, receiver = await opener(broker.config), await opener(broker.config, host=[1], **settings)
     for n in range(100):

@@ -7,7 +7,7 @@ import pytest
 from support.contracts import MqttStore, fetch_all
 
 from ray_messaging.addressing.directory import Record, encode_record
-from ray_messaging.mqtt.wire.signals import Card, encode_card
+from ray_messaging.mqtt.wire.messages import DirectoryEntry, encode_entry
 
 DAY_US = 86_400 * 10**6
 
@@ -46,7 +46,9 @@ def card(mailbox, *, channels=(), globs=(), messages=1000, nbytes=10**6, **limit
 
 
 def card_of(record, messages=1000, nbytes=10**6, epoch=1):
-    return encode_card(Card(record, epoch, "", pending=False, messages=messages, nbytes=nbytes, stamp="x", reader="y"))
+    return encode_entry(
+        DirectoryEntry(record, epoch, "", pending=False, messages=messages, nbytes=nbytes, stamp="x", reader="y")
+    )
 
 
 def deep_record(mailbox):
@@ -101,14 +103,14 @@ async def test_an_epoch_that_no_reader_can_surpass(server, opener, stranger):
 async def test_a_handler_that_fails_ends_no_link(server, opener, stranger, caplog, kind):
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server, name="west")
     control = sender.engine.transport._control
-    foreseen = control.handlers[kind]
+    foreseen = control._handler.on_message
 
-    def fail(name, payload, retained):
+    def fail(kind, name, payload):
         if payload == b"unforeseen":
             raise LookupError("nobody thought of this")
-        foreseen(name, payload, retained)
+        foreseen(kind, name, payload)
 
-    control.handlers[kind] = fail
+    control._handler.on_message = fail
     await send(sender, 1)
     await say(stranger, getattr(stranger.topics, kind)("west"), b"unforeseen", retain=False)
     await send(sender, 2)

@@ -8,11 +8,12 @@ from support.contracts import MqttStore, fetch_all, take_in, until, vanish
 
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt.connection import connection
+from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.connection.packets import Arrival
-from ray_messaging.mqtt.directory.control import Control
-from ray_messaging.mqtt.receiving import listener, mailbox
-from ray_messaging.mqtt.receiving.foreign import Foreign
-from ray_messaging.mqtt.wire.signals import Data, encode_data
+from ray_messaging.mqtt.receiving import mailbox
+from ray_messaging.mqtt.receiving import receiver as receiver_module
+from ray_messaging.mqtt.receiving.foreign import ForeignMessages
+from ray_messaging.mqtt.wire.messages import Data, encode_data
 from ray_messaging.receiving import subscription
 
 LIMIT = 1_000_000
@@ -33,11 +34,11 @@ async def store(server, exp_id):
 @pytest.fixture
 def small(monkeypatch):
     """Let a mailbox be full soon."""
-    monkeypatch.setattr(mailbox, "_UNREAD_BYTES", LIMIT)
+    monkeypatch.setattr(mailbox, "_MAX_UNREAD_BYTES", LIMIT)
 
 
 def link_of(receiver):
-    return receiver.engine.transport._listener._presence.link
+    return receiver.engine.transport._receiver._session.link
 
 
 async def cut(receiver):
@@ -64,7 +65,7 @@ async def send(sender, *ns, nbytes=0):
 
 async def fill(sender, receiver, nbytes):
     """Send 1 MB at a time until a mailbox takes no more, and `nbytes` on; return how many there are."""
-    box = receiver.engine.transport._listener.mailbox
+    box = receiver.engine.transport._receiver.mailbox
     count = more = 0
     while not box._paused or more * LIMIT < nbytes:
         await send(sender, count, nbytes=LIMIT)
@@ -118,7 +119,7 @@ async def test_publications_are_their_successors_until_they_are_handled(server, 
 
 
 def test_a_publication_that_a_broker_repeats_but_that_never_came_is_taken():
-    foreign, over, acknowledged = Foreign("exp", "group", 1, 100), set(), []
+    foreign, over, acknowledged = ForeignMessages("exp", "group", 1, 100), set(), []
 
     def arrive(name, *, connection, duplicate=False):
         arrival = Arrival(
@@ -131,19 +132,19 @@ def test_a_publication_that_a_broker_repeats_but_that_never_came_is_taken():
             acknowledge=lambda: acknowledged.append(name),
             over=lambda: connection in over,
         )
-        foreign.gather(arrival)
+        foreign.take(arrival)
 
     arrive("first", connection=1)
     over.add(1)  # and what was sent behind it is lost on the way
     arrive("first again", connection=2, duplicate=True)
     arrive("second", connection=2, duplicate=True)
-    _, kept = foreign.pour()
+    ((_, kept),) = foreign.flush()
     for publication in kept:
         publication.acknowledge()
     assert acknowledged == ["first again", "second"]
     arrive("third", connection=2)
     over.add(2)
-    foreign.begin_anew()  # the broker has lost the session: it repeats nothing of it
+    foreign.session_lost()  # the broker has lost the session: it repeats nothing of it
     arrive("fourth", connection=3, duplicate=True)
     assert foreign.count == 4
 
@@ -157,8 +158,8 @@ def test_a_publication_that_a_broker_repeats_but_that_never_came_is_taken():
 async def test_a_full_mailbox_notices_that_its_broker_is_gone(
     mosquitto, opener, small, behind, deafness_s, monkeypatch
 ):
-    monkeypatch.setattr(connection, "_LONGEST_TICK_S", 0.1)
-    monkeypatch.setattr(connection, "_LONGEST_DEAFNESS_S", deafness_s)
+    monkeypatch.setattr(connection, "_MAX_TICK_S", 0.1)
+    monkeypatch.setattr(connection, "_MAX_PROBE_INTERVAL_S", deafness_s)
     patient = mosquitto.config.model_copy(update={"keepalive_s": 65535})
     sender, receiver = await opener(mosquitto.config), await opener(patient, host=[1], inbox_messages=1)
     count = await fill(sender, receiver, behind)
@@ -189,10 +190,10 @@ async def test_a_full_mailbox_listens_on_more_and_closes(server, opener, store, 
 
 async def test_what_there_is_no_time_to_bury_is_counted(server, opener, monkeypatch, caplog):
     sender, receiver = await opener(server), await opener(server, host=[1])
-    monkeypatch.setattr(listener, "_BURIED_AT_ONCE", 2)
+    monkeypatch.setattr(receiver_module, "_BURIED_AT_ONCE", 2)
     monkeypatch.setattr(subscription, "_LEAVE_S", 0.5)
     await send(sender, *range(6))
-    bury, letters = Control.bury, []
+    bury, letters = ControlLink.bury, []
 
     async def slow(control, mailbox, entry, *args, **options):
         letters.append(entry)
@@ -200,7 +201,7 @@ async def test_what_there_is_no_time_to_bury_is_counted(server, opener, monkeypa
             await asyncio.Event().wait()
         await bury(control, mailbox, entry, *args, **options)
 
-    monkeypatch.setattr(Control, "bury", slow)
+    monkeypatch.setattr(ControlLink, "bury", slow)
     await receiver.close()
     assert "with 6 unhandled frames: up to 4 of them are lost" in caplog.text
 
@@ -240,14 +241,14 @@ async def test_a_dead_letter_above_the_packet_limit_goes_without_its_payload(mos
 
 async def test_a_publication_that_nobody_foresaw_is_a_dead_letter(server, opener, store, monkeypatch, caplog):
     sender, receiver = await opener(server), await opener(server, name="group", host=[1], listen=["news/#"])
-    address = Foreign.address
+    address = ForeignMessages.address
 
     def odd(foreign, topic):
         if topic == "news/odd":
             raise RuntimeError("a fault of ours")
         return address(foreign, topic)
 
-    monkeypatch.setattr(Foreign, "address", odd)
+    monkeypatch.setattr(ForeignMessages, "address", odd)
     await store.publish("news/odd", b"odd")
     await send(sender, 1)
     await store.publish("news/plain", b'{"n": 2}')

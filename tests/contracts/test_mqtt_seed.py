@@ -118,9 +118,9 @@ def test_constructor_takes_what_the_seeds_takes():
 
 def test_constructor_takes_an_mqtt_config_or_a_url():
     config = MqttConfig(server="broker", port=8883, ssl=True)
-    assert Messager(config)._session.config is config
-    assert Messager("mqtts://ann:pw@broker")._session.config.ssl
-    assert Messager("broker")._session.config == MqttConfig(server="broker", port=1883, timeout=60)
+    assert Messager(config)._config is config
+    assert Messager("mqtts://ann:pw@broker")._config.ssl
+    assert Messager("broker")._config == MqttConfig(server="broker", port=1883, timeout=60)
     with pytest.raises(ConfigError, match="there"):
         Messager(config, 1883, "ann")
     with pytest.raises(ConfigError, match="there"):
@@ -795,7 +795,7 @@ def test_repr_says_where_and_who_and_no_password():
 
 
 def test_an_empty_password_without_a_user_is_none():
-    assert Messager("broker", username=None, password="")._session.config.password is None
+    assert Messager("broker", username=None, password="")._config.password is None
     with pytest.raises(ConfigError):
         Messager("broker", password=" ")
 

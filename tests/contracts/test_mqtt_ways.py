@@ -10,10 +10,10 @@ from ray_messaging import MailboxFull, OutcomeUnknown, PayloadTooLarge
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt import transport
 from ray_messaging.mqtt.connection import connection
-from ray_messaging.mqtt.directory.control import Control
+from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.receiving import mailbox
 from ray_messaging.mqtt.sending import mailbox_sender as way
-from ray_messaging.mqtt.wire.signals import Signal, SignalKind, decode_card, decode_data, encode_signal
+from ray_messaging.mqtt.wire.messages import Signal, SignalKind, decode_data, decode_entry, encode_signal
 from ray_messaging.receiving import subscription
 
 SOON_S = 5  # where something hung, it did for longer
@@ -34,7 +34,7 @@ async def store(server, exp_id):
 @pytest.fixture
 def sightless(monkeypatch):
     """Let nobody look for what got lost: only what happens makes things go on."""
-    monkeypatch.setattr(transport, "LOOK_S", 1000)
+    monkeypatch.setattr(transport, "CHECK_S", 1000)
 
 
 def control_of(messager):
@@ -143,12 +143,12 @@ async def test_what_is_asked_for_again_and_again_is_sent_again_once(watched, sto
 
 
 async def test_what_a_full_mailbox_lacks_is_not_asked_for_again(server, opener, store, sightless, monkeypatch):
-    monkeypatch.setattr(mailbox, "_UNREAD_BYTES", 100_000)
+    monkeypatch.setattr(mailbox, "_MAX_UNREAD_BYTES", 100_000)
     monkeypatch.setattr(way, "_RESEND_S", 0)
     one, other, receiver = await opener(server), await opener(server), await opener(server, host=[1], inbox_messages=1)
     client = await store.client(store.topics.mailbox(receiver.name))
-    listener = receiver.engine.transport._listener
-    link = listener._presence.link
+    listener = receiver.engine.transport._receiver
+    link = listener._session.link
     await send(one, 1)
     link.pause()
     await send(one, 2, 3)
@@ -171,7 +171,7 @@ async def test_what_a_full_mailbox_lacks_is_not_asked_for_again(server, opener, 
     await settled(one)
     await store.drain(client)
     for _ in range(3):
-        listener.look()
+        listener.check()
     await settled(receiver)
     await settled(one)
     assert await store.drain(client) == []
@@ -198,7 +198,7 @@ async def test_what_was_refused_behind_others_is_not_sent_later(mosquittos, open
     with pytest.raises(MailboxFull):
         await send(sender, 4)
     sending = await on_its_way(sender, 5)
-    sender.engine.transport._senders._ways["group"].resend(1)  # so that what the broker had is refused, too
+    sender.engine.transport._senders._senders["group"].resend(1)  # so that what the broker had is refused, too
     control_of(sender).link.resume()
     with pytest.raises(MailboxFull):
         await sending
@@ -212,7 +212,7 @@ async def test_what_was_refused_behind_others_is_not_sent_later(mosquittos, open
 
 async def test_a_named_mailbox_that_its_broker_forgot_outlives_a_lease(mosquittos, opener, sightless):
     broker, sender = await forgetful(mosquittos, opener)
-    registry = sender.engine.transport._registry
+    registry = sender.engine.transport._directory
     clock = registry._clock
     registry._clock = lambda: clock() + 10 * registry.lease_s
     await settled(sender)  # which looks for leases that are over
@@ -226,14 +226,14 @@ async def test_a_named_mailbox_that_its_broker_forgot_outlives_a_lease(mosquitto
 async def test_a_card_comes_back_behind_its_mailbox(mosquittos, opener, exp_id, monkeypatch):
     broker = mosquittos(durable=False)
     receiver = await opener(broker.config, host=[1])
-    link, may_listen = receiver.engine.transport._listener._presence.link, asyncio.Event()
-    welcome = link._on_connected
+    link, may_listen = receiver.engine.transport._receiver._session.link, asyncio.Event()
+    welcome = link._handler.on_connected
 
-    async def late(session_present):
+    async def late(*, session_present):
         await may_listen.wait()
-        await welcome(session_present)
+        await welcome(session_present=session_present)
 
-    monkeypatch.setattr(link, "_on_connected", late)
+    monkeypatch.setattr(link._handler, "on_connected", late)
     await restart(broker, receiver)
     await settled(receiver)
     store = await MqttStore(broker.config, exp_id, []).open()
@@ -250,19 +250,19 @@ async def test_a_card_comes_back_behind_its_mailbox(mosquittos, opener, exp_id, 
 
 
 async def test_the_claim_of_a_process_that_died_ends(server, opener, store, monkeypatch):
-    dead, seen = await opener(server, name="dead", lease_s=1), await store.client(store.topics.all_cards)
+    dead, seen = await opener(server, name="dead", lease_s=1), await store.client(store.topics.all_entries)
 
     def die(*_claim):
         raise RuntimeError("the process dies here")
 
-    monkeypatch.setattr(dead.engine.transport._registry, "rival", die)
+    monkeypatch.setattr(dead.engine.transport._directory, "rival", die)
     with pytest.raises(RuntimeError, match="dies here"):
         await dead.host_agents([1], ["agent-chat"])
     (card,) = await store.drain(seen)
-    assert decode_card(card.payload).pending
+    assert decode_entry(card.payload).pending
 
     async def over():
-        return not await store.drain(await store.client(store.topics.all_cards))
+        return not await store.drain(await store.client(store.topics.all_entries))
 
     await until(over)
     await opener(server, name="living", host=[1])  # before a lease of its own is over
@@ -291,17 +291,17 @@ async def test_what_was_handled_is_delivered_though_the_broker_never_answered(se
     sending = await on_its_way(sender, 2)
     assert numbers(await fetch_all(receiver, 2)) == [1, 2]
     control = control_of(sender)
-    ended = control.ended
+    ended = control._handler.on_connected
 
     async def handled():
         return not sum((await sender.engine.transport.waiting()).values())
 
-    async def late(kept):
+    async def late(*, kept):
         await receiver.ack()
         await until(handled)
-        await ended(kept)
+        await ended(kept=kept)
 
-    monkeypatch.setattr(control, "ended", late)
+    monkeypatch.setattr(control._handler, "on_connected", late)
     control.link.resume()
     await cut(control.link)
     await asyncio.wait_for(sending, SOON_S)
@@ -311,12 +311,14 @@ async def test_a_connection_that_is_cut_while_its_marker_is_awaited(server, open
     sender, receiver = await opener(server), await opener(server, host=[1])
     control, held = control_of(sender), asyncio.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(control, "_pass", lambda arrival: held.set() if arrival.payload in control._barriers else None)
+        patch.setattr(
+            control, "_on_marker", lambda arrival: held.set() if arrival.payload in control._barriers else None
+        )
         control.link._connection.drop(ConnectionFailed("cut by the test"))
         await asyncio.wait_for(held.wait(), SOON_S)
 
         async def answered():
-            return not control.link._connection.publishing._under_way
+            return not control.link._connection.publisher._in_flight
 
         await until(answered)  # so that of the marker nothing but itself is missing
     await cut(control.link)
@@ -326,14 +328,14 @@ async def test_a_connection_that_is_cut_while_its_marker_is_awaited(server, open
 
 async def test_a_marker_that_does_not_come_back_is_not_waited_for_without_end(server, opener, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Control, "_pass", lambda *_arrival: None)
+        patch.setattr(ControlLink, "_on_marker", lambda *_arrival: None)
         with pytest.raises(ConnectionFailed, match="marker"):
             await asyncio.wait_for(opener(server.model_copy(update={"timeout": 0.2})), SOON_S)
 
 
 async def test_closing_does_not_wait_for_a_broker_that_stands_still(mosquitto, opener, monkeypatch):
     monkeypatch.setattr(subscription, "_LEAVE_S", 1000)
-    monkeypatch.setattr(connection, "_FAREWELL_S", 0.05)
+    monkeypatch.setattr(connection, "_CLOSE_TIMEOUT_S", 0.05)
     receiver = await opener(mosquitto.config, name="group", host=[1], owner="actor", send_timeout_s=0.2)
     mosquitto.process.send_signal(signal.SIGSTOP)
     try:

@@ -4,7 +4,7 @@ from collections import Counter, deque
 
 from ray_messaging.mqtt.receiving.arrivals import Arrivals
 from ray_messaging.mqtt.sending.window import Window
-from ray_messaging.mqtt.wire.signals import decode_data, decode_places, encode_data, encode_places
+from ray_messaging.mqtt.wire.messages import decode_data, decode_positions, encode_data, encode_positions
 
 ROWS = 3  # of each frame
 MOST_HELD = 2
@@ -34,7 +34,7 @@ class Broker:
         self.queue_limit = queue_limit
         self.queue = deque()
         self.in_flight = []
-        self.cursor = encode_places({})
+        self.cursor = encode_positions({})
         self.dropped = []  # payloads of which a copy is gone
 
     def accept(self, pipe, *, refuse=False, lose=False):
@@ -167,7 +167,7 @@ class Receiver:
         if self.arrivals is not None:
             self.lost += self.arrivals.lost
         self.connection = object()
-        self.arrivals = Arrivals(decode_places(self.broker.cursor), self.hold_bytes, most_held=MOST_HELD)
+        self.arrivals = Arrivals(decode_positions(self.broker.cursor), self.hold_bytes, most_held=MOST_HELD)
         self.buffer = deque()
         self.handed = {}
         self.early = set()  # out-of-order arrivals of this reader
@@ -234,7 +234,7 @@ class Receiver:
                 self.buffer.popleft()
             else:
                 self.buffer[0] = frame._replace(row=row)
-        self.broker.cursor = encode_places(self.arrivals.places())
+        self.broker.cursor = encode_positions(self.arrivals.positions())
         if dies:
             return []
         self.acknowledge(tokens)

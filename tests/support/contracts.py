@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import MqttConfig
 from ray_messaging.interception.rules import ALLOW, Rule
-from ray_messaging.mqtt.wire.signals import Data, decode_card, encode_data
+from ray_messaging.mqtt.wire.messages import Data, decode_entry, encode_data
 from ray_messaging.mqtt.wire.topics import Topics, channel_of_topic, topic_of_channel
 from ray_messaging.transports.memory import MemoryServer
 
@@ -296,16 +296,16 @@ class MqttStore:
     async def entries(self, mailbox):
         await self.settle()
         listening = [
-            messager.engine.transport._listener.mailbox for messager in self.messagers if not messager.engine.closed
+            messager.engine.transport._receiver.mailbox for messager in self.messagers if not messager.engine.closed
         ]
         return [
             entry.frame for box in listening if box is not None and box.name == mailbox for entry in box.unhandled()
         ]
 
     async def mailboxes(self):
-        client = await self.client(self.topics.all_cards)
+        client = await self.client(self.topics.all_entries)
         cards = {message.topic.value.rpartition("/")[2]: message.payload for message in await self.drain(client)}
-        return {name for name, card in cards.items() if card and not decode_card(card).pending}
+        return {name for name, card in cards.items() if card and not decode_entry(card).pending}
 
     async def close(self):
         await self.stack.aclose()

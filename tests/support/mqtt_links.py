@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 
-from ray_messaging.mqtt.connection.reconnecting import MqttLink
+from ray_messaging.mqtt.connection.link import MqttLink
+from ray_messaging.mqtt.connection.packets import SessionOptions
 
 CONNACK = b"\x20\x03\x00\x00\x00"
 CONNECT, PUBLISH, SUBSCRIBE, PINGREQ, DISCONNECT = 0x10, 0x30, 0x80, 0xC0, 0xE0
@@ -20,21 +21,15 @@ class Watched:
         self.lost = []
         self.acknowledge = acknowledge
         self.then = on_connected
-        self.link = MqttLink(
-            config,
-            client_id,
-            on_publication=self.arrived,
-            on_connected=self.connected,
-            on_lost=self.lost.append,
-            **options,
-        )
+        self.link = MqttLink(config, SessionOptions(client_id, **options), self)
+        self.on_lost = self.lost.append
 
-    def arrived(self, arrival):
+    def on_arrival(self, arrival):
         self.arrivals.append(arrival)
         if self.acknowledge:
             arrival.acknowledge()
 
-    async def connected(self, session_present):
+    async def on_connected(self, *, session_present):
         self.sessions.append(session_present)
         if self.then is not None:
             await self.then(self.link)

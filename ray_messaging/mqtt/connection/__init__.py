@@ -1,1 +1,1 @@
-"""One MQTT 5 connection, made again when it is cut."""
+"""One MQTT 5 connection that reconnects by itself."""

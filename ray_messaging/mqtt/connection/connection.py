@@ -1,15 +1,13 @@
-"""One MQTT 5 connection: aiomqtt's client, with what it hides made visible."""
+"""One MQTT 5 connection, from CONNECT to its end."""
 
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import aiomqtt
 import paho.mqtt.client as paho
-from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
@@ -18,126 +16,130 @@ from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import MqttConfig
 from ray_messaging.errors import Closed
 from ray_messaging.mqtt.connection import reasons
-from ray_messaging.mqtt.connection.flow_control import FlowControl
-from ray_messaging.mqtt.connection.packets import Arrival
-from ray_messaging.mqtt.connection.publishing import Publishing
-from ray_messaging.mqtt.connection.session_properties import Session
-from ray_messaging.mqtt.connection.sockets import BufferedSocket, open_socket
+from ray_messaging.mqtt.connection.packets import UNLIMITED, Arrival, SessionOptions
+from ray_messaging.mqtt.connection.paho_client import PahoClient
+from ray_messaging.mqtt.connection.publisher import Publisher
+from ray_messaging.mqtt.connection.sockets import BufferedSocket, ReadGate, open_socket
 
-T = TypeVar("T")
-
-_UNLIMITED = 65535
-_MID_BYTES = 2
-_LONGEST_TICK_S = 1.0
-_LONGEST_DEAFNESS_S = 5.0
-_FAREWELL_S = 1.0
+_MAX_TICK_S = 1.0
+_MAX_PROBE_INTERVAL_S = 5.0
+_CLOSE_TIMEOUT_S = 1.0
 
 
-class Connection(aiomqtt.Client):
-    """Be one connection, from CONNECT until it is cut; nothing of it survives.
+class Connection:
+    """Connection that is not reused after its end; `closed` gives the error that ended it.
 
-    aiomqtt acknowledges what it has not handed out yet, drops or hoards where its queue is full, and shows neither the
-    codes of PUBACK and DISCONNECT nor what CONNACK says; its `publish` costs an event and a timer each, its writing two
-    wake-ups. So this class takes paho's callbacks into its own hands (hence aiomqtt below 3); what is left to aiomqtt
-    is the set-up of paho, SUBSCRIBE and UNSUBSCRIBE. `closed` gives the error that has ended the connection.
+    paho runs on the event loop: it reads, writes and keeps the connection alive only when called from here.
     """
 
-    def __init__(self, config: MqttConfig, session: Session, on_arrival: Callable[[Arrival], None]) -> None:
-        super().__init__(
-            config.server,
-            config.port,
-            username=config.username,
-            password=config.password,
-            identifier=session.client_id,
-            protocol=aiomqtt.ProtocolVersion.V5,
-            will=session.last_will(),
-            timeout=config.timeout,
-            keepalive=config.keepalive_s,
-            clean_start=not session.expiry_s,
-            properties=session.wishes(),
-        )
-        self._client.disable_logger()  # what it logs as an error it also raises, or it ends the connection
-        self._client.manual_ack_set(True)
-        self._client._handle_pubackcomp = self._on_puback  # type: ignore[method-assign, assignment]
+    def __init__(self, config: MqttConfig, options: SessionOptions, on_arrival: Callable[[Arrival], None]) -> None:
         self.config = config
-        self.session = session
         self.session_present = False
-        self.receive_maximum = _UNLIMITED
+        self.receive_maximum = UNLIMITED
         self.maximum_packet: int | None = None
+        self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[Exception] = self._loop.create_future()
-        self.publishing = Publishing(self._client, config)
-        self.tap = FlowControl(self._readable)
+        self._accepted: asyncio.Future[None] = self._loop.create_future()  # CONNACK has come
+        self._options = options
+        self._client = self._make_client()
+        self.publisher = Publisher(self._client, config)
+        self.reading = ReadGate(self._readable)
         self._on_arrival = on_arrival
+        self._answers: dict[int | None, asyncio.Future[list[ReasonCode]]] = {}  # SUBACK and UNSUBACK, by packet id
         self._socket: BufferedSocket | None = None
         self._fileno = -1
-        self._felt_at = 0.0
-        self._awaits_room = False
+        self._probed_at = 0.0
+        self._awaits_write = False
         self._tick: asyncio.TimerHandle | None = None
+
+    def _make_client(self) -> PahoClient:
+        client = PahoClient(self._options.client_id, self._on_puback)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_subscribe = client.on_unsubscribe = self._on_answer
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_socket_open = self._on_socket_open
+        client.on_socket_close = self._on_socket_close
+        client.on_socket_register_write = self._on_write_wanted
+        if self.config.username is not None:
+            client.username_pw_set(self.config.username, self.config.password)
+        will = self._options.will
+        if will is not None:
+            client.will_set(will.topic, will.payload, will.qos, will.retain, self._options.will_properties())
+        return client
 
     async def open(self) -> None:
         """Connect and wait for CONNACK; raise ConnectionFailed within 5 s, ServerRefused or ConfigError at once."""
+        config = self.config
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._socket = socket = BufferedSocket(await open_socket(self.config))
-                # paho would block, and wait for longer than we may.
-                self._client._create_socket = lambda: socket  # type: ignore[method-assign]
-                self._client_connect()
-                await _first(self._connected, self.closed)
-        except (OSError, UnicodeError) as error:  # a TimeoutError among them
-            failed = reasons.not_opened(self.config, error)
+                self._socket = BufferedSocket(await open_socket(config))
+                self._client.start(
+                    self._socket,
+                    config.server,
+                    config.port,
+                    config.keepalive_s,
+                    self._options.connect_properties(),
+                    clean_start=not self._options.expiry_s,
+                )
+                await _first(self._accepted, self.closed)
+        except (OSError, UnicodeError) as error:  # includes TimeoutError
+            failed = reasons.not_opened(config, error)
             self.drop(failed)
             raise failed from error
         except BaseException:
-            self.drop(Closed("the connection was given up while it was made"))
+            self.drop(Closed("the connection attempt was cancelled"))
             raise
         if self.closed.done():
             self.drop(self.closed.result())
         self.check()
 
     def check(self) -> None:
-        """Raise what has ended the connection, if anything has."""
+        """Raise the error that ended the connection, if it has ended."""
         if self.closed.done():
             raise self.closed.result()
 
-    async def ask_for(self, filters: Sequence[str], options: SubscribeOptions) -> list[ReasonCode]:
-        """Subscribe; return a code for each filter; raise ConnectionFailed without an answer, or what cut us."""
-        codes = await self._answered(self.subscribe([(filter_, options) for filter_ in filters]))
-        return cast("list[ReasonCode]", codes)  # MQTT 3 would give integers
+    async def subscribe(self, filters: Sequence[str], options: SubscribeOptions) -> list[ReasonCode]:
+        """Subscribe; return a code per filter; raise ConnectionFailed without an answer, or if the connection ends."""
+        return await self._answer(self._client.subscribe([(filter_, options) for filter_ in filters])[1])
 
-    async def ask_no_more(self, filters: Sequence[str]) -> None:
-        """Unsubscribe; raise as `ask_for`."""
-        await self._answered(self.unsubscribe(list(filters)))
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
+        """Unsubscribe; raise as `subscribe`."""
+        await self._answer(self._client.unsubscribe(list(filters))[1])
 
-    async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
-        asking = asyncio.ensure_future(call)
+    async def _answer(self, packet_id: int | None) -> list[ReasonCode]:
+        answer: asyncio.Future[list[ReasonCode]] = self._loop.create_future()
+        self._answers[packet_id] = answer
         try:
-            with self.tap.awaiting():
-                await _first(asking, self.closed)
-            if not asking.done():
+            with self.reading.awaiting():
+                async with asyncio.timeout(self.config.timeout):
+                    await _first(answer, self.closed)
+            if not answer.done():
                 self.check()
-            return asking.result()
-        except aiomqtt.MqttError as error:
-            raise reasons.cut(self.config, f"no answer in {self.config.timeout:g} s ({error})") from error
+            return answer.result()
+        except TimeoutError:
+            raise reasons.cut(self.config, f"no answer in {self.config.timeout:g} s") from None
         finally:
-            asking.cancel()
+            self._answers.pop(packet_id, None)
 
     def drop(self, error: Exception) -> None:
-        """Cut the connection without a farewell; never call it from within a callback of paho."""
+        """Close without DISCONNECT; must not be called from a callback of paho."""
         self._end(error)
-        self._client._sock_close()
+        self._client.close_socket()
         if self._socket is not None:
             self._socket.held_open = False
             self._socket.close()
 
     async def close(self, *, end_session: bool) -> None:
-        """Say farewell, so that no will is published, and cut the connection."""
+        """Send DISCONNECT, so that no will is published, and close."""
         try:
             if self._socket is not None and not self.closed.done():
-                self.publishing.fail(Closed("the link was closed before the broker had confirmed"))
+                self.publisher.fail(Closed("the link was closed before the broker had confirmed"))
                 self._socket.held_open = True
-                self._client.disconnect(properties=self.session.farewell(end_session=end_session))
-                await asyncio.wait({self.closed}, timeout=_FAREWELL_S)  # a broker may take no more bytes
-                await self._socket.linger(_FAREWELL_S)
+                self._client.disconnect(properties=self._options.disconnect_properties(end_session=end_session))
+                await asyncio.wait({self.closed}, timeout=_CLOSE_TIMEOUT_S)  # the broker may have stopped reading
+                await self._socket.linger(_CLOSE_TIMEOUT_S)
         finally:
             self.drop(Closed("the link was closed"))
 
@@ -146,9 +148,9 @@ class Connection(aiomqtt.Client):
             self._tick.cancel()
         if not self.closed.done():
             self.closed.set_result(error)
-        self.publishing.fail(self.closed.result())
+        self.publisher.fail(self.closed.result())
 
-    # paho's callbacks: all run on the event loop, as does all of paho here
+    # -- callbacks of paho, all on the event loop -----------------------------------------------------------------
 
     def _on_connect(
         self,
@@ -156,9 +158,9 @@ class Connection(aiomqtt.Client):
         _userdata: object,
         flags: paho.ConnectFlags,
         reason_code: ReasonCode,
-        properties: Properties | None = None,
+        properties: Properties | None,
     ) -> None:
-        if self._connected.done():
+        if self._accepted.done():
             return
         if reason_code.is_failure:
             self._end(reasons.refused(self.config, reason_code.value, str(reason_code)))
@@ -166,10 +168,10 @@ class Connection(aiomqtt.Client):
             self._end(reasons.refused(self.config, reasons.Reason.QOS_NOT_SUPPORTED, "it takes nothing but QoS 0"))
         else:
             self.session_present = flags.session_present
-            self.receive_maximum = getattr(properties, "ReceiveMaximum", _UNLIMITED)
+            self.receive_maximum = getattr(properties, "ReceiveMaximum", UNLIMITED)
             self.maximum_packet = getattr(properties, "MaximumPacketSize", None)
-            self._connected.set_result(None)
-            self.publishing.start(self.receive_maximum, self.maximum_packet)
+            self._accepted.set_result(None)
+            self.publisher.start(self.receive_maximum, self.maximum_packet)
             self._keep_alive()
 
     def _on_disconnect(
@@ -178,28 +180,33 @@ class Connection(aiomqtt.Client):
         _userdata: object,
         flags: paho.DisconnectFlags,
         reason_code: ReasonCode,
-        _properties: Properties | None = None,
+        _properties: Properties | None,
     ) -> None:
         text = str(reason_code)
         if flags.is_disconnect_packet_from_server:
-            self._end(reasons.disconnected(self.config, self.session.client_id, reason_code.value, text))
-        elif self._connected.done():
+            self._end(reasons.disconnected(self.config, self._options.client_id, reason_code.value, text))
+        elif self._accepted.done():
             self._end(reasons.cut(self.config, text))
         else:
             self._end(reasons.unanswered(self.config))
 
-    def _on_publish(
-        self, _client: paho.Client, _userdata: object, mid: int, _reason_code: ReasonCode, _properties: Properties
+    def _on_answer(
+        self,
+        _client: paho.Client,
+        _userdata: object,
+        packet_id: int,
+        codes: list[ReasonCode],
+        _properties: Properties | None,
     ) -> None:
-        self.publishing.confirm(mid, reasons.Reason.SUCCESS)  # QoS 0: it is written
+        answer = self._answers.get(packet_id)
+        if answer is not None and not answer.done():
+            answer.set_result(codes)
 
-    def _on_puback(self, _command: str) -> MQTTErrorCode:
-        packet = self._client._in_packet["packet"]
-        if len(packet) < _MID_BYTES:
-            return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        code = packet[_MID_BYTES] if len(packet) > _MID_BYTES else reasons.Reason.SUCCESS
-        self.publishing.confirm(int.from_bytes(packet[:_MID_BYTES], "big"), code)
-        return MQTTErrorCode.MQTT_ERR_SUCCESS
+    def _on_publish(self, _client: object, _userdata: object, packet_id: int, _code: object, _props: object) -> None:
+        self.publisher.confirm(packet_id, reasons.Reason.SUCCESS)  # QoS 0: it is written
+
+    def _on_puback(self, packet_id: int, code: int) -> None:
+        self.publisher.confirm(packet_id, code)
 
     def _on_message(self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage) -> None:
         arrival = Arrival(
@@ -215,35 +222,34 @@ class Connection(aiomqtt.Client):
         try:
             self._on_arrival(arrival)
         except Exception as error:
-            # Nobody has it, and it would come again over the next connection: this ends the link, not an outage.
+            # Unhandled, it would come again over the next connection. So this ends the link, not only the connection.
             self._end(error)
             raise
 
     def _on_socket_open(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
         assert self._socket is not None
         self._fileno = self._socket.fileno()
-        self.tap.begin(self._fileno)
+        self.reading.start(self._fileno)
 
     def _on_socket_close(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
-        self.tap.end()
+        self.reading.stop()
         self._loop.remove_writer(self._fileno)
 
-    def _on_socket_register_write(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
-        # What one turn of the event loop publishes is written at its end.
+    def _on_write_wanted(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
+        # One write at the end of this turn of the event loop, for all its publications.
         self._loop.call_soon(self._writable)
 
-    def _on_socket_unregister_write(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
-        """Leave it to `_writable`, which also knows what the socket holds back."""
+    # -- reading, writing, keep-alive -----------------------------------------------------------------------------
 
     def _readable(self) -> None:
         assert self._socket is not None
         try:
-            while self.tap.open and not self.closed.done():
+            while self.reading.open and not self.closed.done():
                 self._client.loop_read()
                 if not self._socket.pending():
                     return
-        except Exception as error:  # noqa: BLE001 - whatever it is, it has ended the connection
-            self.drop(reasons.cut(self.config, f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 - any error ends the connection
+            self._drop_after(error)
 
     def _writable(self) -> None:
         if self.closed.done():
@@ -253,14 +259,14 @@ class Connection(aiomqtt.Client):
             self._socket.flush()
             self._client.loop_write()
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass  # no room: below
+            pass  # the kernel's buffer is full: see below
         except Exception as error:  # noqa: BLE001 - as above
-            self.drop(reasons.cut(self.config, f"{type(error).__name__}: {error}"))
+            self._drop_after(error)
         if self.closed.done():
             return
         blocked = self._socket.unsent or self._client.want_write()
-        if blocked != self._awaits_room:
-            self._awaits_room = blocked
+        if blocked != self._awaits_write:
+            self._awaits_write = blocked
             if blocked:
                 self._loop.add_writer(self._fileno, self._writable)
             else:
@@ -268,25 +274,27 @@ class Connection(aiomqtt.Client):
 
     def _keep_alive(self) -> None:
         try:
-            if not self.tap.open:
-                self._feel()
+            if not self.reading.open:
+                self._probe_unread()
             self._client.loop_misc()
         except Exception as error:  # noqa: BLE001 - as above
-            self.drop(reasons.cut(self.config, f"{type(error).__name__}: {error}"))
+            self._drop_after(error)
         if not self.closed.done():
-            self._tick = self._loop.call_later(min(_LONGEST_TICK_S, self._client.keepalive / 4), self._keep_alive)
+            self._tick = self._loop.call_later(min(_MAX_TICK_S, self._client.keepalive / 4), self._keep_alive)
 
-    def _feel(self) -> None:
-        """Find out without reading whether the broker is there; raise ConnectionError where it is not."""
-        if self.tap.hung_up():
-            raise ConnectionError("the broker has hung up")
-        # One that died behind what we do not read cannot hang up, but its host resets what is written to it.
+    def _probe_unread(self) -> None:
+        """Check without reading that the broker is alive; raise ConnectionError if it is not."""
+        if self.reading.hung_up():
+            raise ConnectionError("the broker has closed the connection")
+        # A broker that died behind unread data cannot close, but its host resets the connection when we write.
         now = time.monotonic()
-        if now - self._felt_at >= min(_LONGEST_DEAFNESS_S, self._client.keepalive / 4):
-            self._felt_at = now
-            self._client._send_pingreq()
-        self._client._ping_t = 0.0  # the answer lies unread
-        self._client._last_bytes_received = now
+        if now - self._probed_at >= min(_MAX_PROBE_INTERVAL_S, self._client.keepalive / 4):
+            self._probed_at = now
+            self._client.probe()
+        self._client.expect_no_answer()
+
+    def _drop_after(self, error: Exception) -> None:
+        self.drop(reasons.cut(self.config, f"{type(error).__name__}: {error}"))
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:

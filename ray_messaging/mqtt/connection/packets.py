@@ -1,18 +1,23 @@
-"""What goes over an MQTT connection: the arrivals, the will, the user properties."""
+"""Parts of MQTT packets: arrivals, properties, the will, session options."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-UserProperties = tuple[tuple[str, str], ...]
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
+from ray_messaging.mqtt.wire.properties import UserProperties
+
+UNLIMITED = 65535  # the highest Receive Maximum
 _EXPIRY, _USER_PROPERTY = b"\x02", b"\x26"
-_MORE = 0x80
-_LONGEST_TEXT = 65535
-_REASON_LENGTH = 500
+_CONTINUE = 0x80
+_MAX_TEXT = 65535
+_MAX_REASON = 500
 
 
 class Will(NamedTuple):
-    """Say what the broker publishes for us when the connection ends without a farewell."""
+    """Message that the broker publishes when the connection ends without DISCONNECT."""
 
     topic: str
     payload: bytes
@@ -21,10 +26,43 @@ class Will(NamedTuple):
     properties: UserProperties = ()
 
 
-class Arrival:
-    """Be a publication that came to us.
+@dataclass(frozen=True)
+class SessionOptions:
+    """Session that a client asks the broker for; `expiry_s` 0 ends the session with its connection."""
 
-    Until `acknowledge` is called the broker keeps it (QoS 1), and sends it again over the session's next connection.
+    client_id: str
+    expiry_s: int = 0
+    receive_maximum: int = UNLIMITED
+    will: Will | None = None
+    will_delay_s: int = 0
+
+    def connect_properties(self) -> Properties:
+        """Return the properties of CONNECT."""
+        properties = Properties(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = self.expiry_s
+        properties.ReceiveMaximum = self.receive_maximum
+        return properties
+
+    def will_properties(self) -> Properties:
+        """Return the properties of the will."""
+        properties = Properties(PacketTypes.WILLMESSAGE)
+        properties.WillDelayInterval = self.will_delay_s
+        if self.will is not None and self.will.properties:
+            properties.UserProperty = list(self.will.properties)
+        return properties
+
+    def disconnect_properties(self, *, end_session: bool) -> Properties:
+        """Return the properties of DISCONNECT."""
+        properties = Properties(PacketTypes.DISCONNECT)
+        if end_session and self.expiry_s:  # without an expiry at CONNECT, MQTT allows none here
+            properties.SessionExpiryInterval = 0
+        return properties
+
+
+class Arrival:
+    """Publication that the broker sent us.
+
+    The broker keeps it (QoS 1) until `acknowledge`, and sends it again over the session's next connection.
     """
 
     __slots__ = ("_acknowledge", "_over", "duplicate", "payload", "properties", "qos", "retain", "topic")
@@ -45,20 +83,20 @@ class Arrival:
         self.payload = payload
         self.properties = properties
         self.qos = qos
-        self.retain = retain  # kept by the broker from before we subscribed
+        self.retain = retain  # the broker had it before we subscribed
         self.duplicate = duplicate  # sent before, over an earlier connection
         self._acknowledge: Callable[[], object] | None = acknowledge
         self._over = over
 
     @property
     def over(self) -> bool:
-        """Tell whether its connection has ended; if it is not acknowledged, it comes again over the next one."""
+        """Return whether its connection has ended; if unacknowledged, it comes again over the next one."""
         return self._over()
 
     def acknowledge(self) -> None:
-        """Let the broker forget it; does nothing the second time, at QoS 0, or when its connection has ended.
+        """Let the broker drop it; no effect the second time, at QoS 0, or after its connection has ended.
 
-        MQTT wants acknowledgements in the order of arrival; Mosquitto also takes them in any other.
+        MQTT wants acknowledgements in the order of arrival; Mosquitto takes them in any order.
         """
         acknowledge, self._acknowledge = self._acknowledge, None
         if acknowledge is not None and self.qos and not self._over():
@@ -66,7 +104,7 @@ class Arrival:
 
 
 class PackedProperties:
-    """Hold the properties of a publication as bytes, in the shape that paho asks of its Properties, which are slow."""
+    """Encoded properties of a publication, with the interface that paho uses; paho's own class is slow."""
 
     __slots__ = ("_packed",)
 
@@ -84,29 +122,29 @@ class PackedProperties:
 
 
 def packet_size(topic: int, payload: int, properties: int) -> int:
-    """Return the bytes of a PUBLISH packet of QoS 1, of the bytes of its parts."""
+    """Return the size of a PUBLISH packet of QoS 1 from the sizes of its parts."""
     rest = 2 + topic + 2 + properties + payload
     return 1 + len(_length(rest)) + rest
 
 
-def as_reason(error: object) -> str:
-    """Return an error's text as logs and user properties take it, whatever of a stranger's bytes it quotes."""
+def printable(error: object) -> str:
+    """Return an error's text for logs and user properties: cut, and without unprintable characters."""
     text = str(error)
-    cut = text if len(text) <= _REASON_LENGTH else text[:_REASON_LENGTH] + "..."
+    cut = text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "..."
     return "".join(sign if sign.isprintable() else "?" for sign in cut)
 
 
 def _text(text: str) -> bytes:
     data = text.encode()
-    if len(data) > _LONGEST_TEXT:
-        raise ValueError(f"a user property of {len(data)} bytes: MQTT takes {_LONGEST_TEXT} for a key or a value")
+    if len(data) > _MAX_TEXT:
+        raise ValueError(f"a user property of {len(data)} bytes: MQTT takes {_MAX_TEXT} for a key or a value")
     return len(data).to_bytes(2, "big") + data
 
 
 def _length(number: int) -> bytes:
     out = bytearray()
-    while number >= _MORE:
-        out.append(number % _MORE | _MORE)
-        number //= _MORE
+    while number >= _CONTINUE:
+        out.append(number % _CONTINUE | _CONTINUE)
+        number //= _CONTINUE
     out.append(number)
     return bytes(out)

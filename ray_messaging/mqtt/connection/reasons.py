@@ -1,4 +1,4 @@
-"""Turn MQTT's reason codes, and what a connection attempt raises, into our errors."""
+"""Our errors for MQTT reason codes and failed connections."""
 
 import ssl
 from enum import IntEnum
@@ -9,7 +9,7 @@ from ray_messaging.errors import ConnectionFailed, Fenced, InvalidAddress, Messa
 
 
 class Reason(IntEnum):
-    """Name the reason codes on which something hangs."""
+    """MQTT reason codes that we handle."""
 
     SUCCESS = 0x00
     NO_MATCHING_SUBSCRIBERS = 0x10
@@ -30,38 +30,39 @@ class Reason(IntEnum):
     RATE_EXCEEDED = 0x9F
 
 
-FAILED = 0x80  # a code from here on is a failure
+FAILED = 0x80  # the lowest code that is a failure
+NOT_PERMITTED = {Reason.NOT_AUTHORIZED, Reason.BAD_TOPIC}  # of a publication: a retry cannot help
 
-# These end by themselves, so a link goes on trying.
-_PASSING = {
+# Temporary: a link tries again.
+_TEMPORARY = {
     Reason.UNSPECIFIED,
     Reason.SERVER_UNAVAILABLE,
     Reason.SERVER_BUSY,
     Reason.QUOTA_EXCEEDED,
     Reason.RATE_EXCEEDED,
 }
-_REMEDIES = {
+_REMEDIES: dict[int, str] = {
     Reason.UNSUPPORTED_PROTOCOL: "it must speak MQTT 5",
     Reason.BAD_CREDENTIALS: "check user name and password",
-    Reason.NOT_AUTHORIZED: "check user name, password, and the user's rights",
-    Reason.BANNED: "ask who runs the broker",
+    Reason.NOT_AUTHORIZED: "check user name, password and the user's permissions",
+    Reason.BANNED: "ask the broker's administrator",
 }
 
 
 def where(config: MqttConfig) -> str:
-    """Name the broker in messages."""
+    """Return the broker's address for error messages."""
     return f"{config.server}:{config.port}"
 
 
 def cut(config: MqttConfig, why: str) -> ConnectionFailed:
-    """Make the error of a connection that has ended."""
+    """Return the error for a connection that has ended."""
     return ConnectionFailed(
         f"the connection to the MQTT broker at {where(config)} was cut: {why}", host=config.server, port=config.port
     )
 
 
 def unreachable(config: MqttConfig, why: str) -> ConnectionFailed:
-    """Make the error of a connection that did not come about."""
+    """Return the error for a failed connection attempt."""
     return ConnectionFailed(
         f"cannot reach the MQTT broker at {where(config)}: {why}; check that it runs and that host and port are right",
         host=config.server,
@@ -70,9 +71,9 @@ def unreachable(config: MqttConfig, why: str) -> ConnectionFailed:
 
 
 def not_opened(config: MqttConfig, error: BaseException) -> ConnectionFailed:
-    """Say why no socket was opened."""
+    """Return the error for a socket that could not be opened."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = f"its certificate is not to be trusted ({error.verify_message}); check ssl_ca_certs and the host's name"
+        hint = f"its certificate is not trusted ({error.verify_message}); check ssl_ca_certs and the host name"
     elif isinstance(error, ssl.SSLError):
         hint = f"TLS failed ({error.reason or error}); does the broker speak TLS on this port?"
     elif config.ssl and isinstance(error, ConnectionResetError):
@@ -85,17 +86,17 @@ def not_opened(config: MqttConfig, error: BaseException) -> ConnectionFailed:
 
 
 def unanswered(config: MqttConfig) -> ConnectionFailed:
-    """Make the error of a connection that was taken, and cut before CONNACK."""
+    """Return the error for a connection that was closed before CONNACK."""
     return unreachable(
-        config, "it closed the connection before it had answered; it may want TLS (ssl=True), or a certificate of ours"
+        config, "it closed the connection before it answered; it may need TLS (ssl=True), or a client certificate"
     )
 
 
 def refused(config: MqttConfig, code: int, text: str) -> ConnectionFailed:
-    """Turn the code of a refused CONNECT into an error: ServerRefused where trying again cannot help."""
-    if code in _PASSING:
+    """Return the error for a refused CONNECT: ServerRefused if trying again cannot help."""
+    if code in _TEMPORARY:
         return unreachable(config, f"it answered {text} (0x{code:02X})")
-    remedy = next((hint for reason, hint in _REMEDIES.items() if reason == code), "see the broker's log")
+    remedy = _REMEDIES.get(code, "see the broker's log")
     return ServerRefused(
         f"the MQTT broker at {where(config)} refused us (user {config.username!r}): {text} (0x{code:02X}); {remedy}",
         host=config.server,
@@ -104,11 +105,11 @@ def refused(config: MqttConfig, code: int, text: str) -> ConnectionFailed:
 
 
 def disconnected(config: MqttConfig, client_id: str, code: int, text: str) -> MessagingError:
-    """Turn the code of the broker's DISCONNECT into an error."""
+    """Return the error for the broker's DISCONNECT."""
     if code == Reason.SESSION_TAKEN_OVER:
         return Fenced(
-            f"somebody else has connected to the MQTT broker at {where(config)} as {client_id!r} and has taken over "
-            "the session; give each messager a name of its own",
+            f"another client connected to the MQTT broker at {where(config)} as {client_id!r} and took over the "
+            "session; give each messager its own name",
             name=client_id,
             epoch=0,
         )
@@ -116,14 +117,24 @@ def disconnected(config: MqttConfig, client_id: str, code: int, text: str) -> Me
 
 
 def not_subscribed(config: MqttConfig, filter_: str, code: int, text: str) -> MessagingError:
-    """Turn the code of a refused subscription into an error."""
+    """Return the error for a refused subscription."""
     if code == Reason.BAD_FILTER:
         return InvalidAddress(
             f"the MQTT broker at {where(config)} cannot subscribe us to {filter_!r}: {text}", value=filter_
         )
     return ServerRefused(
         f"the MQTT broker at {where(config)} refused the subscription to {filter_!r} (user {config.username!r}): "
-        f"{text} (0x{code:02X}); check the user's rights and the broker's limits",
+        f"{text} (0x{code:02X}); check the user's permissions and the broker's limits",
         host=config.server,
         port=config.port,
+    )
+
+
+def fenced(name: str, epoch: int) -> Fenced:
+    """Return the error for a reader or sender that has a successor."""
+    return Fenced(
+        f"a newer messager has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to its "
+        "successor",
+        name=name,
+        epoch=epoch,
     )

@@ -1,1 +1,1 @@
-"""The directory of mailboxes, as retained messages at a broker."""
+"""The directory of mailboxes: entries that the broker retains."""

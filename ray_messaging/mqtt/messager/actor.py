@@ -8,10 +8,9 @@ import ray
 
 
 class ActorClass(ABCMeta):
-    """Give a class `remote` and `options`, as `ray.remote` does, and leave it a class that can be called.
+    """Metaclass that adds `remote` and `options` as `ray.remote` does; the class can still be called.
 
-    They stand here rather than in the class, where they would be methods of the actor. It is an ABCMeta, so that a
-    subclass may be abstract.
+    In the class itself they would be methods of the actor. It is an ABCMeta, so that a subclass may be abstract.
     """
 
     @property
@@ -21,12 +20,12 @@ class ActorClass(ABCMeta):
 
     @property
     def options(cls) -> Callable[..., Any]:
-        """Take Ray's options for an actor (name, num_cpus ...); `.remote(...)` of what this returns starts it."""
+        """Set Ray's options for an actor (name, num_cpus ...); call `.remote(...)` on the result."""
         return _on_ray(cls, "options").options  # type: ignore[no-any-return]  # as above
 
 
 def _on_ray(cls: type, attribute: str) -> Any:  # noqa: ANN401 - an actor class of Ray's
     if hasattr(cls, "__ray_actor_class__"):
-        # What Ray derives from the class gets its own: Ray looks for one, and warns that it overwrites ours.
+        # Ray gives the class that it derives its own `remote`, and would warn that it overwrites ours.
         raise AttributeError(f"{cls.__name__} has no {attribute!r}")
     return ray.remote(cls)

@@ -1,4 +1,4 @@
-"""A messager's topics and filters, as the core's channels and patterns."""
+"""Translation of a messager's topics and filters to channels and patterns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from ray_messaging.mqtt.wire.topics import (
     topic_of_received,
 )
 
-# The namespace of those who join no experiment.
+# The namespace of messagers without an experiment.
 SHARED = "_"
 
 
 class Addresses:
-    """Read the topics of one experiment; without one, those of every experiment on the broker."""
+    """Topics of one experiment; without one, those of every experiment on the broker."""
 
     def __init__(self, exp_id: str | None) -> None:
         self.exp_id = None if exp_id is None else check_name("exp_id", exp_id)
@@ -27,15 +27,15 @@ class Addresses:
         self._filters = Filters(self.namespace)
 
     def parse(self, topic: object) -> Address:
-        """Take apart a topic to publish to; raise InvalidAddress where it is none, or of another experiment."""
+        """Return the address of a topic; raise InvalidAddress if it is invalid or another experiment's."""
         checked = self._own(check_topic(topic))
         agent_id, parsed = parse_channel(self.namespace, self._channel(checked), self._filters)
         return Address(agent_of(checked) if self.exp_id is None else agent_id, parsed)
 
-    def wish(self, wanted: object) -> str:
-        """Return the channel or the pattern for a topic, a filter, or a pair of one and its QoS; raise InvalidAddress.
+    def subscription(self, wanted: object) -> str:
+        """Return the channel or pattern of a topic, a filter, or a pair of one and its QoS; raise InvalidAddress.
 
-        The QoS is checked and let go: messages come once, whatever it says.
+        The QoS is checked and ignored: each message comes once anyway.
         """
         if isinstance(wanted, tuple):
             if len(wanted) != 2 or wanted[1] not in (0, 1, 2) or isinstance(wanted[1], bool):
@@ -45,11 +45,11 @@ class Addresses:
                 )
             wanted = wanted[0]
         checked = self._own(check_filter(wanted))
-        # One cannot publish to what begins with $, but read it: $SYS/broker/version.
+        # Topics that begin with $ are only for subscribing: $SYS/broker/version.
         return checked if is_filter(checked) or checked[0] == "$" else self._channel(checked)
 
     def check_recipient(self, topic: str, recipient: AgentId | None, to_uuid: object) -> None:
-        """Raise InvalidAddress where `to_uuid` is not the agent of the topic."""
+        """Raise InvalidAddress if `to_uuid` is not the agent of the topic."""
         if recipient is not None and check_id(to_uuid) != recipient:
             raise InvalidAddress(
                 f"to_uuid {to_uuid!r} contradicts the topic {topic!r}, which belongs to agent {recipient!r}: leave "
@@ -59,7 +59,7 @@ class Addresses:
 
     def _channel(self, topic: str) -> str:
         channel = channel_of_topic(self.namespace, topic)
-        # An agent's has passed, and of the experiment's own the beginning does not count.
+        # An agent's channel is checked already; the experiment's prefix does not count.
         size = len(channel.removeprefix(f"exps:{self.namespace}:").encode())
         if size > NAME_LENGTH and not channel.startswith(f"exps:{self.namespace}:agents:"):
             raise InvalidAddress(
@@ -76,7 +76,7 @@ class Addresses:
         return topic_of_received(channel)
 
     def row(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a row of the local log under AgentSociety's names for MQTT, then ours."""
+        """Return a row of the local log with AgentSociety's names for MQTT, then ours."""
         return {
             "topic": self.topic_of(row["channel"]),
             "payload": row["payload"],
@@ -85,7 +85,7 @@ class Addresses:
         } | row
 
     def _own(self, topic: str) -> str:
-        """Return a topic or filter; raise InvalidAddress where another experiment's stands in it, or Redis's form."""
+        """Return a topic or filter; raise InvalidAddress for another experiment's, or the form of Redis."""
         if topic.startswith("exps:"):
             raise InvalidAddress(
                 f"topic {topic!r} is a channel of Redis: on MQTT write {topic.replace(':', '/')!r}", value=topic
@@ -93,8 +93,8 @@ class Addresses:
         levels = topic.split("/")
         if self.exp_id is None and levels[:2] == ["exps", SHARED]:
             raise InvalidAddress(
-                f"topic {topic!r}: a messager without exp_id cannot tell an experiment {SHARED!r} from none, so choose "
-                "another name for it",
+                f"topic {topic!r}: a messager without exp_id cannot distinguish experiment {SHARED!r} from none, so "
+                "choose another name for it",
                 value=topic,
             )
         if self.exp_id is None or levels[0] != "exps" or len(levels) < 2 or levels[1] in {self.exp_id, "+", "#"}:
@@ -106,15 +106,15 @@ class Addresses:
         )
 
 
-def wishes_of(topics: object) -> list[object]:
-    """Return what `subscribe` is given as a list: a tuple that holds a number is a pair of a topic and its QoS."""
+def subscriptions_of(topics: object) -> list[object]:
+    """Return the argument of `subscribe` as a list: a tuple with a number is a pair of a topic and its QoS."""
     if isinstance(topics, tuple):
         return [*topics] if all(isinstance(each, str | tuple) for each in topics) else [topics]
     return [*topics] if isinstance(topics, Sequence) and not isinstance(topics, str | bytes) else [topics]
 
 
 def agent_of(topic: str) -> AgentId | None:
-    """Return whose topic it is, of whichever experiment; None: no agent's."""
+    """Return a topic's agent, of any experiment; None: it is no agent's."""
     levels = topic.split("/", 3)
     if len(levels) < 4 or levels[0] != "exps" or levels[2] != "agents":
         return None
@@ -125,5 +125,5 @@ def agent_of(topic: str) -> AgentId | None:
 
 
 def uuid_of(agent_id: AgentId | None) -> str | None:
-    """Return an id as AgentSociety's code on MQTT knows it."""
+    """Return an id in AgentSociety's form on MQTT."""
     return None if agent_id is None else str(agent_id)

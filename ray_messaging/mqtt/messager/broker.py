@@ -1,4 +1,4 @@
-"""Where the broker is, as AgentSociety's code says it, or by an MqttConfig."""
+"""The broker's config, from AgentSociety's arguments or ours."""
 
 from pydantic import ValidationError
 
@@ -11,12 +11,12 @@ PORT, TIMEOUT_S = 1883, 60
 def broker_config(
     hostname: object, port: int, username: str | None, password: str | None, timeout: float
 ) -> MqttConfig:
-    """Make the config of a broker; raise ConfigError, which never shows the password."""
+    """Return the config of a broker; raise ConfigError, without the password."""
     if isinstance(hostname, MqttConfig) or (isinstance(hostname, str) and "://" in hostname):
         if (port, username, password, timeout) != (PORT, None, None, TIMEOUT_S):
             raise ConfigError(
-                f"a{'n MqttConfig' if isinstance(hostname, MqttConfig) else ' URL'} says all there is to say of a "
-                "broker: put port, username, password and timeout there"
+                f"a{'n MqttConfig' if isinstance(hostname, MqttConfig) else ' URL'} holds all settings of a broker: "
+                "put port, username, password and timeout there"
             )
         return hostname if isinstance(hostname, MqttConfig) else MqttConfig.from_url(hostname)
     try:
@@ -25,14 +25,14 @@ def broker_config(
                 "server": hostname,
                 "port": port,
                 "username": username,
-                # Files of settings have an empty one for none, and paho takes it for none.
+                # In settings files an empty password often means none, as in paho.
                 "password": None if username is None and password == "" else password,
                 "timeout": timeout,
             }
         )
     except ValidationError as error:
-        wrong = "; ".join(
+        problems = "; ".join(
             f"{'.'.join(map(str, each['loc'])).replace('server', 'hostname') or 'the broker'}: {each['msg']}"
             for each in error.errors(include_input=False, include_url=False, include_context=False)
         )
-        raise ConfigError(f"these settings of an MQTT broker cannot work: {wrong}") from None
+        raise ConfigError(f"these settings of an MQTT broker cannot work: {problems}") from None

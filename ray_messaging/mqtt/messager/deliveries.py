@@ -1,4 +1,4 @@
-"""What a fetch returns: messages as aiomqtt's users know them, each with our typed view."""
+"""Fetched messages with the interface of aiomqtt's, each with our typed view."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -11,12 +11,12 @@ from ray_messaging.mqtt.wire.topics import topic_of_received
 if TYPE_CHECKING:
     from aiomqtt import Topic
 
-# Agents are written to again and again, and a topic takes longer to build than all the rest of an item.
+# Topics repeat, and building one takes longer than the rest of an item.
 _topic_of = lru_cache(50_000)(topic_of_received)
 
 
 class Delivery:
-    """Be one message fetched: `topic` and `payload` as in aiomqtt, and `message`, which knows its sender and its id."""
+    """Fetched message: `topic` and `payload` as in aiomqtt, and `message` with its sender and id."""
 
     __slots__ = ("message",)
 
@@ -25,8 +25,8 @@ class Delivery:
 
     @property
     def topic(self) -> "Topic":
-        """Return the topic it came by; `.value` is its text, `.matches(filter)` holds it against a filter."""
-        from aiomqtt import Topic  # noqa: PLC0415 - of an extra, for the want of which `connect` has the right words
+        """Return the topic; `.value` is its text, `.matches(filter)` compares it with a filter."""
+        from aiomqtt import Topic  # noqa: PLC0415 - of an extra; `connect` has raised ConfigError without it
 
         return Topic(self._topic)
 
@@ -36,17 +36,17 @@ class Delivery:
 
     @property
     def payload(self) -> bytes:
-        """Return the payload as it travelled: JSON, or whatever a foreign client published."""
+        """Return the payload as sent: JSON, or any bytes of a foreign client."""
         return self.message.data
 
     @property
     def from_uuid(self) -> str | None:
-        """Return who sent it; None is the user, or a foreign client."""
+        """Return the sender; None is the user, or a foreign client."""
         return uuid_of(self.message.from_id)
 
     @property
     def to_uuid(self) -> str | None:
-        """Return whom it was sent to; None where nobody said so, and the topic is no agent's."""
+        """Return the recipient; None if it was not given and the topic is no agent's."""
         to_id = self.message.to_id
         return uuid_of(agent_of(self._topic) if to_id is None else to_id)
 
@@ -64,7 +64,7 @@ class Delivery:
 
 
 class Deliveries(Sequence[Delivery]):
-    """Be a fetched batch, in the order it came; `messages` has it in columns. An item is built when it is looked at."""
+    """Fetched batch in order, with items built on access; `messages` has it in columns."""
 
     __slots__ = ("messages",)
 
@@ -99,7 +99,7 @@ class Deliveries(Sequence[Delivery]):
         return [*other, *self]
 
     def split(self, count: int) -> "tuple[Deliveries, Deliveries]":
-        """Return the first `count` of them, and the others."""
+        """Return the first `count` messages, and the others."""
         head: list[Slice] = []
         rest: list[Slice] = []
         for batch, low, high, pattern in self.messages.slices:

@@ -1,4 +1,4 @@
-"""An experiment that an MQTT messager joins: its interceptor judges, its event log is told."""
+"""The experiment that an MQTT messager joins, for its interceptor and its event log."""
 
 import asyncio
 from typing import Any, NamedTuple
@@ -18,57 +18,55 @@ from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import Transport
 
 
-class Joined(NamedTuple):
-    """Hold an experiment's interceptor, and the way to its event log (None: it keeps none)."""
+class JoinedExperiment(NamedTuple):
+    """Interceptor of an experiment, and the transport to its event log (None: it keeps none)."""
 
     interceptor: object
     log: Transport | None
 
 
-NOBODY = Joined(None, None)
+NO_EXPERIMENT = JoinedExperiment(None, None)
 
 
-async def join(exp_id: str, settings: MessagingConfig) -> Joined:
-    """Find a running experiment; raise UnknownName, and ConfigError outside a Ray cluster."""
+async def join(exp_id: str, settings: MessagingConfig) -> JoinedExperiment:
+    """Find a running experiment; raise UnknownName, or ConfigError outside a Ray cluster."""
     if not ray.is_initialized():
-        # Ray would start a cluster of its own to look for it there.
+        # Ray would start its own cluster and search there.
         raise ConfigError(
             f"exp_id={exp_id!r} joins an experiment that runs on Ray, and this process is in no Ray cluster: "
             "ray.init(address='auto') first, or leave exp_id out"
         )
-    interceptor = await asyncio.to_thread(find_interceptor, exp_id)  # it waits
+    interceptor = await asyncio.to_thread(find_interceptor, exp_id)  # it blocks
     try:
-        experiment = await interceptor.ready.remote()  # not by ray.get: Ray warns of that in an actor, in any thread
+        experiment = await interceptor.ready.remote()  # Ray warns of ray.get in an actor, in any thread
     except (RayTaskError, RayActorError) as error:
         raise translated(error, actor_name=f"experiment {exp_id!r}") from error
     return await asyncio.to_thread(_join, Messaging(experiment, interceptor), settings)
 
 
-def _join(messaging: Messaging, settings: MessagingConfig) -> Joined:
+def _join(messaging: Messaging, settings: MessagingConfig) -> JoinedExperiment:
     try:
-        messaging.log_actor  # noqa: B018 - it is there, or it raises
+        messaging.log_actor  # noqa: B018 - raises ConfigError without a log
     except ConfigError:
-        return Joined(messaging.interceptor, None)
-    return Joined(messaging.interceptor, open_transport(messaging.redis, messaging.exp_id, settings))
+        return JoinedExperiment(messaging.interceptor, None)
+    return JoinedExperiment(messaging.interceptor, open_transport(messaging.redis, messaging.exp_id, settings))
 
 
-class _ByUuid:
-    """Be an interceptor's handle that is asked with str ids, as AgentSociety's on MQTT is."""
+class _UuidHandle:
+    """Handle of an interceptor that takes str ids, as AgentSociety's on MQTT does."""
 
     def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a Ray actor handle
         self._handle = handle
         self.forward = self
 
     def remote(self, from_id: AgentId, to_id: AgentId, msg: str) -> object:
-        """Ask it."""
+        """Call `forward` of the actor."""
         return self._handle.forward.remote(uuid_of(from_id), uuid_of(to_id), msg)
 
 
-def make_judge(interceptor: object, settings: MessagingConfig, exp_id: str | None) -> VerdictClient:
-    """Choose the way to ask an interceptor; raise ConfigError. Without exp_id it judges for every experiment."""
-    judge = verdict_client_for(interceptor, settings.interceptor_timeout_s, exp_id)
-    return (
-        ForeignVerdictClient(_ByUuid(interceptor), settings.interceptor_timeout_s)
-        if isinstance(judge, ForeignVerdictClient)
-        else judge
-    )
+def verdict_client(interceptor: object, settings: MessagingConfig, exp_id: str | None) -> VerdictClient:
+    """Return the client of an interceptor, for all experiments without exp_id; raise ConfigError."""
+    client = verdict_client_for(interceptor, settings.interceptor_timeout_s, exp_id)
+    if isinstance(client, ForeignVerdictClient):
+        return ForeignVerdictClient(_UuidHandle(interceptor), settings.interceptor_timeout_s)
+    return client

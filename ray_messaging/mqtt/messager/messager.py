@@ -1,35 +1,48 @@
 """The messager on MQTT, by the names of AgentSociety's earlier Messager and ours."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ray_messaging.addressing.channels import AgentId, check_name
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig, MqttConfig
-from ray_messaging.errors import Closed, InvalidAddress
-from ray_messaging.message import Outgoing
+from ray_messaging.engine import Engine, check_step
+from ray_messaging.errors import Closed, InvalidAddress, MessagingError, NotListening
+from ray_messaging.message import Messages, Outgoing
 from ray_messaging.mqtt.messager.actor import ActorClass
-from ray_messaging.mqtt.messager.addresses import Addresses, wishes_of
+from ray_messaging.mqtt.messager.addresses import Addresses, subscriptions_of
 from ray_messaging.mqtt.messager.broker import PORT, TIMEOUT_S, broker_config
 from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
-from ray_messaging.mqtt.messager.session import Session
+from ray_messaging.mqtt.messager.experiment import NO_EXPERIMENT, join, verdict_client
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.bulk_input import entries_of
+from ray_messaging.sending.local_log import LocalLog
+from ray_messaging.transports.backend import open_mqtt
+
+if TYPE_CHECKING:
+    from ray_messaging.mqtt.transport import MqttTransport
+
+logger = logging.getLogger(__name__)
 
 Wanted = str | tuple[str, int]
 
 
 class Messager(metaclass=ActorClass):
-    """Publish on topics and fetch what comes by those you subscribe to, over an MQTT broker.
+    """Publisher and subscriber on an MQTT broker, with the promises of our messager.
 
-    Args: `hostname` is the broker's, its mqtt:// URL, or an MqttConfig (which says all the rest, and TLS).
-    `message_interceptor` is `messaging.interceptor`, or any Ray actor that answers `forward(from_uuid, to_uuid, msg) ->
-    bool`. `exp_id` joins a running experiment: its interceptor judges what is sent, its event log has it; without it
-    the messager talks on topics of any. With a `name` its mailbox outlives this process, and the next messager of that
-    name goes on where it stopped; without one it goes when this messager disconnects.
+    Args: `hostname` is the broker's, its mqtt:// URL, or an MqttConfig (with all other settings, and TLS).
+    `message_interceptor` is `messaging.interceptor`, or any Ray actor with `forward(from_uuid, to_uuid, msg) -> bool`.
+    `exp_id` joins a running experiment: its interceptor judges the messages, and its event log records them. Without it
+    the messager uses the topics of any experiment. With a `name` the mailbox outlives this process, and the next
+    messager of that name continues there; without one the mailbox ends at the disconnect.
+
     `Messager.remote(...)` starts it as a Ray actor. In process, call it, then `connect`, `subscribe`, `start_listening`
-    and at the end `stop`; `async with` connects and stops.
+    and at the end `stop`; `async with` connects and stops. Each connect makes a new engine; the local log continues.
     """
 
     def __init__(
@@ -46,36 +59,70 @@ class Messager(metaclass=ActorClass):
         settings: MessagingConfig | None = None,
     ) -> None:
         self.name = None if name is None else check_name("name", name)
-        self.settings = settings or MessagingConfig()
-        config = broker_config(hostname, port, username, password, timeout)
+        self.settings = settings = settings or MessagingConfig()
+        self._config = broker_config(hostname, port, username, password, timeout)
         self._addresses = Addresses(exp_id)
-        self._session = Session(config, self._addresses, self.name, self.settings)
-        self._session.interceptor = message_interceptor
+        self._log = LocalLog(self._addresses.namespace, settings.log_list_messages, settings.log_list_bytes)
+        self._engine: Engine | None = None
+        self._step: int | None = None
+        self._interceptor: object = None
+        self._joined = NO_EXPERIMENT
+        self._changing = asyncio.Lock()
+        self._was_connected = False
+        self._warned = False
+        self._listening = False
+        self._subscribed = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._left = self._nothing  # messages that were received before the disconnect
+        self.set_message_interceptor(message_interceptor)
 
     def __repr__(self) -> str:
-        config = self._session.config
+        config = self._config
         return f"Messager({config.server}:{config.port}, exp_id={self._addresses.exp_id!r}, name={self.name!r})"
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- connecting -----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         """Connect; doing so twice does no harm. After a disconnect, subscribe and start listening again, too.
 
-        Raises: ConnectionFailed within 5 s, ServerRefused at once; with exp_id UnknownName where no such experiment
-        runs, and ConfigError outside a Ray cluster.
+        Raises: ConnectionFailed within 5 s, ServerRefused at once; with exp_id UnknownName if no such experiment runs,
+        and ConfigError outside a Ray cluster.
         """
-        await self._session.open()
+        exp_id = self._addresses.exp_id
+        async with self._changing:
+            if self._engine is not None and self._transport.error is None:
+                return
+            await self._leave(commit=False)
+            self._joined = NO_EXPERIMENT if exp_id is None else await join(exp_id, self.settings)
+            engine = Engine(
+                open_mqtt(self._config, self._addresses.namespace, self.settings, log=self._joined.log),
+                self.message_interceptor,
+                name=self.name,
+                settings=self.settings,
+                parse=self._addresses.parse,
+                make_verdict_client=partial(verdict_client, settings=self.settings, exp_id=exp_id),
+            )
+            engine.log, engine.step = self._log, self._step
+            try:
+                await engine.open()
+            except BaseException:
+                await engine.close()
+                raise
+            self._engine, self._was_connected = engine, True
+            # The former events may belong to another event loop.
+            self._subscribed, self._stopped = asyncio.Event(), asyncio.Event()
 
     async def disconnect(self) -> None:
-        """Send what was accepted, commit what was fetched, and leave the broker; doing so twice does no harm.
+        """Send all accepted messages, commit the fetched ones, and disconnect; doing so twice does no harm.
 
-        What has come by then can still be fetched; a mailbox with a name keeps it for the next messager of that name.
+        Messages that have come by then can still be fetched; a mailbox with a name keeps them for the next messager of
+        that name.
         """
-        await self._session.close(commit=True)
+        await self._close(commit=True)
 
     async def stop(self) -> None:
         """Stop listening and disconnect; doing so twice does no harm."""
-        await self._session.close(commit=True)
+        await self._close(commit=True)
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -84,53 +131,96 @@ class Messager(metaclass=ActorClass):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Who leaves by an exception has not handled its messages: they come again.
-        await self._session.close(commit=exc_type is None)
+        # After an exception the fetched messages are not handled: they come again.
+        await self._close(commit=exc_type is None)
+
+    async def _close(self, *, commit: bool) -> None:
+        async with self._changing:
+            await self._leave(commit=commit)
+
+    async def _leave(self, *, commit: bool) -> None:
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        capacity = self.settings.inbox_messages - len(self._left)
+        if commit and self.name is None and self._listening and self._subscribed.is_set() and capacity > 0:
+            # The mailbox ends here, so its messages are kept for later fetches.
+            with suppress(MessagingError):  # the mailbox is lost
+                taken = await engine.receiving.take(capacity, 0.0)
+                engine.receiving.commits.hand(taken.low, taken.high)
+                self._left = Deliveries(Messages(engine.exp_id, [*self._left.messages.slices, *taken.slices]))
+        self._listening = False
+        self._subscribed.set()
+        self._stopped.set()
+        await engine.close(commit=commit)
 
     async def is_connected(self) -> bool:
-        """Tell whether it is connected: from `connect` to `disconnect`, unless the broker turned it away for good.
+        """Return whether it is connected: from `connect` to `disconnect`, unless the broker refused it for good.
 
-        A cut does not count, as it reconnects by itself and loses nothing: `ping` tells whether the broker answers.
+        A cut does not count, because the messager reconnects and loses nothing. To check the broker, use `ping`.
         """
-        return self._session.engine is not None and self._session.error is None
+        return self._engine is not None and self._transport.error is None
 
     async def ping(self) -> None:
-        """Publish `ping` on the topic `ping`, and wait until the broker has it; raise Closed, ConnectionFailed."""
-        await self._session.transport.ping()
+        """Publish `ping` on the topic `ping`, and await the broker's answer; raise Closed, ConnectionFailed."""
+        await self._transport.ping()
+
+    def _opened(self, kind: type[MessagingError]) -> Engine:
+        """Return the engine; raise an error of this kind without one."""
+        if self._engine is None:
+            again = " again" if self._was_connected else ""
+            raise kind(f"this messager is not connected: `await messager.connect()`{again} first")
+        return self._engine
+
+    @property
+    def _transport(self) -> "MqttTransport":
+        return cast("MqttTransport", self._opened(Closed).transport)
+
+    # -- interceptor and step -------------------------------------------------------------------------------------
 
     @property
     def message_interceptor(self) -> object:
-        """Return the interceptor's handle: the one given, else that of the experiment joined; None: nobody is asked."""
-        return self._session.interceptor
+        """Return the interceptor's handle: the given one, else that of the joined experiment, else None."""
+        return self._joined.interceptor if self._interceptor is None else self._interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Have messages judged by another interceptor, from the next batch on (None: the experiment's, or nobody)."""
-        self._session.interceptor = message_interceptor
+        """Use another interceptor from the next batch on (None: the experiment's, if any)."""
+        before, self._interceptor = self._interceptor, message_interceptor
+        try:
+            if self._engine is not None:
+                self._engine.interceptor = self.message_interceptor
+            elif message_interceptor is not None:
+                verdict_client(message_interceptor, self.settings, self._addresses.exp_id)
+        except BaseException:
+            self._interceptor = before
+            raise
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on what is sent."""
-        return self._session.step
+        """Return the simulation step that is stamped on sent messages."""
+        return self._step
 
     @step.setter
     def step(self, step: int | None) -> None:
-        self._session.step = step
+        self._step = check_step(step)
+        if self._engine is not None:
+            self._engine.step = self._step
 
     # -- sending --------------------------------------------------------------------------------------------------
 
     async def send_message(
         self, topic: str, payload: Payload, from_uuid: AgentId | None = None, to_uuid: AgentId | None = None
     ) -> Receipt:
-        """Send one message and return its receipt; `to_uuid` need not be said on an agent's topic.
+        """Send one message and return its receipt; `to_uuid` is not needed on an agent's topic.
 
         Raises: Closed, InvalidAddress, InvalidPayload, PayloadTooLarge at once; MailboxFull, InterceptorUnavailable,
-        OutcomeUnknown when it could not be brought there.
+        OutcomeUnknown if it was not delivered.
         """
-        engine = self._session.opened(Closed)
+        engine = self._opened(Closed)
         try:
             outbox, message = engine.sending, engine.checks.checked(topic, payload, from_uuid, to_uuid)
         except InvalidAddress as error:
-            if to_uuid is not None and error.value is to_uuid:  # the engine speaks of a channel and its to_id
+            if to_uuid is not None and error.value is to_uuid:  # the engine's error names a channel and its to_id
                 self._addresses.check_recipient(topic, engine.parse(topic).agent_id, to_uuid)
             raise
         return await outbox.append(*message)
@@ -138,9 +228,9 @@ class Messager(metaclass=ActorClass):
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages, the channel of each a topic; one receipt for each, in order. Raises as `send_message`.
 
-        Everything is checked before anything is sent.
+        All messages are checked before any is sent.
         """
-        engine = self._session.opened(Closed)
+        engine = self._opened(Closed)
         for message in messages if self._addresses.exp_id is None else ():
             if isinstance(message, Outgoing) and message.channel is None:
                 raise InvalidAddress(
@@ -153,59 +243,110 @@ class Messager(metaclass=ActorClass):
         )
 
     async def flush(self) -> None:
-        """Wait until everything accepted has its receipt."""
-        await self._session.opened(Closed).sending.flush()
+        """Wait until all accepted messages have their receipts."""
+        await self._opened(Closed).sending.flush()
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
         """Subscribe to a topic or a filter (with + or #), a pair of one and its QoS, or a sequence of such.
 
-        More can be added later. Args: agents are whom the topics are for; the topics say that themselves, so nothing is
-        done with them. Raises: NotListening, InvalidAddress.
+        More can be added later. Args: agents is not used, because the topics name their agents.
+        Raises: NotListening, InvalidAddress.
         """
-        await self._session.subscribe(wishes_of(topics))
+        engine = self._opened(NotListening)
+        await engine.subscribe([self._addresses.subscription(topic) for topic in subscriptions_of(topics)])
+        self._subscribed.set()
 
     async def start_listening(self) -> None:
-        """Let what comes be fetched; before the first `subscribe` or after it. Raises NotListening."""
-        self._session.listen()
+        """Allow fetching; before the first `subscribe` or after it. Raises NotListening."""
+        self._opened(NotListening)
+        self._listening = True
 
     async def receive_messages(self) -> None:
         """Listen as `start_listening` does, and return when the messager disconnects: the body of a task."""
-        await self._session.listen().wait()
+        await self.start_listening()
+        await self._stopped.wait()
 
     async def fetch_messages(self, *, limit: int | None = None, timeout: float | None = 0.0) -> Deliveries:
-        """Return what has arrived, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
+        """Return the messages that have come, at most `limit`; wait up to `timeout` seconds (None: for ever) for one.
 
-        What the last fetch returned is committed now: whoever dies with messages in hand gets them again. After a
-        disconnect there is what had come by then, and nothing more. Who asks without waiting before it listens, or has
-        subscribed, gets nothing.
+        The messages of the last fetch are committed now: if the process dies before, they come again. After a
+        disconnect the messages received before it are returned, and nothing more. A fetch without a timeout returns
+        nothing before the messager listens and has subscribed.
         Raises: NotListening, Fenced.
         """
-        return await self._session.fetch(limit, timeout)
+        if self._left or (self._engine is None and self._was_connected):
+            return self._take_left(limit)
+        if timeout == 0 and not (self._listening and self._subscribed.is_set()):
+            return await self._nothing_yet()
+        engine = self._listening_engine()
+        now = asyncio.get_running_loop().time
+        began = now()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._subscribed.wait()
+        except TimeoutError:
+            return self._nothing
+        try:
+            left_s = None if timeout is None else max(0.0, timeout - (now() - began))
+            return Deliveries(await engine.receiving.fetch(limit, left_s))
+        except Closed:  # meanwhile
+            return self._take_left(limit)
 
     async def ack(self) -> None:
-        """Commit what was fetched, now."""
-        await self._session.ack()
+        """Commit the fetched messages now."""
+        engine = self._listening_engine()
+        if self._subscribed.is_set():
+            await engine.receiving.ack()
 
-    def __aiter__(self) -> AsyncIterator[Delivery]:
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Iterate over messages as they come, until the messager disconnects.
 
-        Each is committed when the next one is asked for.
+        Each is committed when the next one is requested.
         """
-        return self._session.iterate()
+        engine = self._listening_engine()
+        while self._left:
+            yield self._take_left(1)[0]
+        await self._subscribed.wait()
+        with suppress(Closed):
+            async for message in engine.receiving.iterate():
+                yield Delivery(message)
+
+    def _listening_engine(self) -> Engine:
+        engine = self._opened(NotListening)
+        if not self._listening:
+            raise NotListening("this messager does not listen: `await messager.start_listening()` first")
+        return engine
+
+    async def _nothing_yet(self) -> Deliveries:
+        """Return nothing to a caller that polls too early, as AgentSociety's loops may."""
+        self._opened(NotListening)
+        await asyncio.sleep(0)  # else a loop that only polls blocks all other tasks
+        if not self._warned:
+            self._warned = True
+            missing = "start_listening()" if not self._listening else "subscribe(topics, agents)"
+            logger.warning("fetch_messages finds nothing before `await messager.%s`; this is logged once", missing)
+        return self._nothing
+
+    @property
+    def _nothing(self) -> Deliveries:
+        return Deliveries(Messages(self._addresses.namespace, []))
+
+    def _take_left(self, limit: int | None) -> Deliveries:
+        taken, self._left = self._left.split(len(self._left) if limit is None else max(0, limit))
+        return taken
 
     # -- the local log --------------------------------------------------------------------------------------------
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends as dicts, the oldest first; they stay when the messager disconnects."""
-        return [self._addresses.row(row) for row in self._session.log.rows()]
+        """Return the latest sends as dicts, the oldest first; they stay after a disconnect."""
+        return [self._addresses.row(row) for row in self._log.rows()]
 
     def clear_log_list(self) -> None:
-        """Forget the local log."""
-        self._session.log.clear()
+        """Clear the local log."""
+        self._log.clear()
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this connection; without one, of the local log."""
-        engine = self._session.engine
-        return {"name": self.name, "log_dropped": self._session.log.dropped} if engine is None else engine.stats()
+        return {"name": self.name, "log_dropped": self._log.dropped} if self._engine is None else self._engine.stats()

@@ -1,1 +1,1 @@
-"""The receiving side: a mailbox, its arrivals, and its cursors."""
+"""Receiving: our mailbox, its session at the broker, the order of its frames, its cursor."""

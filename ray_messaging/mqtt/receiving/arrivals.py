@@ -1,4 +1,4 @@
-"""What a mailbox has of each sender: which frames to hand on, in order and once, whatever a broker repeats or loses."""
+"""Order of the frames that arrive in a mailbox, per sender, without duplicates."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
-from ray_messaging.mqtt.wire.signals import Data, Place
+from ray_messaging.mqtt.wire.messages import Data, Position
 
-# What a held frame takes beside its bytes: bounds the count of empty ones, too.
+# Cost of a held frame beside its bytes; also bounds the number of empty ones.
 HELD_BYTES = 256
 
 T = TypeVar("T")
 
 
 class Frame(NamedTuple):
-    """A frame to hand on; the first `row` rows of it were handled by the mailbox's reader before us."""
+    """Frame to deliver; its first `row` rows were handled by the previous reader."""
 
     sender: str
     epoch: int
@@ -25,7 +25,7 @@ class Frame(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """What to ask a sender for: everything from `seq` on."""
+    """Request to a sender for all frames from `seq` on."""
 
     sender: str
     epoch: int
@@ -34,10 +34,10 @@ class Resend(NamedTuple):
 
 @dataclass(slots=True)
 class Taken(Generic[T]):
-    """What to do after an arrival: hand frames on in order, acknowledge tokens to the broker, answer the sender.
+    """Outcome of an arrival: frames to deliver in order, tokens to acknowledge, answers to the sender.
 
-    `confirm` asks to tell the sender again what was handled (see `Arrivals.confirmed`), `held` answers a probe: up to
-    this seq all has come.
+    `confirm`: tell the sender again which frames are handled (see `Arrivals.confirmed`). `held` answers a probe: all
+    frames up to this seq have come.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -48,49 +48,60 @@ class Taken(Generic[T]):
 
 
 class _Sender(Generic[T]):
-    """Stand with one sender: what is expected, what waits for its commit, what is held behind a gap."""
+    """State of one sender: the expected frame, frames that wait for their commit, frames held behind a gap."""
 
-    __slots__ = ("asked", "epoch", "expected", "held", "highest", "opened", "order", "place", "refused", "resumed")
+    __slots__ = (
+        "delivered",
+        "epoch",
+        "expected",
+        "held",
+        "highest",
+        "order",
+        "position",
+        "refused",
+        "requested",
+        "resumed",
+    )
 
     def __init__(self, epoch: int, expected: int) -> None:
-        self.place: Place | None = None  # what was committed
-        self.resumed: Place | None = None  # where the reader before us stopped within a frame
-        self.opened: OrderedDict[tuple[int, int], T | None] = OrderedDict()  # (epoch, seq) handed on, not committed
+        self.position: Position | None = None  # committed
+        self.resumed: Position | None = None  # where the previous reader stopped within a frame
+        self.delivered: OrderedDict[tuple[int, int], T | None] = OrderedDict()  # (epoch, seq) not committed
         self.begin(epoch, expected)
 
     def begin(self, epoch: int, expected: int) -> None:
-        """Begin with an incarnation."""
+        """Begin with an epoch."""
         self.epoch = epoch
         self.expected = expected
         self.held: dict[int, tuple[Data, T | None]] = {}
-        self.order: list[tuple[int, int]] = []  # heap of (after, seq) of what is held; may name what is not any more
-        self.asked = 0  # the gap that was asked for
-        self.highest = 0  # of what came behind the gap since: the sender is not there again yet
-        self.refused = 0  # the highest seq for which there was no room
+        self.order: list[tuple[int, int]] = []  # heap of (after, seq) of held frames; may name frames not held any more
+        self.requested = 0  # the gap that was requested
+        self.highest = 0  # seq behind the gap since then: the sender has not come back to it yet
+        self.refused = 0  # the highest seq without capacity
 
     @property
     def waits(self) -> bool:
-        """Tell whether there is a gap."""
+        """Return whether there is a gap."""
         return bool(self.held) or self.refused >= self.expected
 
 
 class Arrivals(Generic[T]):
-    """Put in order what arrives in one mailbox.
+    """Frames of all senders of one mailbox.
 
-    A token is whatever acknowledges an arrival to the broker, but not None; it is kept until its frame is committed, so
-    that the broker sends it again to a reader that comes after us. Of one frame only the newest token is kept: older
-    ones may be of a connection that has ended.
+    A token (not None) acknowledges an arrival to the broker. It is kept until its frame is committed, so that the
+    broker sends the frame again to the next reader. For each frame only the newest token is kept, because older ones
+    may belong to an ended connection.
 
-    Args: places is how far the reader before us got. What is held behind gaps takes at most `hold_bytes`; above that it
-    is dropped, as the sender sends it again. At most `most_held` tokens of it are kept, as brokers send only so much
-    that is not acknowledged, and the missing frame must get through. Senders that are silent are forgotten above
-    `most_senders`, the oldest first.
+    Args: positions is the progress of the previous reader. Frames behind gaps take at most `hold_bytes`; above that
+    they are dropped, because the sender sends them again. At most `most_held` of their tokens are kept, because brokers
+    limit unacknowledged messages, and the missing frame must get through. Above `most_senders` the senders that were
+    silent longest are forgotten.
     """
 
     def __init__(
-        self, places: dict[str, Place], hold_bytes: int, *, most_held: int = 8, most_senders: int = 100_000
+        self, positions: dict[str, Position], hold_bytes: int, *, most_held: int = 8, most_senders: int = 100_000
     ) -> None:
-        self.lost = 0  # frames, at most: what was withdrawn cannot be told from it
+        self.lost = 0  # frames, at most: withdrawn ones count, too
         self.held = 0
         self.held_bytes = 0
         self._hold_bytes = hold_bytes
@@ -99,91 +110,92 @@ class Arrivals(Generic[T]):
         self._held_tokens = 0
         self._waiting: set[str] = set()
         self._senders: OrderedDict[str, _Sender[T]] = OrderedDict()
-        for name, place in places.items():
-            state = self._senders[name] = _Sender(place.epoch, place.seq + (place.row == 0))
-            state.place = place
-            state.resumed = place if place.row else None
+        for name, position in positions.items():
+            state = self._senders[name] = _Sender(position.epoch, position.whole + 1)
+            state.position = position
+            state.resumed = position if position.row else None
 
-    # -- what arrives ---------------------------------------------------------------------------------------------
+    # -- arrivals -------------------------------------------------------------------------------------------------
 
     def take(self, data: Data, token: T) -> Taken[T]:
-        """Take what has arrived under a token."""
+        """Take an arrival."""
         taken: Taken[T] = Taken()
         state = self._state(data, taken)
         state.expected = max(state.expected, data.base) if data.epoch == state.epoch else state.expected
-        self._drain(state, taken)
+        self._release_held(state, taken)
         if data.epoch < state.epoch or (data.seq < state.expected and data.frame):
             self._repeat(state, data, token, taken)
         elif not data.frame:
-            self._answer(state, data, token, taken)
+            self._answer_probe(state, data, token, taken)
         elif data.after < state.expected:
-            self._hand_on(state, data, token, taken)
-            self._drain(state, taken)
+            self._deliver(state, data, token, taken)
+            self._release_held(state, taken)
         else:
             self._hold(state, data, token, taken)
-        self._note_waiting(data.sender, state)
+        self._update_waiting(data.sender, state)
         return taken
 
     def _state(self, data: Data, taken: Taken[T]) -> _Sender[T]:
-        """Return how we stand with a sender; a newer incarnation ends the older one."""
+        """Return a sender's state; a newer epoch ends the older one."""
         state = self._senders.get(data.sender)
         if state is None:
             state = self._senders[data.sender] = _Sender(data.epoch, data.base)
-            self._forget()
+            self._forget_oldest()
             return state
         self._senders.move_to_end(data.sender)
         if data.epoch > state.epoch:
-            self._pass_over(state, taken)
+            self._skip_gaps(state, taken)
             state.begin(data.epoch, data.base)
         return state
 
     def _repeat(self, state: _Sender[T], data: Data, token: T, taken: Taken[T]) -> None:
-        """Take what came before: it goes on waiting for its commit under the newer token."""
+        """Handle a frame that came before: an uncommitted one goes on waiting with the newer token."""
         key = (data.epoch, data.seq)
-        if data.frame and key in state.opened:
-            older, state.opened[key] = state.opened[key], token
+        if data.frame and key in state.delivered:
+            older, state.delivered[key] = state.delivered[key], token
             _add(taken.acknowledge, older)
         else:
             taken.acknowledge.append(token)
-        taken.confirm = self._unheard(state, data)
+        taken.confirm = self._is_unconfirmed(state, data)
 
-    def _unheard(self, state: _Sender[T], data: Data) -> bool:
-        """Tell whether the sender keeps what is handled."""
-        place = state.place
-        return place is not None and place.epoch == data.epoch and place.seq - (place.row > 0) >= data.base
+    def _is_unconfirmed(self, state: _Sender[T], data: Data) -> bool:
+        """Return whether the sender still keeps handled frames."""
+        position = state.position
+        return position is not None and position.epoch == data.epoch and position.whole >= data.base
 
-    def _answer(self, state: _Sender[T], data: Data, token: T, taken: Taken[T]) -> None:
-        """Answer a probe, even if the same was asked for before: that may be what was lost."""
+    def _answer_probe(self, state: _Sender[T], data: Data, token: T, taken: Taken[T]) -> None:
+        """Answer a probe, even if the same was requested before, because that request may be lost."""
         taken.acknowledge.append(token)
         if data.after < state.expected:
-            state.expected = max(state.expected, data.seq)  # what is held up to there was withdrawn
-            self._drain(state, taken)
-            taken.confirm = self._unheard(state, data)
+            state.expected = max(state.expected, data.seq)  # held frames up to there were withdrawn
+            self._release_held(state, taken)
+            taken.confirm = self._is_unconfirmed(state, data)
             taken.held = Resend(data.sender, data.epoch, data.after)
         else:
-            taken.resend = self._ask(state, data)
+            taken.resend = self._request(state, data)
 
-    def _ask(self, state: _Sender[T], data: Data) -> Resend:
-        state.asked, state.highest = state.expected, data.seq
+    def _request(self, state: _Sender[T], data: Data) -> Resend:
+        state.requested, state.highest = state.expected, data.seq
         return Resend(data.sender, state.epoch, state.expected)
 
-    def _hand_on(self, state: _Sender[T], data: Data, token: T | None, taken: Taken[T]) -> None:
+    def _deliver(self, state: _Sender[T], data: Data, token: T | None, taken: Taken[T]) -> None:
         if data.seq in state.held:
-            _add(taken.acknowledge, self._release(state, data.seq))
+            _add(taken.acknowledge, self._unhold(state, data.seq))
         resumed = state.resumed
-        row = resumed.row if resumed is not None and resumed[:2] == (data.epoch, data.seq) else 0
+        partial = resumed is not None and (resumed.epoch, resumed.seq) == (data.epoch, data.seq)
+        row = resumed.row if resumed is not None and partial else 0
         taken.frames.append(Frame(data.sender, data.epoch, data.seq, row, data.frame))
-        state.opened[data.epoch, data.seq] = token
+        state.delivered[data.epoch, data.seq] = token
         state.expected = data.seq + 1
 
     # -- gaps -----------------------------------------------------------------------------------------------------
 
     def _hold(self, state: _Sender[T], data: Data, token: T, taken: Taken[T]) -> None:
-        """Keep what came too early, and ask for what is missing: once for each time that the sender goes through."""
+        """Keep an early frame, and request the missing ones: once for each time that the sender repeats its window."""
         known = state.held.get(data.seq)
         if known is not None:
-            _add(taken.acknowledge, self._release(state, data.seq))
-            data = data._replace(after=min(data.after, known[0].after))  # a hole stays one, whatever older copies say
+            _add(taken.acknowledge, self._unhold(state, data.seq))
+            data = data._replace(after=min(data.after, known[0].after))  # a hole stays a hole in older copies, too
         if self.held_bytes + len(data.frame) + HELD_BYTES > self._hold_bytes:
             taken.acknowledge.append(token)
             state.refused = max(state.refused, data.seq)
@@ -197,97 +209,96 @@ class Arrivals(Generic[T]):
             self._held_tokens += kept
             if known is None or data.after < known[0].after:
                 heappush(state.order, (data.after, data.seq))
-        # Within one connection seqs rise: one that does not begins a new round, and the last one missed something.
-        if state.asked != state.expected or data.seq <= state.highest:
-            taken.resend = self._ask(state, data)
+        # Within one connection seqs rise. A seq that does not begins a new round, and the last round had a loss.
+        if state.requested != state.expected or data.seq <= state.highest:
+            taken.resend = self._request(state, data)
         state.highest = data.seq
 
-    def _release(self, state: _Sender[T], seq: int) -> T | None:
-        """Let go of what is held; return its token."""
+    def _unhold(self, state: _Sender[T], seq: int) -> T | None:
+        """Remove a held frame; return its token."""
         data, token = state.held.pop(seq)
         self.held -= 1
         self.held_bytes -= len(data.frame) + HELD_BYTES
         self._held_tokens -= token is not None
         return token
 
-    def _drain(self, state: _Sender[T], taken: Taken[T], *, over: bool = False) -> None:
-        """Hand on what is held and waits for nothing any more (`over`: or for what will never come)."""
+    def _release_held(self, state: _Sender[T], taken: Taken[T], *, all_held: bool = False) -> None:
+        """Deliver the held frames that wait for nothing any more, or all of them."""
         while state.order:
             after, seq = state.order[0]
-            if after >= state.expected and not over:
+            if after >= state.expected and not all_held:
                 return
             heappop(state.order)
             if seq not in state.held:
                 continue  # it was in the heap twice
             data, token = state.held[seq]
-            self._release(state, seq)
+            self._unhold(state, seq)
             if seq < state.expected:
                 _add(taken.acknowledge, token)  # withdrawn
             else:
                 self.lost += max(0, after + 1 - state.expected)
-                self._hand_on(state, data, token, taken)
+                self._deliver(state, data, token, taken)
 
-    def _pass_over(self, state: _Sender[T], taken: Taken[T]) -> None:
-        """Do without what is missing: who would have sent it is gone."""
-        self._drain(state, taken, over=True)
+    def _skip_gaps(self, state: _Sender[T], taken: Taken[T]) -> None:
+        """Deliver without the missing frames: their sender is gone."""
+        self._release_held(state, taken, all_held=True)
         if state.refused >= state.expected:
             self.lost += state.refused + 1 - state.expected
             state.expected = state.refused + 1
 
-    def _note_waiting(self, name: str, state: _Sender[T]) -> None:
+    def _update_waiting(self, name: str, state: _Sender[T]) -> None:
         if state.waits:
             self._waiting.add(name)
         else:
             self._waiting.discard(name)
 
     def gaps(self) -> list[Resend]:
-        """Return what is missing: whom to ask again, and for what."""
+        """Return a request for each sender with missing frames."""
         return [Resend(name, state.epoch, state.expected) for name in self._waiting if (state := self._senders[name])]
 
     def give_up(self, resend: Resend) -> Taken[T]:
-        """Do without what a sender was asked for, as it is gone; nothing happens if that has come meanwhile."""
+        """Deliver without the requested frames, because their sender is gone; no effect if they have come."""
         taken: Taken[T] = Taken()
         state = self._senders.get(resend.sender)
         if state is not None and state.waits and (state.epoch, state.expected) == resend[1:]:
-            self._pass_over(state, taken)
-            self._note_waiting(resend.sender, state)
+            self._skip_gaps(state, taken)
+            self._update_waiting(resend.sender, state)
         return taken
 
-    # -- what is handled ------------------------------------------------------------------------------------------
+    # -- commits --------------------------------------------------------------------------------------------------
 
     def committed(self, sender: str, epoch: int, seq: int, row: int) -> list[T]:
-        """Note that all is handled up to a frame (`row` rows of it; 0: all); return the tokens to acknowledge."""
+        """Commit all frames up to one (`row` rows of it; 0: all); return the tokens to acknowledge."""
         state = self._senders.get(sender)
         if state is None:
             return []
-        place = Place(epoch, seq, row)
-        if state.place is None or place.rank > state.place.rank:
-            state.place = place
+        position = Position(epoch, seq, row)
+        if state.position is None or position.rank > state.position.rank:
+            state.position = position
         tokens: list[T] = []
-        end = (epoch, seq - (row > 0))
-        while state.opened and next(iter(state.opened)) <= end:
-            _add(tokens, state.opened.popitem(last=False)[1])
+        end = (epoch, position.whole)
+        while state.delivered and next(iter(state.delivered)) <= end:
+            _add(tokens, state.delivered.popitem(last=False)[1])
         return tokens
 
-    def confirmed(self, sender: str) -> Place | None:
-        """Return the last frame of a sender that is handled whole; None: none is."""
+    def confirmed(self, sender: str) -> Position | None:
+        """Return a sender's last frame that is handled whole; None: there is none."""
         state = self._senders.get(sender)
-        if state is None or state.place is None:
+        if state is None or state.position is None:
             return None
-        epoch, seq, row = state.place
-        return Place(epoch, seq - (row > 0), 0)
+        return Position(state.position.epoch, state.position.whole, 0)
 
-    def places(self, names: Iterable[str] | None = None) -> dict[str, Place]:
-        """Return up to where the frames of these senders (None: all) are handled: a reader after us begins there."""
+    def positions(self, names: Iterable[str] | None = None) -> dict[str, Position]:
+        """Return the committed positions of these senders (None: all), where the next reader begins."""
         known = ((name, self._senders.get(name)) for name in (self._senders if names is None else names))
-        return {name: state.place for name, state in known if state is not None and state.place is not None}
+        return {name: state.position for name, state in known if state is not None and state.position is not None}
 
-    def _forget(self) -> None:
-        """Forget who was silent longest, unless something of it is open; two looks, so that it does not fall behind."""
+    def _forget_oldest(self) -> None:
+        """Forget the sender that was silent longest, unless it has open frames; two tries, to keep up with new ones."""
         for _ in range(2):
             if len(self._senders) > self._most_senders:
                 name, state = next(iter(self._senders.items()))
-                if state.opened or state.waits:
+                if state.delivered or state.waits:
                     self._senders.move_to_end(name)
                 else:
                     del self._senders[name]

@@ -1,1 +1,1 @@
-"""The sending side: a window of unconfirmed frames for each mailbox."""
+"""Sending: a window of unconfirmed frames per mailbox, and publications on topics of users."""

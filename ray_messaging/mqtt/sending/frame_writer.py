@@ -1,66 +1,68 @@
-"""One call of `send`: frames on their ways, publications on bare topics, notes to the log."""
+"""One call of `send`: frames to mailboxes, publications on topics of users, notes to the log."""
 
 import asyncio
 from collections.abc import Sequence
 
-from ray_messaging.mqtt.directory.control import Control
-from ray_messaging.mqtt.directory.registry import Registry
-from ray_messaging.mqtt.log_store import SeparateLog
-from ray_messaging.mqtt.sending.bare_topics import BareTopics
-from ray_messaging.mqtt.sending.senders import Senders
+from ray_messaging.mqtt.connection.control_link import ControlLink
+from ray_messaging.mqtt.directory.directory import MqttDirectory
+from ray_messaging.mqtt.sending.mailbox_senders import MailboxSenders
+from ray_messaging.mqtt.sending.separate_log import SeparateLog
+from ray_messaging.mqtt.sending.user_topics import UserTopics
 from ray_messaging.mqtt.wire.topics import topic_of_channel
 from ray_messaging.transports.base import LOG, FrameFate, FrameWrite, Published, SendReply, SendRequest, SendStatus
 
-BARE = ""  # the mailbox of what no mailbox owns
+UNOWNED = ""  # the mailbox of publications that go to no mailbox
 
 
 class FrameWriter:
-    """Settle the shipments of calls; `takers` are those of the last publications on bare topics."""
+    """Writer of whole calls; `takers` are the subscriber counts of the last publications on topics of users."""
 
     def __init__(
-        self, exp_id: str, control: Control, registry: Registry, senders: Senders, companion: SeparateLog | None
+        self,
+        exp_id: str,
+        control: ControlLink,
+        directory: MqttDirectory,
+        senders: MailboxSenders,
+        log: SeparateLog | None,
     ) -> None:
         self.takers: list[int] = []
-        self._cut_by = -1  # the directory's version by which this call's frames were cut
+        self._version = -1  # the directory's version by which this call's frames were built
         self._exp_id = exp_id
         self._control = control
-        self._registry = registry
+        self._directory = directory
         self._senders = senders
-        self._companion = companion
-        self._bare = BareTopics(control, senders.proof)
+        self._log = log
+        self._user_topics = UserTopics(control, senders.sizes)
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Send what a call holds; raise ConnectionFailed where it stays unknown what became of it."""
+        """Send a call's frames; raise ConnectionFailed if their fate stays unknown."""
         parts = request.shipments
         reply = SendReply(SendStatus.OK, [FrameFate.FULL] * len(parts))
-        if any(part.mailbox == BARE and not self._is_written(part) for part in parts):
-            # Who has begun to listen before this call is seen by it: what he wants must not go elsewhere.
-            await self._control.insist(self._control.barrier)
-        if request.directory_version != self._registry.version and any(part.mailbox != LOG for part in parts):
+        if any(part.mailbox == UNOWNED and not self._senders.is_written(part) for part in parts):
+            # A mailbox that subscribed before this call must be known, because it owns what it subscribed to.
+            await self._control.retry(self._control.barrier)
+        if request.directory_version != self._directory.version and any(part.mailbox != LOG for part in parts):
             reply.status = SendStatus.STALE_DIRECTORY
-        self._cut_by = request.directory_version
-        waiting = self._offer(parts, reply)
+        self._version = request.directory_version
+        results = self._offer(parts, reply)
         for at, part in enumerate(parts):
-            if part.mailbox == BARE:
+            if part.mailbox == UNOWNED:
                 await self._publish(at, part, reply)
-        await self._settle(parts, waiting, reply)
-        await self._note(request, reply)
+        await self._settle(parts, results, reply)
+        await self._write_notes(request, reply)
         return reply
-
-    def _is_written(self, part: FrameWrite) -> bool:
-        return part.seq <= self._senders.written.get(part.mailbox, 0)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def _offer(self, parts: Sequence[FrameWrite], reply: SendReply) -> "dict[int, asyncio.Future[int]]":
-        """Put frames on their ways; return those of which only the broker can tell."""
-        waiting: dict[int, asyncio.Future[int]] = {}
+        """Publish frames; return the futures of those that depend on the broker's answer."""
+        results: dict[int, asyncio.Future[int]] = {}
         refused: set[str] = set()
-        self._senders.weigh()
+        self._senders.count_held()
         for at, part in enumerate(parts):
-            if part.mailbox in (BARE, LOG):
+            if part.mailbox in (UNOWNED, LOG):
                 continue
-            if self._is_written(part):
+            if self._senders.is_written(part):
                 reply.fates[at] = FrameFate.DUPLICATE
             elif reply.status is SendStatus.OK and part.mailbox not in refused:
                 offered = self._senders.offer(part)
@@ -68,62 +70,62 @@ class FrameWriter:
                     self._refuse(at, part, offered, reply)
                     refused.add(part.mailbox)
                 else:
-                    waiting[at] = offered
-        return waiting
+                    results[at] = offered
+        return results
 
     async def _settle(
-        self, parts: Sequence[FrameWrite], waiting: "dict[int, asyncio.Future[int]]", reply: SendReply
+        self, parts: Sequence[FrameWrite], results: "dict[int, asyncio.Future[int]]", reply: SendReply
     ) -> None:
-        """Wait for what the broker says of frames."""
-        if waiting:
-            _, late = await asyncio.wait(waiting.values(), timeout=self._control.patience_s)
+        """Await the broker's answers."""
+        if results:
+            _, late = await asyncio.wait(results.values(), timeout=self._control.timeout_s)
             if late:
-                raise self._control.silent(len(late))
+                raise self._control.unconfirmed(len(late))
         refused: set[str] = set()
-        for at, confirmed in waiting.items():
+        for at, confirmed in results.items():
             part = parts[at]
             if part.mailbox in refused:
                 continue
-            fate = self._senders.settle(part, confirmed.result())
+            fate = self._senders.fate_of(part, confirmed.result())
             if fate is not FrameFate.WRITTEN:
                 self._refuse(at, part, fate, reply)
                 refused.add(part.mailbox)
                 continue
             reply.fates[at] = fate
             if part.publish and part.batch is not None:
-                await self._bare.mirror(part.publish, part.batch, self._topics(part.publish))
+                await self._user_topics.mirror(part.publish, part.batch, self._topics(part.publish))
 
     def _refuse(self, at: int, part: FrameWrite, fate: FrameFate, reply: SendReply) -> None:
         reply.fates[at] = fate
-        # Smaller frames go, if it can be cut smaller.
-        if fate is FrameFate.TOO_LARGE and part.rows > 1 and self._registry.version != self._cut_by:
+        # By a newer directory the caller builds smaller frames.
+        if fate is FrameFate.TOO_LARGE and part.rows > 1 and self._directory.version != self._version:
             reply.fates[at], reply.status = FrameFate.FULL, SendStatus.STALE_DIRECTORY
 
-    # -- bare topics, the log -------------------------------------------------------------------------------------
+    # -- topics of users, the log ---------------------------------------------------------------------------------
 
     async def _publish(self, at: int, part: FrameWrite, reply: SendReply) -> None:
-        if self._is_written(part):
+        if self._senders.is_written(part):
             reply.fates[at], reply.takers = FrameFate.DUPLICATE, self.takers
         elif reply.status is SendStatus.OK and part.batch is not None:
-            self.takers = await self._bare.publish(part.publish, part.batch, self._topics(part.publish))
+            self.takers = await self._user_topics.publish(part.publish, part.batch, self._topics(part.publish))
             reply.fates[at], reply.takers = FrameFate.WRITTEN, self.takers
-            self._senders.written[BARE] = part.seq
+            self._senders.written[UNOWNED] = part.seq
 
     def _topics(self, publications: Sequence[Published]) -> list[str]:
         return [topic_of_channel(self._exp_id, channel) for channel, _ in publications]
 
-    async def _note(self, request: SendRequest, reply: SendReply) -> None:
+    async def _write_notes(self, request: SendRequest, reply: SendReply) -> None:
         notes = [at for at, part in enumerate(request.shipments) if part.mailbox == LOG]
         if not notes:
             return
-        if self._companion is None:
+        if self._log is None:
             for at in notes:
                 reply.fates[at] = FrameFate.WRITTEN
                 self._senders.written[LOG] = request.shipments[at].seq
             return
-        noted = await self._companion.send(request.interceptor_epoch, [request.shipments[at] for at in notes])
-        for at, fate in zip(notes, noted.fates, strict=False):
+        logged = await self._log.send(request.interceptor_epoch, [request.shipments[at] for at in notes])
+        for at, fate in zip(notes, logged.fates, strict=False):
             reply.fates[at] = fate
-        reply.repeated = noted.repeated
-        if noted.status is not SendStatus.OK:
-            reply.status = noted.status
+        reply.repeated = logged.repeated
+        if logged.status is not SendStatus.OK:
+            reply.status = logged.status

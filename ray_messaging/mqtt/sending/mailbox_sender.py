@@ -1,241 +1,240 @@
-"""The way to one mailbox: its window, and how much of it is out over the connection that is there."""
+"""Publishing of one mailbox's window, in order and again after cuts and losses."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 from ray_messaging.errors import MessagingError, PayloadTooLarge
+from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.connection.reasons import Reason
 from ray_messaging.mqtt.sending.window import Window
-from ray_messaging.mqtt.wire.signals import Data, encode_data
+from ray_messaging.mqtt.wire.messages import Data, encode_data
 
-_FLIGHT_BYTES = 8 * 2**20  # out at a time: each byte of it is in memory twice
-_AGAIN_S = 0.05
+_MAX_BYTES_IN_FLIGHT = 8 * 2**20  # each byte is in memory twice
+_RETRY_S = 0.05
 _RESEND_S = 1.0
 
-Publish = Callable[[bytes, int | None], "asyncio.Future[int]"]
 
+class FrameSizes:
+    """Bytes of the largest frame that the broker is known to take, and of the smallest that it refused."""
 
-class Proof:
-    """Hold the bytes of the largest frame that the broker is known to take, and of the smallest that it refused."""
-
-    __slots__ = ("nbytes", "refused")
+    __slots__ = ("accepted", "refused")
 
     def __init__(self) -> None:
-        self.nbytes = 0
+        self.accepted = 0
         self.refused: int | None = None
 
     def refuse(self, nbytes: int) -> None:
-        """Note that the broker takes none of this size: some cut the connection each time that they see one."""
+        """Note that the broker refuses this size; some brokers disconnect for each such frame."""
         self.refused = nbytes if self.refused is None else min(self.refused, nbytes)
 
     def refuses(self, nbytes: int) -> bool:
-        """Tell whether the broker is known to take none of this size."""
+        """Return whether the broker is known to refuse this size."""
         return self.refused is not None and nbytes >= self.refused
 
 
 class MailboxSender:
-    """Publish a window's frames in order, and from any of them again.
+    """Sender of one window's frames.
 
-    `offer` gives a future with the code of the broker's PUBACK. Where the broker takes none any more, those at the
-    window's end that nobody can have got leave it, and the way is `stalled` with the others.
+    `offer` gives a future with the code of the broker's PUBACK. When the broker refuses frames, the refused ones that
+    no receiver can have are dropped from the window's end. If others stay, the sender is `stalled`.
     """
 
-    def __init__(self, window: Window, publish: Publish, proof: Proof) -> None:
+    def __init__(self, window: Window, control: ControlLink, topic: str, sizes: FrameSizes, stamp: str) -> None:
         self.window = window
         self.stalled = False
-        self.refusal = 0  # the broker's code for which it is stalled
-        self.stamp = ""  # of the card that we know
-        self.moved = True  # since somebody looked
-        self.looks = 0  # since it moved
-        self.held = 0  # up to this seq the receiver has them, handled or not
-        self.absent = 0  # looks since its mailbox has no card
-        self._publish = publish
-        self._proof = proof
-        self._at = window.base  # the next seq to publish
-        self._turn = 0  # the connection that answers belong to
-        self._out: dict[int, int] = {}  # seqs that are out over it, and their bytes
-        self._bytes_out = 0
-        self._alone = False  # what is out may be too large
-        self._taken = 0  # the highest seq that the broker took, ever
-        self._taken_now = 0  # and since the last refusal was settled
-        self._unsure = 0  # seqs up to here may have been taken though no answer came
-        self._refused: tuple[int, int] | None = None  # the first seq that was refused, and the code
-        self._cut = False  # the connection is made anew, and not there yet
-        self._probes = False  # when all is out
-        self._resent = 0  # the seq that was asked for last,
-        self._resend_at = 0.0  # and when the same may be asked for again (loop time)
-        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self.refusal = 0  # the broker's code that stalled it
+        self.stamp = stamp  # of the last directory entry
+        self.moved = True  # since the last check
+        self.idle_checks = 0  # since it moved
+        self.held = 0  # the receiver has all up to this seq, handled or not
+        self.absent_checks = 0  # since its mailbox left the directory
+        self._control = control
+        self._topic = topic
+        self._sizes = sizes
+        self._next = window.base  # the next seq to publish
+        self._connection = 0  # counts connections, to tell which answers are current
+        self._in_flight: dict[int, int] = {}  # bytes by seq
+        self._bytes_in_flight = 0
+        self._exclusive = False  # the frame in flight may be too large
+        self._accepted = 0  # the highest seq that the broker took, ever
+        self._accepted_now = 0  # and since the last refusal was settled
+        self._unknown = 0  # seqs up to here may have been taken though no answer came
+        self._refused: tuple[int, int] | None = None  # the first refused seq, and the code
+        self._cut = False  # there is no connection
+        self._probe_next = False  # when all is in flight
+        self._resent = 0  # the seq that was requested last,
+        self._resend_at = 0.0  # and when the same may be requested again (loop time)
+        self._results: dict[int, asyncio.Future[int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def offer(self, frame: bytes, rows: int) -> "asyncio.Future[int]":
-        """Put a frame into the window, and on its way."""
+        """Add a frame to the window and publish it when possible."""
         seq = self.window.put(frame, rows).seq
-        waiting = self._waiting[seq] = asyncio.get_running_loop().create_future()
-        self.pump()
-        return waiting
+        result = self._results[seq] = asyncio.get_running_loop().create_future()
+        self._send()
+        return result
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
-        """Publish what there is room for."""
-        blocked = self.stalled or self._alone or self._cut
-        while not (blocked or self._refused) and self._bytes_out < _FLIGHT_BYTES:
-            data = self.window.next(self._at)
+    def _send(self) -> None:
+        """Publish frames up to the limit of bytes in flight."""
+        blocked = self.stalled or self._exclusive or self._cut
+        while not (blocked or self._refused) and self._bytes_in_flight < _MAX_BYTES_IN_FLIGHT:
+            data = self.window.next(self._next)
             if data is None:
-                if self._probes and len(self.window):
-                    self._probes = False
+                if self._probe_next and len(self.window):
+                    self._probe_next = False
                     self.probe(None)
                 return
-            if data.seq in self._out:
-                # Not twice over one connection: what one copy's refusal means, another one would undo.
-                self._at = data.seq + 1
+            if data.seq in self._in_flight:
+                # Never twice over one connection: the copies could get different answers.
+                self._next = data.seq + 1
                 continue
-            # What may be too large goes alone: refused amid others it would leave a hole.
-            unproved = len(data.frame) > self._proof.nbytes
-            if (unproved and self._out) or not self._put_out(data):
+            # A frame that may be too large is sent by itself: among others, its refusal would leave a hole.
+            unproven = len(data.frame) > self._sizes.accepted
+            if (unproven and self._in_flight) or not self._publish(data):
                 return
-            self._at, self._alone = data.seq + 1, unproved
-            blocked = unproved
+            self._next, self._exclusive = data.seq + 1, unproven
+            blocked = unproven
 
-    def _put_out(self, data: Data) -> bool:
+    def _publish(self, data: Data) -> bool:
         try:
-            confirmed = self._publish(encode_data(data), None)
+            confirmed = self._control.publish(self._topic, encode_data(data))
         except PayloadTooLarge:
-            self._refuse(data.seq, Reason.PACKET_TOO_LARGE)
+            self._settle_refusal(data.seq, Reason.PACKET_TOO_LARGE)
             return False
         except MessagingError:
-            return False  # whoever makes the connection anew comes here again
-        self._out[data.seq] = len(data.frame)
-        self._bytes_out += len(data.frame)
-        confirmed.add_done_callback(partial(self._answered, self._turn, data.seq))
+            return False  # `reconnected` publishes again
+        self._in_flight[data.seq] = len(data.frame)
+        self._bytes_in_flight += len(data.frame)
+        confirmed.add_done_callback(partial(self._answered, self._connection, data.seq))
         return True
 
-    def _answered(self, turn: int, seq: int, confirmed: "asyncio.Future[int]") -> None:
+    def _answered(self, connection: int, seq: int, confirmed: "asyncio.Future[int]") -> None:
         if confirmed.cancelled() or confirmed.exception() is not None:
             return
         code = confirmed.result()
         if code == Reason.SUCCESS:
             self.window.arrived(seq)
-            self._taken = max(self._taken, seq)
-            _resolve(self._waiting.pop(seq, None), code)
-        if turn != self._turn:
+            self._accepted = max(self._accepted, seq)
+            _resolve(self._results.pop(seq, None), code)
+        if connection != self._connection:
             return
-        nbytes = self._out.pop(seq, 0)
-        self._bytes_out -= nbytes
-        self._alone = False
+        nbytes = self._in_flight.pop(seq, 0)
+        self._bytes_in_flight -= nbytes
+        self._exclusive = False
         if code == Reason.SUCCESS:
-            self._proof.nbytes = max(self._proof.nbytes, nbytes)
-            self._taken_now = max(self._taken_now, seq)
+            self._sizes.accepted = max(self._sizes.accepted, nbytes)
+            self._accepted_now = max(self._accepted_now, seq)
         elif self._refused is None or seq < self._refused[0]:
             self._refused = (seq, code)
-        if self._refused is not None and not self._out:
-            self._refuse(*self._refused)
-        self.pump()
+        if self._refused is not None and not self._in_flight:
+            self._settle_refusal(*self._refused)
+        self._send()
 
-    def _refuse(self, seq: int, code: int) -> None:
-        """Settle what the broker did not take, now that nothing is out."""
-        if self._taken_now > seq:  # it took later ones, so it must have this one, too
+    def _settle_refusal(self, seq: int, code: int) -> None:
+        """Drop the refused frames, now that none is in flight."""
+        if self._accepted_now > seq:  # the broker took a later frame, so it must take this one, too
             self._refused = (seq, code)
-            self._timer = asyncio.get_running_loop().call_later(_AGAIN_S, self.again, seq)
+            self._timer = asyncio.get_running_loop().call_later(_RETRY_S, self.send_again, seq)
             return
-        self._refused, self._taken_now = None, 0
-        first = max(seq, self._unsure + 1, self._taken + 1)
+        self._refused, self._accepted_now = None, 0
+        first = max(seq, self._unknown + 1, self._accepted + 1)
         refused = self.window.next(first)
         if refused is not None:
             self.window.withdraw(refused.seq)
         stays = self.window.next(seq)
         self.stalled, self.refusal = stays is not None and stays.seq < first, code
-        for lost in sorted(lost for lost in self._waiting if lost >= first):
-            _resolve(self._waiting.pop(lost), code)
+        for lost in sorted(lost for lost in self._results if lost >= first):
+            _resolve(self._results.pop(lost), code)
 
-    # -- again ----------------------------------------------------------------------------------------------------
+    # -- publishing again -----------------------------------------------------------------------------------------
 
-    def again(self, seq: int | None = None) -> None:
-        """Publish again what is in the window from a seq on (None: all)."""
+    def send_again(self, seq: int | None = None) -> None:
+        """Publish the window again from a seq on (None: all)."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.stalled = False
-        if not self._out:
-            self._refused, self._taken_now = None, 0
-        self._at = min(self._at, self.window.base if seq is None else max(seq, self.window.base))
-        self.pump()
+        if not self._in_flight:
+            self._refused, self._accepted_now = None, 0
+        self._next = min(self._next, self.window.base if seq is None else max(seq, self.window.base))
+        self._send()
 
-    def _begin_turn(self) -> None:
-        self._turn += 1
-        self._out.clear()
-        self._bytes_out = 0
-        self._alone = False
-        self._refused, self._taken_now = None, 0
+    def _reset_flight(self) -> None:
+        self._connection += 1
+        self._in_flight.clear()
+        self._bytes_in_flight = 0
+        self._exclusive = False
+        self._refused, self._accepted_now = None, 0
 
-    def cut(self) -> None:
-        """Wait for a new connection: what the old one would have answered, nobody knows."""
-        self._unsure = max([self._unsure, *self._out])
-        self._begin_turn()
+    def disconnected(self) -> None:
+        """Wait for a new connection; the fate of the frames in flight is unknown."""
+        self._unknown = max([self._unknown, *self._in_flight])
+        self._reset_flight()
         self._cut = True
 
     def reconnected(self) -> None:
-        """Publish again what the broker did not confirm, and ask the receiver whether it lacks something else."""
-        self._cut, self._probes, self.looks = False, True, 0
+        """Publish the unconfirmed frames again, then probe for other losses."""
+        self._cut, self._probe_next, self.idle_checks = False, True, 0
         unconfirmed = (data.seq for data in self.window.pending() if not self.window.is_arrived(data.seq))
-        self.again(next(unconfirmed, self._at))
+        self.send_again(next(unconfirmed, self._next))
 
     def resend(self, seq: int) -> None:
-        """Publish again from a seq that the receiver lacks; where nothing is left of it, say so."""
+        """Publish again from a seq that the receiver lacks; probe if nothing of it is left."""
         now = asyncio.get_running_loop().time()
         if seq <= self._resent and now < self._resend_at:
-            return  # it is under way
+            return  # it is in flight
         self._resent, self._resend_at = seq, now + _RESEND_S
-        if self.window.next(seq) is None:  # withdrawn: what the receiver holds behind it goes on
+        if self.window.next(seq) is None:  # withdrawn: the probe releases the frames that the receiver holds behind it
             self.probe(None)
         else:
-            self.again(seq)
+            self.send_again(seq)
 
     def probe(self, expiry_s: int | None) -> None:
-        """Ask the receiver what it lacks, or has handled."""
+        """Ask the receiver which frames it lacks or has handled."""
         try:
-            self._publish(encode_data(self.window.probe()), expiry_s)
+            self._control.publish(self._topic, encode_data(self.window.probe()), (), expiry_s)
         except MessagingError:
             return  # all is published again over the next connection
 
     @property
-    def alone(self) -> int:
-        """Return how many frames only the broker may have beside us, as far as we know."""
+    def unheld(self) -> int:
+        """Return how many frames the receiver may not have yet."""
         return sum(data.seq > self.held for data in self.window.pending())
 
     def confirm(self, seq: int) -> None:
-        """Let go of what the receiver has handled."""
+        """Drop the frames that the receiver has handled."""
         if self.window.confirm(seq):
             self.moved = True
             # The broker's own answer may have been lost with a connection.
-            for taken in [waiting for waiting in self._waiting if waiting <= seq]:
-                _resolve(self._waiting.pop(taken), Reason.SUCCESS)
+            for handled in [each for each in self._results if each <= seq]:
+                _resolve(self._results.pop(handled), Reason.SUCCESS)
 
     # -- giving up ------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Let go of what the broker did not confirm: nobody waits for it any more."""
+        """Drop the frames that the broker has not confirmed; their futures have no waiter any more."""
         if self.window.abandon_unarrived():
-            self._begin_turn()
-        self._waiting.clear()
-        self.pump()
+            self._reset_flight()
+        self._results.clear()
+        self._send()
 
     def end(self, code: int, error: Exception | None = None) -> None:
-        """Give those who wait a code, or an error: it ends here."""
-        self._begin_turn()
+        """Stop, and resolve all futures with a code or an error."""
+        self._reset_flight()
         self.stalled = True
         if self._timer is not None:
             self._timer.cancel()
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
+        results, self._results = self._results, {}
+        for future in results.values():
             if error is None:
                 _resolve(future, code)
             elif not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits sees it; nobody may
+                future.exception()  # it may have no waiter
 
 
-def _resolve(waiting: "asyncio.Future[int] | None", code: int) -> None:
-    if waiting is not None and not waiting.done():
-        waiting.set_result(code)
+def _resolve(future: "asyncio.Future[int] | None", code: int) -> None:
+    if future is not None and not future.done():
+        future.set_result(code)

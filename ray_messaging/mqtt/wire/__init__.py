@@ -1,1 +1,1 @@
-"""Topics and messages of the protocol between two messagers."""
+"""Topics and messages by which messagers talk over a broker."""

@@ -1,20 +1,19 @@
-"""Build and parse MQTT topics and filters; no other module writes either down.
+"""MQTT topics and filters; the only module that builds and parses them.
 
 A channel is a topic:
 
     exps:{exp_id}:agents:{agent_id}:{subtopic}      exps/{exp_id}/agents/{agent_id}/{subtopic}
     exps:{exp_id}:{rest}                            exps/{exp_id}/{rest}
     any other channel                               the topic of that very name
-    exps%3A{rest}, exps%25{rest}                    exps:{rest}, exps%{rest}: topics that would pass for channels
+    exps%3A{rest}, exps%25{rest}                    exps:{rest}, exps%{rest}: topics that look like channels
 
-In an agent's id % / + # and what MQTT forbids stand as % and the hexadecimal digits of their UTF-8 bytes, in a subtopic
-all of these but the slash. Below `ray_messaging/{exp_id}/` are our own topics, which are no channels.
+In an agent's id, % / + # and characters that MQTT forbids are percent-encoded; in a subtopic the same without the
+slash. Our own topics lie below `ray_messaging/{exp_id}/`; they are no channels.
 """
 
 import re
 from collections.abc import Callable
 from itertools import takewhile
-from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from ray_messaging.addressing.channels import check_id, check_name, check_subtopic
@@ -22,10 +21,10 @@ from ray_messaging.errors import InvalidAddress
 
 OWN = "ray_messaging/"
 TOPIC_BYTES = 65_535
-TOPIC_LEVELS = 128  # brokers cut the connection above their own limit: EMQX takes 128, Mosquitto 200
+TOPIC_LEVELS = 128  # brokers disconnect above their own limit: EMQX takes 128, Mosquitto 200
 
-# MQTT forbids NUL, and lets a broker cut the connection for control characters and what Unicode calls noncharacters:
-# Mosquitto does, and a topic that is sent again after each reconnect would then never let anything else through.
+# MQTT forbids NUL, and lets a broker disconnect for control characters and Unicode noncharacters. Mosquitto does, and
+# such a topic, sent again after each reconnect, would block everything behind it.
 _FORBIDDEN = "\x00-\x1f\x7f-\x9f\ufdd0-\ufdef" + "".join(
     f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17)
 )
@@ -35,67 +34,60 @@ _IN_SUBTOPIC = re.compile(f"[%+#{_FORBIDDEN}]")
 
 
 class Topics:
-    """Name our own topics of one experiment."""
+    """Our own topics of one experiment."""
 
     def __init__(self, exp_id: str) -> None:
         self.prefix = prefix = f"{OWN}{check_name('exp_id', exp_id)}/"
-        self.all_cards = prefix + "directory/+"
+        self.all_entries = prefix + "directory/+"
         self.all_epochs = prefix + "epoch/+"
         self.all_owners = prefix + "owner/+"
 
     def directory(self, mailbox: str) -> str:
-        """Build the topic of a mailbox's card: who listens where."""
+        """Return the topic of a mailbox's directory entry."""
         return f"{self.prefix}directory/{mailbox}"
 
     def mailbox(self, mailbox: str) -> str:
-        """Build the topic on which frames go to a mailbox."""
+        """Return the topic of a mailbox's frames."""
         return f"{self.prefix}mailbox/{mailbox}"
 
     def sender(self, sender: str) -> str:
-        """Build the topic on which a sender is told what was handled, and what is missing."""
+        """Return the topic of receivers' signals to a sender."""
         return f"{self.prefix}sender/{sender}"
 
     def epoch(self, sender: str) -> str:
-        """Build the topic of a named sender's newest incarnation."""
+        """Return the topic of a named sender's newest epoch."""
         return f"{self.prefix}epoch/{sender}"
 
     def cursor(self, mailbox: str, generation: int, page: int) -> str:
-        """Build the topic of a page of what a named mailbox has handled, as one of its readers says."""
+        """Return the topic of one page of a named mailbox's cursor, as written by one of its readers."""
         return f"{self.prefix}cursor/{mailbox}/{generation}/{page}"
 
     def cursors(self, mailbox: str) -> str:
-        """Build the filter of all these pages."""
+        """Return the filter for all pages of a mailbox's cursor."""
         return f"{self.prefix}cursor/{mailbox}/+/+"
 
     def owner(self, mailbox: str) -> str:
-        """Build the topic that says who holds a named mailbox."""
+        """Return the topic of a named mailbox's owner."""
         return f"{self.prefix}owner/{mailbox}"
 
     def dead(self, mailbox: str) -> str:
-        """Build the topic of frames that could not be read."""
+        """Return the topic of a mailbox's dead letters."""
         return f"{self.prefix}dead/{mailbox}"
 
     def barrier(self, client: str) -> str:
-        """Build the topic of a marker to oneself: when it comes back, what was there before has come."""
+        """Return the topic of a client's markers: when one comes back, all earlier messages have come."""
         return f"{self.prefix}barrier/{client}"
 
-    def kind_of(self, topic: str) -> "Kind | None":
-        """Tell which topic of this experiment one is; None: none of ours."""
+    def kind_of(self, topic: str) -> tuple[str, str] | None:
+        """Return a topic's kind (directory, mailbox, sender ...) and name; None: it is none of ours."""
         if not topic.startswith(self.prefix):
             return None
         kind, _, name = topic[len(self.prefix) :].partition("/")
-        return Kind(kind, name)
-
-
-class Kind(NamedTuple):
-    """What one of our own topics is for (directory, mailbox, sender ...), and of whom it speaks."""
-
-    kind: str
-    name: str
+        return kind, name
 
 
 def is_own(topic: str) -> bool:
-    """Tell whether a topic is one of ours, of any experiment, and so no channel."""
+    """Return whether a topic is one of ours, of any experiment, and so no channel."""
     return topic.startswith(OWN)
 
 
@@ -103,18 +95,18 @@ def is_own(topic: str) -> bool:
 
 
 def topic_of_channel(exp_id: str, channel: str) -> str:
-    """Return a channel's topic; raise InvalidAddress where it has none, or another channel has it."""
+    """Return a channel's topic; raise InvalidAddress if it has none, or another channel has the same."""
     topic = check_topic(topic_of_received(channel))
     meant = channel_of_topic(exp_id, topic)
     if meant != channel:
         raise InvalidAddress(
-            f"channel {channel!r} has the MQTT topic of the channel {meant!r}: write that instead", value=channel
+            f"channel {channel!r} has the MQTT topic of channel {meant!r}: write {meant!r} instead", value=channel
         )
     return topic
 
 
 def topic_of_received(channel: str) -> str:
-    """Return the topic of what came by a channel, whether or not one may publish there."""
+    """Return a received channel's topic, which need not be valid for publishing."""
     if not channel.startswith("exps:"):
         return f"exps{unquote(channel[4:7])}{channel[7:]}" if channel.startswith(("exps%3A", "exps%25")) else channel
     _, exp_id, rest = channel.split(":", 2) if channel.count(":") > 1 else ("", channel[5:], "")
@@ -129,7 +121,7 @@ def _quoted(found: re.Match[str]) -> str:
 
 
 def channel_of_topic(exp_id: str, topic: str) -> str:
-    """Return a topic's channel: one of the experiment's, else a plain one of that very name."""
+    """Return a topic's channel: one of the experiment's, else a plain one of the same name."""
     prefix = f"exps/{exp_id}/"
     if not topic.startswith(prefix):
         return _not_a_channel(topic)
@@ -148,7 +140,7 @@ def channel_of_topic(exp_id: str, topic: str) -> str:
 
 
 def _not_a_channel(topic: str) -> str:
-    """Write a topic so that no foreign client's passes for a channel of ours."""
+    """Return a foreign topic as a channel that cannot be mistaken for one of ours."""
     return f"exps{quote(topic[4], safe='')}{topic[5:]}" if topic.startswith(("exps:", "exps%")) else topic
 
 
@@ -156,19 +148,17 @@ def _not_a_channel(topic: str) -> str:
 
 
 def check_topic(topic: object) -> str:
-    """Return `topic` if one may publish to it; raise InvalidAddress otherwise."""
+    """Return a valid topic to publish to; raise InvalidAddress otherwise."""
     checked = _check("topic", topic)
     if is_filter(checked):
-        raise InvalidAddress(
-            f"topic {topic!r} holds a wildcard, + or #: one can subscribe to it, not publish to it", value=topic
-        )
+        raise InvalidAddress(f"topic {topic!r} holds a wildcard, + or #, which is only for subscribing", value=topic)
     if checked[0] == "$":
-        raise InvalidAddress(f"topic {topic!r} begins with $: those are the broker's own", value=topic)
+        raise InvalidAddress(f"topic {topic!r} begins with $: such topics are the broker's own", value=topic)
     return checked
 
 
 def check_filter(text: object) -> str:
-    """Return `text` if one may subscribe to it: a filter, or a topic; raise InvalidAddress otherwise."""
+    """Return a valid filter or topic to subscribe to; raise InvalidAddress otherwise."""
     checked = _check("filter", text)
     levels = checked.split("/")
     if any(len(level) > 1 and is_filter(level) for level in levels) or "#" in levels[:-1]:
@@ -179,8 +169,8 @@ def check_filter(text: object) -> str:
         )
     if levels[0] == "$share":
         raise InvalidAddress(
-            f"filter {text!r} is a shared subscription: here each messager that listens gets each message, so leave "
-            "$share/<group>/ out",
+            f"filter {text!r} is a shared subscription, which is not supported: each listening messager gets each "
+            "message, so leave $share/<group>/ out",
             value=text,
         )
     return checked
@@ -188,9 +178,9 @@ def check_filter(text: object) -> str:
 
 def _check(kind: str, text: object) -> str:
     if not isinstance(text, str):
-        whose = text if isinstance(text, int) else "<agent id>"
+        agent_id = text if isinstance(text, int) else "<agent id>"
         raise InvalidAddress(
-            f"{kind} {text!r} must be a str: that of an agent is exps/<exp_id>/agents/{whose}/agent-chat", value=text
+            f"{kind} {text!r} must be a str; for an agent: exps/<exp_id>/agents/{agent_id}/agent-chat", value=text
         )
     try:
         size = len(text.encode())
@@ -208,21 +198,21 @@ def _check(kind: str, text: object) -> str:
         )
     if is_own(text):
         raise InvalidAddress(
-            f"{kind} {text!r} lies below {OWN}, where messagers talk among themselves: choose another one", value=text
+            f"{kind} {text!r} lies below {OWN}, which is reserved for messagers: choose another one", value=text
         )
     return text
 
 
 def is_filter(text: str) -> bool:
-    """Tell whether a subscription is a filter rather than one topic."""
+    """Return whether a subscription has a wildcard."""
     return "+" in text or "#" in text
 
 
 def compile_filter(text: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a filter matches a channel's topic; raise InvalidAddress."""
+    """Return a predicate that matches channels by their topic; raise InvalidAddress."""
     levels = check_filter(text).split("/")
-    hidden = levels[0] in {"+", "#"}  # what begins with $ is not matched by a wildcard there
-    deeper = levels[-1] == "#"  # matches what lies below, and what stands before it: a/# matches a, too
+    hidden = levels[0] in {"+", "#"}  # a wildcard on the first level does not match topics that begin with $
+    deeper = levels[-1] == "#"  # a/# matches a, too
     if deeper:
         levels.pop()
     count = len(levels)
@@ -240,28 +230,28 @@ def compile_filter(text: str) -> Callable[[str], bool]:
 
 
 class Filters:
-    """Be MQTT's patterns in one experiment (see `channels.Patterns`): filters, written as topics."""
+    """Patterns of one experiment on MQTT (see `patterns.Patterns`): filters, written as topics."""
 
     def __init__(self, exp_id: str) -> None:
         self.exp_id = exp_id
 
     def is_pattern(self, channel: str) -> bool:
-        """Tell whether a subscription is a filter rather than one channel: an agent's id may hold + and #.
+        """Return whether a subscription is a filter rather than one channel; an agent's id may hold + and #.
 
-        What begins with $ is one, too: one can subscribe to it, and nobody can send there.
+        Topics that begin with $ count as filters, because they are only for subscribing.
         """
         return (is_filter(channel) or channel.startswith("$")) and not channel.startswith("exps:")
 
     def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tells whether a filter matches a channel's topic; raise InvalidAddress."""
+        """Return a predicate that matches channels by their topic; raise InvalidAddress."""
         return compile_filter(pattern)
 
     def check(self, channel: str) -> None:
-        """Raise InvalidAddress for a plain channel that is no topic, or another channel's."""
+        """Raise InvalidAddress for a plain channel that is no valid topic, or has another channel's topic."""
         topic_of_channel(self.exp_id, channel)
 
     def prefix(self, pattern: str) -> str:
-        """Return what every channel begins with that a filter matches, as the experiment's own are written."""
+        """Return the common prefix of all channels that a filter matches."""
         levels = list(takewhile(lambda level: not is_filter(level), pattern.split("/")))
         if levels[:2] != ["exps", self.exp_id]:
             return _not_a_channel("/".join(levels))

@@ -25,8 +25,8 @@ def test_topics_to_publish_to(topic, joined, shared):
     assert anywhere.parse(topic) == Address(shared, ":" + topic)
     assert in_e.topic_of(build_channel("e", *joined)) == topic
     assert anywhere.topic_of(build_channel(SHARED, shared, ":" + topic)) == topic
-    assert in_e.wish(topic) == build_channel("e", *joined)
-    assert anywhere.wish((topic, 1)) == topic
+    assert in_e.subscription(topic) == build_channel("e", *joined)
+    assert anywhere.subscription((topic, 1)) == topic
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_topics_to_publish_to(topic, joined, shared):
     ],
 )
 def test_topics_that_are_none_of_an_experiments(topic, word):
-    for take in (Addresses("e").parse, Addresses("e").wish):
+    for take in (Addresses("e").parse, Addresses("e").subscription):
         with pytest.raises(InvalidAddress, match=word) as caught:
             take(topic)
         assert caught.value.value == topic
@@ -51,11 +51,11 @@ def test_topics_that_are_none_of_an_experiments(topic, word):
 def test_filters():
     in_e, anywhere = Addresses("e"), Addresses(None)
     for text in ("exps/e/agents/7/#", "exps/+/agents/7/x", "exps/#", "#", "a/+"):
-        assert in_e.wish(text) == anywhere.wish((text, 2)) == text
-    assert anywhere.wish("exps/other/#") == "exps/other/#"
+        assert in_e.subscription(text) == anywhere.subscription((text, 2)) == text
+    assert anywhere.subscription("exps/other/#") == "exps/other/#"
     for text in ("exps/other/#", "exps/other/agents/+/x"):
         with pytest.raises(InvalidAddress, match="'other'"):
-            in_e.wish(text)
+            in_e.subscription(text)
 
 
 def test_no_experiment_has_the_name_of_none():

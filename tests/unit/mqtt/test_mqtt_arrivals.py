@@ -1,7 +1,7 @@
 """What arrives in a mailbox, case by case (all cases at random: test_mqtt_lossy_broker.py)."""
 
 from ray_messaging.mqtt.receiving.arrivals import HELD_BYTES, Arrivals, Frame, Resend
-from ray_messaging.mqtt.wire.signals import Data, Place
+from ray_messaging.mqtt.wire.messages import Data, Position
 
 ENOUGH = 10**6
 
@@ -47,7 +47,7 @@ def test_what_comes_again_before_its_commit_is_acknowledged_under_its_newest_tok
     after = arrivals.take(data(1), "late")
     assert after.acknowledge == ["late"]
     assert after.confirm
-    assert arrivals.confirmed("s") == Place(1, 1, 0)
+    assert arrivals.confirmed("s") == Position(1, 1, 0)
 
 
 def test_a_held_frame_that_comes_again_in_its_turn_gives_back_its_older_token():
@@ -118,14 +118,14 @@ def test_a_frame_handled_in_part_goes_on_where_the_reader_before_stopped():
     first.take(data(1), "one")
     first.take(data(2), "two")
     assert first.committed("s", 1, 2, 5) == ["one"]
-    assert first.confirmed("s") == Place(1, 1, 0)
-    assert first.places() == {"s": Place(1, 2, 5)}
-    second = fresh(first.places())
+    assert first.confirmed("s") == Position(1, 1, 0)
+    assert first.positions() == {"s": Position(1, 2, 5)}
+    second = fresh(first.positions())
     assert second.take(data(1), "one again").acknowledge == ["one again"]
     assert second.take(data(2), "two").frames == [Frame("s", 1, 2, 5, b"1.2")]
     assert seqs(second.take(data(3), "three")) == [3]
     assert second.committed("s", 1, 2, 0) == ["two"]
-    assert second.places() == {"s": Place(1, 2, 0)}
+    assert second.positions() == {"s": Position(1, 2, 0)}
 
 
 def test_a_newer_incarnation_ends_the_older_one():
@@ -209,7 +209,7 @@ def test_the_sender_that_was_silent_longest_is_forgotten_unless_something_of_it_
         sender = f"s{number}"
         arrivals.take(data(1, sender=sender), "token")
         arrivals.committed(sender, 1, 1, 0)
-    assert len(arrivals.places()) == 1
+    assert len(arrivals.positions()) == 1
     assert arrivals.take(data(1, sender="busy"), "again").acknowledge == ["token"]
     # One that comes back goes on where its window stands.
     assert seqs(arrivals.take(data(2, base=2, sender="s0"), "token")) == [2]
@@ -218,7 +218,7 @@ def test_the_sender_that_was_silent_longest_is_forgotten_unless_something_of_it_
 
 
 def test_the_cursor_never_goes_back():
-    arrivals = fresh({"s": Place(2, 5, 0)})
+    arrivals = fresh({"s": Position(2, 5, 0)})
     arrivals.committed("s", 2, 5, 3)
     arrivals.committed("s", 1, 9, 0)
-    assert arrivals.places() == {"s": Place(2, 5, 0)}
+    assert arrivals.positions() == {"s": Position(2, 5, 0)}

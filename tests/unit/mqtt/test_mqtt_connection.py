@@ -7,8 +7,8 @@ import pytest
 from support.mqtt_links import CONNACK, PINGREQ, PUBLISH, SUBSCRIBE, FakeBroker, Watched, listener, until
 
 from ray_messaging.errors import Closed, ConnectionFailed, InvalidAddress, PayloadTooLarge, ServerRefused
+from ray_messaging.mqtt.connection.packets import Will
 from ray_messaging.mqtt.connection.reasons import Reason
-from ray_messaging.mqtt.connection.reconnecting import Will
 
 ALL = 10_000
 
@@ -233,7 +233,7 @@ async def test_pausing_keeps_the_rest_at_the_broker(open_link, mosquitto_config,
 async def test_pausing_from_within_an_arrival(open_link, mosquitto_config, topic):
     there = await listener(open_link, mosquitto_config, topic)
     here = await open_link(mosquitto_config)
-    arrived = there.link._on_publication
+    arrived = there.link._handler.on_arrival
 
     def pause(arrival):
         arrived(arrival)

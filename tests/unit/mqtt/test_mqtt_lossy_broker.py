@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.broker_model import IN_FLIGHT, MOST_HELD, ROWS, Broker, Receiver, Sender
 
 from ray_messaging.mqtt.receiving.arrivals import HELD_BYTES
-from ray_messaging.mqtt.wire.signals import decode_data
+from ray_messaging.mqtt.wire.messages import decode_data
 
 NAMES = ["a", "b"]
 NAME = st.sampled_from(NAMES)

@@ -9,8 +9,8 @@ import pytest
 from support.mqtt_links import CONNACK, SUBSCRIBE, TAKEN_OVER, WAIT_S, FakeBroker, Watched, listener, until
 
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, InvalidAddress, ServerRefused
+from ray_messaging.mqtt.connection.packets import Will
 from ray_messaging.mqtt.connection.reasons import Reason
-from ray_messaging.mqtt.connection.reconnecting import Will
 
 REFUSED = b"\x20\x03\x00\x87\x00"
 BUSY = b"\x20\x03\x00\x89\x00"
@@ -94,7 +94,7 @@ async def test_what_waits_for_the_connection_comes_after_on_connected(open_link,
 
 async def test_what_was_not_acknowledged_comes_again(open_link, mosquitto_config, relayed, topic):
     relay = await relayed(mosquitto_config)
-    there = await open_link(relay.config, session_expiry_s=60, acknowledge=False)
+    there = await open_link(relay.config, expiry_s=60, acknowledge=False)
     await there.link.subscribe([topic])
     here = await open_link(mosquitto_config)
     await asyncio.gather(*(here.link.publish(topic, b"%d" % n) for n in range(10)))
@@ -118,18 +118,18 @@ async def test_what_was_not_acknowledged_comes_again(open_link, mosquitto_config
 
 
 async def test_a_session_holds_what_came_while_nobody_was_there(open_link, mosquitto, topic):
-    there = await open_link(mosquitto.config, client_id="named", session_expiry_s=60)
+    there = await open_link(mosquitto.config, client_id="named", expiry_s=60)
     await there.link.subscribe([topic])
     await there.link.close()
     here = await open_link(mosquitto.config)
     assert await here.link.publish(topic, b"x") == Reason.SUCCESS
     mosquitto.stop()
     mosquitto.start()
-    again = await open_link(mosquitto.config, client_id="named", session_expiry_s=60)
+    again = await open_link(mosquitto.config, client_id="named", expiry_s=60)
     assert again.sessions == [True]
     await until(lambda: again.arrivals)
     await again.link.close(end_session=True)
-    after = await open_link(mosquitto.config, client_id="named", session_expiry_s=60)
+    after = await open_link(mosquitto.config, client_id="named", expiry_s=60)
     assert after.sessions == [False]
 
 
@@ -247,10 +247,10 @@ async def test_a_cut_under_on_connected_is_one_more_outage(open_link, mosquitto_
 
 async def test_an_error_of_on_publication_ends_the_link_and_leaves_the_message(open_link, mosquitto_config, topic):
     class Broken(Watched):
-        def arrived(self, arrival):
+        def on_arrival(self, arrival):
             raise KeyError("a fault")
 
-    there = Broken(mosquitto_config, topic, session_expiry_s=60)
+    there = Broken(mosquitto_config, topic, expiry_s=60)
     await there.link.connect()
     await there.link.subscribe([topic])
     here = await open_link(mosquitto_config)
@@ -259,7 +259,7 @@ async def test_an_error_of_on_publication_ends_the_link_and_leaves_the_message(o
     assert isinstance(error.__cause__, KeyError)
     assert "a fault" in str(error)
     await there.link.close()
-    again = await open_link(mosquitto_config, client_id=topic, session_expiry_s=60)
+    again = await open_link(mosquitto_config, client_id=topic, expiry_s=60)
     await until(lambda: again.payloads == [b"x"])
     await again.link.close(end_session=True)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.addressing.channels import agent_channel, parse_channel, payback_channel
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.mqtt.receiving.filter_cover import cover
+from ray_messaging.mqtt.receiving.subscriptions import cover
 from ray_messaging.mqtt.wire.topics import (
     Filters,
     Topics,
@@ -245,7 +245,7 @@ def test_our_own_topics_lie_below_a_name_of_their_own_and_tell_what_they_are_for
         assert topics.kind_of(topic) == (kind, "west")
     assert topics.kind_of(topics.cursor("west", 2, 7)) == ("cursor", "west/2/7")
     for text, topic in [
-        (topics.all_cards, topics.directory("m")),
+        (topics.all_entries, topics.directory("m")),
         (topics.all_epochs, topics.epoch("m")),
         (topics.cursors("m"), topics.cursor("m", 2, 7)),
         (topics.all_owners, topics.owner("m")),

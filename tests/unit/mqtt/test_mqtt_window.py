@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.mqtt.sending.window import Window
-from ray_messaging.mqtt.wire.signals import Data
+from ray_messaging.mqtt.wire.messages import Data
 
 ENOUGH = 10**6
 

@@ -8,26 +8,26 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import FrameError
-from ray_messaging.mqtt.wire.signals import (
-    Card,
+from ray_messaging.mqtt.wire.messages import (
     Data,
-    Place,
+    DirectoryEntry,
+    Position,
     Signal,
     SignalKind,
-    decode_card,
     decode_data,
-    decode_places,
+    decode_entry,
+    decode_positions,
     decode_signal,
-    encode_card,
     encode_data,
-    encode_places,
+    encode_entry,
+    encode_positions,
     encode_signal,
 )
 
 NUMBER = st.integers(0, 2**63 - 1)
 NAME = st.from_regex(r"[A-Za-z0-9._-]{1,200}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-DECODERS = [decode_data, decode_signal, decode_card, decode_places]
+DECODERS = [decode_data, decode_signal, decode_entry, decode_positions]
 
 
 @st.composite
@@ -39,8 +39,8 @@ def datas(draw):
 
 DATA = datas()
 SIGNAL = st.builds(Signal, st.sampled_from(SignalKind), NAME, NUMBER, NUMBER)
-CARD = st.builds(Card, st.binary(max_size=50), NUMBER, TEXT, st.booleans(), NUMBER, NUMBER, TEXT, TEXT)
-PLACES = st.dictionaries(NAME, st.builds(Place, NUMBER, NUMBER, NUMBER), max_size=5)
+CARD = st.builds(DirectoryEntry, st.binary(max_size=50), NUMBER, TEXT, st.booleans(), NUMBER, NUMBER, TEXT, TEXT)
+PLACES = st.dictionaries(NAME, st.builds(Position, NUMBER, NUMBER, NUMBER), max_size=5)
 
 
 @given(DATA)
@@ -57,17 +57,19 @@ def test_a_signal_comes_out_as_it_went_in(signal):
 
 @given(CARD)
 def test_a_card_comes_out_as_it_went_in(card):
-    assert decode_card(encode_card(card)) == card
+    assert decode_entry(encode_entry(card)) == card
 
 
 @given(PLACES)
 def test_places_come_out_as_they_went_in(places):
-    found = decode_places(encode_places(places))
+    found = decode_positions(encode_positions(places))
     assert found == places
-    assert all(isinstance(place, Place) for place in found.values())
+    assert all(isinstance(place, Position) for place in found.values())
 
 
-ENCODED = st.one_of(DATA.map(encode_data), SIGNAL.map(encode_signal), CARD.map(encode_card), PLACES.map(encode_places))
+ENCODED = st.one_of(
+    DATA.map(encode_data), SIGNAL.map(encode_signal), CARD.map(encode_entry), PLACES.map(encode_positions)
+)
 NESTED = b"\x91" * 100_000  # arrays in arrays
 
 
@@ -152,6 +154,6 @@ def test_what_a_later_library_appends_is_passed_over():
     envelope = b"RMD\x01" + len(header).to_bytes(2, "little") + header + b"frame"
     assert decode_data(envelope) == Data("s", 1, 3, 2, 2, b"frame")
     assert decode_signal(b"RMS\x01" + pack([1, "m", 4, 5, "new"])) == Signal(SignalKind.RESEND, "m", 4, 5)
-    card = Card(b"record", 1, "me", False, 10, 20, "stamp", "reader")
-    assert decode_card(b"RMC\x01" + pack([*msgspec.structs.astuple(card), "new"])) == card
-    assert decode_places(b"RMP\x01" + pack({"s": [1, 2, 3, "new"]})) == {"s": Place(1, 2, 3)}
+    card = DirectoryEntry(b"record", 1, "me", False, 10, 20, "stamp", "reader")
+    assert decode_entry(b"RMC\x01" + pack([*msgspec.structs.astuple(card), "new"])) == card
+    assert decode_positions(b"RMP\x01" + pack({"s": [1, 2, 3, "new"]})) == {"s": Position(1, 2, 3)}
