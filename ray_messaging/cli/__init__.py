@@ -1,4 +1,4 @@
-"""The command line: a demo, and the replay of real traces."""
+"""The command line."""
 
 from ray_messaging.cli.app import app
 

@@ -1,4 +1,4 @@
-"""Run the command line as `python -m ray_messaging.cli`."""
+"""Entry point of `python -m ray_messaging.cli`."""
 
 from ray_messaging.cli.app import app
 

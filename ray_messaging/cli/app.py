@@ -1,4 +1,4 @@
-"""The commands."""
+"""The list of commands."""
 
 from importlib.metadata import version
 from typing import Annotated
@@ -19,9 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(short_help="Run a society of agents, with a black list at work.")(demo)
+app.command(short_help="Run a society of agents, filtered by a black list.")(demo)
 app.command(short_help="Send a real trace through groups, and check each message.")(replay)
-app.command(short_help="Examine an experiment, a server, or this machine.")(doctor)
+app.command(short_help="Check the health of an experiment, a server, or this machine.")(doctor)
 app.add_typer(log_app, name="log")
 app.add_typer(dead_letters_app, name="deadletters")
 
@@ -38,4 +38,4 @@ def main(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Run a society of messaging groups on Ray, replay a real trace through them, or ask a log what happened."""
+    """Run a demo on Ray, replay a real trace, query an event log, check a system's health, handle dead letters."""

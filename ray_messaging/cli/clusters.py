@@ -1,4 +1,4 @@
-"""Join the Ray cluster in which an experiment runs: the one that RAY_ADDRESS names, else one of this machine."""
+"""Connection to the Ray cluster of an experiment: the one in RAY_ADDRESS, else one on this machine."""
 
 import logging
 import os
@@ -15,15 +15,15 @@ from ray_messaging.errors import ConfigError
 PROCESSES = Path("/proc")
 _OPTION = b"--gcs-address="
 _REMEDY = (
-    "use the versions of Ray and Python that run there; where it asks for a token, set RAY_AUTH_MODE=token and have "
-    "the token in ~/.ray/auth_token, as on the machine where it was started"
+    "use the versions of Ray and Python that run there; if it requires a token, set RAY_AUTH_MODE=token and copy "
+    "the token from the machine where it was started to ~/.ray/auth_token"
 )
 
 
 def join_ray(exp_id: str | None = None) -> bool:
-    """Join a Ray cluster that runs, of several on this machine the one with this experiment; False: there is none.
+    """Connect to a running Ray cluster, on this machine to the one with this experiment; False: there is none.
 
-    Raises ConfigError where RAY_ADDRESS leads nowhere, or its cluster does not let us in.
+    Raises ConfigError if RAY_ADDRESS is wrong, or its cluster refuses the connection.
     """
     if ray.is_initialized():
         return True
@@ -46,19 +46,19 @@ def join_ray(exp_id: str | None = None) -> bool:
 
 
 def asked_clusters() -> str:
-    """Say in which Ray clusters `join_ray` has looked for an experiment."""
+    """Return in words the Ray clusters in which `join_ray` has searched."""
     asked = ray.get_runtime_context().gcs_address
     others = [] if _named() else [cluster for cluster in local_clusters() if cluster != asked]
     return f"at {asked}" + (f", nor in those at {', '.join(others)}" if others else "")
 
 
 def local_clusters() -> list[str]:
-    """Return the addresses of the Ray clusters that this user runs on this machine; [] where there is no /proc."""
+    """Return the addresses of this user's Ray clusters on this machine; [] without /proc."""
     found = set()
     for process in PROCESSES.glob("[0-9]*"):
         try:
             if process.stat().st_uid != os.getuid():
-                continue  # another user's would not let us in, and take its time for that
+                continue  # another user's cluster would refuse us, slowly
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended
@@ -68,7 +68,7 @@ def local_clusters() -> list[str]:
 
 
 def _named() -> str:
-    """Return the cluster that RAY_ADDRESS names; "": it leaves that to Ray."""
+    """Return the cluster in RAY_ADDRESS; "": Ray chooses."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address in {"auto", "local"} else address
 
@@ -81,7 +81,7 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
 
 
 def _join(address: str, *, here: bool) -> str:
-    """Join a cluster, or return why not; one of this machine is shown this user's token, as Ray itself does."""
+    """Connect to a cluster, or return the reason for a failure. A local one gets this user's token."""
     try:
         if here:
             _use_token()
@@ -98,5 +98,5 @@ def _use_token() -> None:
         )
     except ImportError:
         return  # an older Ray has no tokens
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it is no news to whoever asks here
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # its notices are of no interest here
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

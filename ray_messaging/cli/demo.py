@@ -1,4 +1,4 @@
-"""The demo: a society on generated traffic, with a black list at work."""
+"""The `demo` command: a society on generated traffic, filtered by a black list."""
 
 from ray_messaging.cli.options import Agents, DemoGroups, JsonFile, LogDir, Messages, Redis, Seed
 from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
@@ -11,7 +11,7 @@ NEXT = """\
 Try next:
   ray-messaging demo --agents 10000 --json account.json
   ray-messaging demo --log-dir town-log && ray-messaging log stats town-log
-  ray-messaging replay TRACE --groups 4      (your own: edge list, CSV or JSONL)
+  ray-messaging replay TRACE --groups 4      (your own file: edge list, CSV or JSONL)
   ray-messaging replay TRACE --rules 'black-list:1-2,3-*' --rules max-length:500
 In Python: from ray_messaging import Messaging (the README: the first ten lines)"""
 
@@ -25,17 +25,17 @@ def demo(
     log_dir: LogDir = None,
     seed: Seed = 1,
 ) -> None:
-    """Run a society of agents that talk to each other, with a black list at work, and show what became of it."""
+    """Run a society of agents that send each other messages, with a black list, and show the result."""
     with clean_errors():
-        check_file(json_file, "give another --json file")
+        check_file(json_file, "choose another --json file")
         check_log_dir(log_dir)
         society = generate(agents, groups, messages, seed=seed)
         plan = Plan(society.traffic, society.group_of)
         console = output()
         console.print(
             f"Demo: {agents:,} agents in {groups} groups (a Ray actor each) send {messages:,} messages to each other. "
-            f"A black list stops agent {society.silenced} from writing to anybody, and "
-            f"{len(society.black_list) - 1} pairs from talking."
+            f"A black list blocks all messages of agent {society.silenced}, and those of "
+            f"{len(society.black_list) - 1} pairs."
         )
         rules = [BlackList(society.black_list)]
         outcome = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir)

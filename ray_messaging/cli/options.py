@@ -1,4 +1,4 @@
-"""The options of the commands, as types."""
+"""Options of the commands, as types."""
 
 from math import isfinite
 from pathlib import Path
@@ -10,47 +10,47 @@ from ray_messaging.cli.rule_specs import KNOWN
 
 Redis = Annotated[
     str | None,
-    typer.Option("--redis", metavar="URL", help="Use this server, redis://host:port/db, not one of our own."),
+    typer.Option("--redis", metavar="URL", help="Use this server, redis://host:port/db, instead of an embedded one."),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the account to this file.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file, as JSON.")
+]
 LogDir = Annotated[
     str | None,
     typer.Option(
-        "--log-dir", metavar="DIR", help="Keep the event log here, as Parquet: a new folder, or a URI (s3://...)."
+        "--log-dir", metavar="DIR", help="Write an event log, as Parquet, to this new folder, or URI (s3://...)."
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed generates the same traffic.")]
-Agents = Annotated[int, typer.Option(min=4, help="How many agents the society has.")]
-Messages = Annotated[int, typer.Option(min=1, help="How many messages the agents send.")]
-DemoGroups = Annotated[int, typer.Option("--groups", min=2, max=64, help="How many groups, one Ray actor each.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the generated traffic.")]
+Agents = Annotated[int, typer.Option(min=4, help="Number of agents.")]
+Messages = Annotated[int, typer.Option(min=1, help="Number of messages.")]
+DemoGroups = Annotated[int, typer.Option("--groups", min=2, max=64, help="Number of groups. Each is a Ray actor.")]
 
 TraceFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="TRACE", help="SNAP edge list (src dst time), CSV with a header or JSON lines; .gz as it is."
-    ),
+    typer.Argument(metavar="TRACE", help="SNAP edge list (src dst time), CSV with a header, JSON lines; plain or .gz."),
 ]
-Groups = Annotated[int, typer.Option(min=1, max=256, help="How many groups, one Ray actor each.")]
+Groups = Annotated[int, typer.Option(min=1, max=256, help="Number of groups. Each is a Ray actor.")]
 Rules = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
-        help=f"A rule, repeatable; a run is one round: {'; '.join(known.example for known in KNOWN.values())}.",
+        help=f"A rule; repeatable. A run is one round: {'; '.join(known.example for known in KNOWN.values())}.",
     ),
 ]
 Speed = Annotated[
-    str, typer.Option(metavar="max|X", help="X times the pace of the trace's times, or as fast as it goes.")
+    str, typer.Option(metavar="max|X", help="X times the pace of the trace's times; max: as fast as possible.")
 ]
 From = Annotated[
-    str | None, typer.Option("--from", metavar="FIELD", help="The sender's field, or a template: '{game}-{name}'.")
+    str | None, typer.Option("--from", metavar="FIELD", help="Field of the sender, or a template: '{game}-{name}'.")
 ]
-To = Annotated[str | None, typer.Option("--to", metavar="FIELD", help="The receiver's field, or a template.")]
-Time = Annotated[str | None, typer.Option("--time", metavar="FIELD", help="The time's field.")]
-Text = Annotated[str | None, typer.Option("--text", metavar="FIELD", help="The text's field.")]
+To = Annotated[str | None, typer.Option("--to", metavar="FIELD", help="Field of the receiver, or a template.")]
+Time = Annotated[str | None, typer.Option("--time", metavar="FIELD", help="Field of the time.")]
+Text = Annotated[str | None, typer.Option("--text", metavar="FIELD", help="Field of the text.")]
 
 
 def read_speed(text: str) -> float | None:
-    """Read --speed: None is as fast as it goes; raise typer.BadParameter."""
+    """Parse --speed: None for `max`; raise typer.BadParameter."""
     if text == "max":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The replay: a real trace through groups, every message checked."""
+"""The `replay` command: a real trace sent through groups, every message checked."""
 
 from collections.abc import Sequence
 
@@ -29,12 +29,12 @@ from ray_messaging.replay.traffic import Traffic
 
 def _pace(traffic: Traffic, speed: float | None) -> str:
     if speed is None:
-        return "as fast as it goes"
+        return "as fast as possible"
     return f"at {speed:,.10g} times its pace ({due_times(traffic.times, speed)[-1]:,.1f} s)"
 
 
 def _note(plan: Plan, groups: int, rules: Sequence[Rule], speed: float | None) -> None:
-    """Say what may not be as it was meant."""
+    """Print warnings about unexpected settings."""
     if plan.groups < groups:
         typer.echo(f"note: {len(plan.traffic.agents)} agents fill {plan.groups} of {groups} groups", err=True)
     if speed is None and any(isinstance(rule, RateLimit) and rule.per_second for rule in rules):
@@ -54,13 +54,13 @@ def replay(
     time_field: Time = None,
     text_field: Text = None,
 ) -> None:
-    """Send a trace's messages from group to group as they were sent, and check that each arrives as it should.
+    """Send a trace's messages between groups, and check that each arrives correctly.
 
-    Exit code 1: the account does not balance. 2: something cannot be used, or broke.
+    Exit code 1: the account does not balance. 2: an argument is invalid, or the run failed.
     """
     pace = read_speed(speed)
     with clean_errors():
-        check_file(json_file, "give another --json file")
+        check_file(json_file, "choose another --json file")
         check_log_dir(log_dir)
         parsed = parse_rules(rules or [])
         names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}

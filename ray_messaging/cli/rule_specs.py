@@ -1,4 +1,4 @@
-"""Rules as they are written on the command line: `black-list:1-2,3-*`, `max-length:500`, `sender-ban:3:pattern:a`."""
+"""Rules in the syntax of the command line: `black-list:1-2,3-*`, `max-length:500`, `sender-ban:3:pattern:a`."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ HEADERS = {("from", "to"), ("from_id", "to_id"), ("src", "dst"), ("sender", "rec
 
 
 def parse_rules(specs: Sequence[str]) -> list[Rule]:
-    """Build rules in the order given; raise ConfigError where one cannot be read, naming those that are known."""
+    """Build rules in the given order; raise ConfigError, with the known rules, for an invalid one."""
     rules: list[Rule] = []
     for spec in specs:
         rule = _parse(spec)
@@ -58,7 +58,7 @@ def _parse(spec: str) -> Rule:
 
 
 def _rename(rule: Rule, others: Sequence[Rule]) -> None:
-    """Give a rule a name of its own: receipts and the account name it."""
+    """Make a rule's name unique: receipts and the account identify rules by name."""
     name, number = rule.name, 1
     while any(rule.name == other.name for other in others):
         number += 1
@@ -72,7 +72,7 @@ def _black_list(argument: str) -> Rule:
 def _allow_graph(argument: str) -> Rule:
     edges = _pairs("allow-graph", argument)
     if any(None in edge for edge in edges):
-        raise ConfigError(f"allow-graph:{argument}: an edge has two agents, so {ANY} is none: name them")
+        raise ConfigError(f"allow-graph:{argument}: an edge has two agents, so {ANY} is invalid: name them")
     return AllowGraph(edges)
 
 
@@ -113,16 +113,16 @@ def _number(kind: str, text: str, number: Callable[[str], Any]) -> Any:  # noqa:
     try:
         return number(text.strip())
     except ValueError as error:
-        what = "a whole number" if number is int else "a number"
+        expected = "a whole number" if number is int else "a number"
         raise ConfigError(
-            f"{kind}: {text.strip()!r} is no number: write {what}, as in {KNOWN[kind].example}"
+            f"{kind}: {text.strip()!r} is no number: write {expected}, as in {KNOWN[kind].example}"
         ) from error
 
 
 def _settings(
     kind: str, text: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> dict[str, Any]:
-    """Read `key=value,key=value`; `bare` names the parameter that must be there, whose value may come first, alone."""
+    """Parse `key=value,key=value`; `bare` is a required parameter that may come first without its name."""
     settings: dict[str, Any] = {}
     for place, part in enumerate(filter(str.strip, text.split(","))):
         key, equals, value = part.partition("=")
@@ -149,7 +149,7 @@ def _pairs(kind: str, argument: str) -> list[Pair]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a long list of words is no name that a file could have
+    except (OSError, ValueError):  # a long list of words is no valid file name
         return False
 
 
@@ -168,17 +168,17 @@ def _side(text: str) -> AgentId | None:
 
 
 def _lines(kind: str, path: Path) -> list[tuple[int, str]]:
-    """Read a text file's lines with their numbers; raise ConfigError."""
+    """Read the numbered lines of a text file; raise ConfigError."""
     try:
         return list(enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        what = "a text file, a word on each line" if kind == "pattern" else "a CSV file of two columns"
-        raise ConfigError(f"{kind}: cannot read {str(path)!r} ({reason}): give {what}") from error
+        expected = "a text file, a word on each line" if kind == "pattern" else "a CSV file of two columns"
+        raise ConfigError(f"{kind}: cannot read {str(path)!r} ({reason}): give {expected}") from error
 
 
 def _pairs_of_file(kind: str, path: Path) -> list[Pair]:
-    """Read a CSV of two columns; a header such as `from,to` is left out. Raises ConfigError with file and line."""
+    """Read a CSV file of two columns, without a header such as `from,to`. Raises ConfigError with file and line."""
     try:
         cut = [(number, next(csv.reader([line]), [])) for number, line in _lines(kind, path)]
     except csv.Error as error:
@@ -199,7 +199,7 @@ def _pairs_of_file(kind: str, path: Path) -> list[Pair]:
 
 
 class Known(NamedTuple):
-    """Say how a rule is built from what follows its name."""
+    """Builder of a rule from its arguments, with an example."""
 
     make: Callable[[str], Rule]
     example: str

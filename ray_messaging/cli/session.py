@@ -1,4 +1,4 @@
-"""What both commands do: start, run, report, and end with the right exit code."""
+"""Shared steps of the commands: checks, a run, its report, errors and exit codes."""
 
 import errno
 import json
@@ -26,16 +26,16 @@ from ray_messaging.replay.engine import ROUNDS, Engine
 from ray_messaging.replay.plan import Plan
 
 DOES_NOT_BALANCE, USAGE, INTERRUPTED = 1, 2, 130
-PLAIN_WIDTH = 200  # where no terminal says how wide it is
-ANSWER_S = 5.0  # of whatever RAY_ADDRESS names
+PLAIN_WIDTH = 200  # columns without a terminal
+ANSWER_S = 5.0  # timeout of a connection to RAY_ADDRESS
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Hold what a run found; `startup_seconds` until every group listened, `lone_ms` None where not measured.
+    """Result of a run: `startup_seconds` until every group listened, `lone_ms` None where not measured.
 
-    `logged` counts what the event log has, by fate; None where there is no log; `probes` messages measured `lone_ms`
-    afterwards. `problems` say why it does not balance.
+    `logged` counts the event log's rows by fate, None without a log; `probes` messages measured `lone_ms` after the
+    run. `problems` are the reasons for which the account does not balance.
     """
 
     account: Account
@@ -56,13 +56,13 @@ def run(
     probe: bool,
     log_dir: str | None = None,
 ) -> Outcome:
-    """Start Ray (unless it runs), a server (unless one is given) and the groups; send, receive, and stop it all."""
+    """Start Ray and a server where needed, and the groups; send, receive, and stop all of them."""
     check_ray_address()
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
     console.print(f"Starting Ray, {'your server' if redis else 'a server'}, the interceptor and the groups ...")
     messaging = Messaging.start(exp_id, redis=redis, rules=rules, log_dir=log_dir)
-    # Nobody will go on with these data: they do not stay behind on a server of the user's.
+    # A run's data have no further use: leave nothing on a user's server.
     with ExitStack() as stack:
         stack.callback(messaging.shutdown, erase=True)
         engine = stack.enter_context(Engine(messaging, plan, probe=probe))
@@ -79,19 +79,19 @@ def run(
 
 
 def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:
-    """Return what the event log counts by fate, and where that is not what the senders were told."""
-    console.print("Asking the event log ...")
+    """Return the event log's counts by fate, and differences from the senders' receipts."""
+    console.print("Checking the event log ...")
     try:
         counts = dict(messaging.log.balance().fates)
     except Unbalanced as error:
         return {}, [f"the event log does not balance: {error}"]
     if counts != account.fates:
-        return counts, [f"the event log has {counts}, the senders were told {account.fates}"]
+        return counts, [f"the event log has {counts}, the senders' receipts {account.fates}"]
     return counts, []
 
 
 def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> None:
-    """Write the JSON file, and exit by 1 where the account does not balance."""
+    """Write the JSON file; exit with code 1 if the account does not balance."""
     if json_file is not None:
         found = facts | outcome.account.to_dict() | {"startup_seconds": round(outcome.startup_seconds, 3)}
         if outcome.logged is not None:
@@ -102,7 +102,7 @@ def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> N
             json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"cannot write {str(json_file)!r} ({error.strerror}): give another --json file"
+                f"cannot write {str(json_file)!r} ({error.strerror}): choose another --json file"
             ) from error
     if outcome.problems:
         for problem in outcome.problems:
@@ -111,23 +111,23 @@ def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> N
 
 
 def check_file(file: Path | None, advice: str) -> None:
-    """Raise ConfigError where a file cannot be there, before anything is started."""
+    """Raise ConfigError if a file cannot be created, before anything is started."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        what = "it is a folder" if file.is_dir() else "its folder is not there"
-        raise ConfigError(f"cannot write {str(file)!r}: {what}; {advice}")
+        reason = "it is a folder" if file.is_dir() else "its folder does not exist"
+        raise ConfigError(f"cannot write {str(file)!r}: {reason}; {advice}")
 
 
 def check_log_dir(log_dir: str | None) -> None:
-    """Raise ConfigError where a folder holds a log already, before anything is started; LogError: it cannot be read."""
+    """Raise ConfigError if a folder has a log already, before anything is started; LogError if it is unreadable."""
     if log_dir is not None and Folder(log_dir).segments():
         raise ConfigError(
-            f"{log_dir!r} holds the log of an earlier run (ray-messaging log stats {log_dir} shows it): give a new "
-            "--log-dir, or remove that one"
+            f"{log_dir!r} holds the log of an earlier run (ray-messaging log stats {log_dir} shows it): choose "
+            "another --log-dir, or remove that one"
         )
 
 
 def check_ray_address() -> None:
-    """Raise ConfigError where RAY_ADDRESS leads nowhere: Ray itself would try on for minutes."""
+    """Raise ConfigError if nothing answers at RAY_ADDRESS: Ray itself would retry for minutes."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address in {"", "auto", "local"}:
         return
@@ -143,14 +143,14 @@ def check_ray_address() -> None:
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
-    """Print our errors, and the system's, as one line on stderr and exit by 2, Ctrl-C by 130."""
+    """Print our errors and the system's as one line on stderr, with exit code 2; Ctrl-C exits with 130."""
     try:
         yield
     except MessagingError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE) from error
     except OSError as error:
-        if error.errno == errno.EPIPE:  # whoever read our output has enough
+        if error.errno == errno.EPIPE:  # the reader of our output has closed the pipe
             raise
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE) from error
@@ -160,7 +160,7 @@ def clean_errors() -> Iterator[None]:
 
 
 def output() -> Console:
-    """Return the console for what the commands print: colours, live bars and line breaks on a terminal only."""
+    """Return the console for output: colours, live bars and line breaks on a terminal only."""
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width, console.soft_wrap = PLAIN_WIDTH, True

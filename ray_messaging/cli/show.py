@@ -1,4 +1,4 @@
-"""What the commands print: tables, a heat map, progress; plain text where the output is no terminal."""
+"""Output of the commands: tables, a heat map, progress bars; plain text if the output is not a terminal."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from rich.text import Text
 from ray_messaging.replay.account import Account
 from ray_messaging.replay.engine import Progress as OnProgress
 
-GAP = 2  # between columns
+GAP = 2  # blanks between columns
 
-# From pale to dark blue, and the text that can be read on each.
+# From pale to dark blue, with a readable text colour on each.
 SHADES = (
     ("black", "#eff3ff"),
     ("black", "#c6dbef"),
@@ -24,15 +24,15 @@ SHADES = (
 )
 MEANINGS = {
     "delivered": "in the mailbox of the receiver's group",
-    "blocked": "stopped by a rule",
-    "published": "taken by a foreign subscriber",
-    "undeliverable": "nobody listens",
+    "blocked": "blocked by a rule",
+    "published": "received by a foreign subscriber",
+    "undeliverable": "no receiver",
 }
 
 
 @contextmanager
 def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
-    """Show how many messages were sent and received, live; nothing where the output is no terminal."""
+    """Show live counts of sent and received messages on a terminal."""
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         sent_bar, received_bar = bars.add_task("sent", total=messages), bars.add_task("received", total=messages)
@@ -45,7 +45,7 @@ def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
 
 
 def show_fates(console: Console, account: Account) -> None:
-    """Print what became of the messages, and which rules stopped how many."""
+    """Print the messages' fates, and the numbers that each rule blocked."""
     table = plain_table("What became of the messages")
     table.add_column("fate")
     table.add_column("messages", justify="right")
@@ -60,7 +60,7 @@ def show_fates(console: Console, account: Account) -> None:
 
 
 def show_heat_map(console: Console, account: Account) -> None:
-    """Print how many messages were delivered from group to group; darker is more."""
+    """Print the deliveries between groups; darker is more."""
     names = [group["name"] for group in account.groups]
     heat_map(console, "Delivered from group (row) to group (column)", names, names, account.matrix)
 
@@ -68,7 +68,7 @@ def show_heat_map(console: Console, account: Account) -> None:
 def heat_map(
     console: Console, title: str, rows: Sequence[str], columns: Sequence[str], matrix: Sequence[Sequence[int]]
 ) -> None:
-    """Print a matrix of counts; where they are too wide for the terminal, digits: 9 is over nine tenths of the most."""
+    """Print a matrix of counts. Where it is too wide for the terminal, print digits: 9 is over 90% of the maximum."""
     most = max((count for row in matrix for count in row), default=0)
     width = max(len(f"{most:,}"), *map(len, columns)) + GAP
     wide = width * len(columns) + max(map(len, rows)) + GAP > console.width
@@ -83,7 +83,7 @@ def heat_map(
 
 
 def show_check(console: Console, account: Account) -> None:
-    """Print what the receivers checked, and whether the account balances."""
+    """Print the receivers' checks, and whether the account balances."""
     table = plain_table("What the receivers checked")
     table.add_column("check")
     table.add_column("messages", justify="right")
@@ -97,13 +97,13 @@ def show_check(console: Console, account: Account) -> None:
         table.add_row(name, f"{count:,}")
     print_table(console, table)
     if account.balances:
-        console.print("The account balances: every message met one fate, and each delivered one arrived once.")
+        console.print("The account balances: every message has one fate, and each delivered one arrived once.")
     for problem in account.problems:
         console.print(f"THE ACCOUNT DOES NOT BALANCE: {problem}", style="bold red")
 
 
 def show_log(console: Console, log_dir: str, logged: dict[str, int], probes: int = 0) -> None:
-    """Print what the event log holds, and how to look into it; `probes` are lone messages that came after."""
+    """Print the event log's total and the command to read it; `probes` are single messages sent after the run."""
     console.print(
         f"The event log has {sum(logged.values()):,} sends, each with one fate, as the senders were told"
         f"{f' (and {probes:,} lone messages)' if probes else ''}. Look into it:\n  ray-messaging log stats {log_dir}"
@@ -131,7 +131,7 @@ def _shade(count: int, most: int) -> str:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table below its title, which may be wider."""
+    """Print a table under its title, which may be wider."""
     if table.title:
         console.print(Text(str(table.title), style="bold"))
         table.title = None
@@ -144,5 +144,5 @@ def plain_table(title: str) -> Table:
 
 
 def printable(text: str) -> str:
-    """Return a text without what would steer a terminal: whoever wrote it may mean harm."""
+    """Return a text without control characters, which could attack a terminal."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

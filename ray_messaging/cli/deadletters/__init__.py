@@ -1,1 +1,1 @@
-"""The commands on dead letters."""
+"""The `deadletters` commands."""

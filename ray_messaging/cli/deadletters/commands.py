@@ -1,4 +1,4 @@
-"""Dead letters from the command line: `ray-messaging deadletters list|show|requeue|drop`."""
+"""Dead letters on the command line: `ray-messaging deadletters list|show|requeue|drop`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,30 +15,26 @@ from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
 
-SOME_LEFT = 1  # exit code: not all that was asked for could be done
+SOME_LEFT = 1  # exit code: some letters could not be handled
 
 ExpId = Annotated[
-    str, typer.Argument(metavar="EXP_ID", help="An experiment that runs, or with --redis one of a server.")
+    str, typer.Argument(metavar="EXP_ID", help="A running experiment, or with --redis one on that server.")
 ]
 Redis = Annotated[
     str | None,
-    typer.Option("--redis", metavar="URL", help="Ask this server, redis://host:port/db; no Ray is needed then."),
+    typer.Option("--redis", metavar="URL", help="Use this server, redis://host:port/db, without Ray."),
 ]
-Letter = Annotated[str, typer.Argument(metavar="ID", help="The letter's id, as `list` shows it.")]
-Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Letters, by their ids, as `list` shows them.")
-]
-Mailbox = Annotated[str | None, typer.Option("--mailbox", metavar="NAME", help="Those of this mailbox.")]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, metavar="N", help="At most so many.")]
-After = Annotated[str | None, typer.Option("--after", metavar="ID", help="Only those behind this one.")]
-Export = Annotated[
-    Path | None, typer.Option("--export", metavar="FILE", help="Write its bytes, as they are, to this new file.")
-]
+Letter = Annotated[str, typer.Argument(metavar="ID", help="The letter's id, from `list`.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of letters, from `list`.")]
+Mailbox = Annotated[str | None, typer.Option("--mailbox", metavar="NAME", help="The letters of this mailbox.")]
+All = Annotated[bool, typer.Option("--all", help="All letters.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, metavar="N", help="At most N letters.")]
+After = Annotated[str | None, typer.Option("--after", metavar="ID", help="Only letters after this one.")]
+Export = Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Write its raw bytes to this new file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 app = typer.Typer(
-    help="Look at what nobody will read as it is, and why; bring it back, or delete it.",
+    help="Inspect dead letters (messages that no mailbox can hand out), send them again, or delete them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -53,7 +49,7 @@ def list_letters(
     after: After = None,
     as_json: Json = False,
 ) -> None:
-    """Print the dead letters, the oldest first: whose they were, and why they died."""
+    """Print the dead letters, the oldest first, with mailbox and reason."""
     with clean_errors():
         letters = _open(exp_id, redis)
         found = letters.list(limit=limit, after=after, mailbox=mailbox)
@@ -67,14 +63,14 @@ def list_letters(
             console.print(f"There may be more: --after {found[-1].id}, or another --limit.")
 
 
-@app.command(short_help="Print what is in one.")
+@app.command(short_help="Print the messages of one dead letter.")
 def show(exp_id: ExpId, letter: Letter, redis: Redis = None, export: Export = None, as_json: Json = False) -> None:
     """Print the messages in a dead letter, or the bytes of one that cannot be decoded."""
     with clean_errors():
         if export is not None:
-            check_file(export, "export to another file")
+            check_file(export, "choose another file")
             if export.exists():
-                raise ConfigError(f"{str(export)!r} is there already: export to another file")
+                raise ConfigError(f"{str(export)!r} is there already: choose another file")
         found = _open(exp_id, redis).get(letter)
         if export is not None:
             _write(export, found.frame)
@@ -86,7 +82,7 @@ def show(exp_id: ExpId, letter: Letter, redis: Redis = None, export: Export = No
                 output().print(f"\nIts {len(found.frame):,} bytes are in {export}.")
 
 
-@app.command(short_help="Bring letters back to who listens now.")
+@app.command(short_help="Send letters again, to their present listeners.")
 def requeue(
     exp_id: ExpId,
     ids: Ids = None,
@@ -95,24 +91,24 @@ def requeue(
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """Bring the messages of letters back into the mailboxes that listen for them now, each at most once.
+    """Send the messages of dead letters to the mailboxes that listen for them now, each at most once.
 
-    What cannot go stays dead; the exit code is 1 then, and the reasons are told.
+    Letters that cannot be sent stay; then the exit code is 1, and the reasons are printed.
     """
     with clean_errors():
-        some = _some(ids, mailbox, every=every)
+        some = _selection(ids, mailbox, every=every)
         done = _open(exp_id, redis).requeue(some, mailbox=mailbox, everything=every)
         if as_json:
             _print_json({"letters": done.letters, "messages": done.messages, "left": done.left})
         else:
-            output().print(f"Brought back {_count(done.messages, 'message')}; {_count(done.letters, 'letter')} gone.")
+            output().print(f"Sent again {_count(done.messages, 'message')}; {_count(done.letters, 'letter')} gone.")
             for letter, why in done.left.items():
                 typer.echo(f"left: {letter}: {why}", err=True)
     if done.left:
         raise typer.Exit(SOME_LEFT)
 
 
-@app.command(short_help="Delete letters, and what is in them.")
+@app.command(short_help="Delete letters with their messages.")
 def drop(
     exp_id: ExpId,
     ids: Ids = None,
@@ -121,9 +117,9 @@ def drop(
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """Delete letters, and the messages in them; the exit code is 1 where one was not there."""
+    """Delete dead letters with their messages; the exit code is 1 if one did not exist."""
     with clean_errors():
-        some = _some(ids, mailbox, every=every)
+        some = _selection(ids, mailbox, every=every)
         dropped = _open(exp_id, redis).drop(some, mailbox=mailbox, everything=every)
         missing = 0 if some is None else len(set(some)) - dropped
         if as_json:
@@ -137,7 +133,7 @@ def drop(
 
 
 def _open(exp_id: str, redis: str | None) -> DeadLetters:
-    """Find the dead letters of an experiment. Raises: ConfigError, UnknownName, ConnectionFailed."""
+    """Open the dead letters of an experiment. Raises: ConfigError, UnknownName, ConnectionFailed."""
     if redis is not None:
         if redis.startswith("mqtt"):
             raise ConfigError("an MQTT broker keeps no dead letters: docs/mqtt.md says what becomes of them")
@@ -151,13 +147,13 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
         return Messaging.connect(exp_id).dead_letters
     except UnknownName as error:
         raise ConfigError(
-            f"no experiment {exp_id!r} runs in the Ray cluster {asked_clusters()}: RAY_ADDRESS says which cluster to "
-            "ask, and --redis which server of yours, where it has ended"
+            f"no experiment {exp_id!r} runs in the Ray cluster {asked_clusters()}: set RAY_ADDRESS for "
+            "another cluster, or --redis for the server of an ended experiment"
         ) from error
 
 
-def _some(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -> list[str] | None:
-    """Return the ids that were given, or None; raise ConfigError unless one thing says which letters."""
+def _selection(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -> list[str] | None:
+    """Return the given ids, or None; raise ConfigError unless exactly one option selects letters."""
     if bool(ids) + (mailbox is not None) + every != 1:
         raise ConfigError("say which dead letters: by their ids, --mailbox NAME or --all, and only by one of these")
     return list(ids) if ids else None
@@ -168,7 +164,7 @@ def _write(file: Path, frame: bytes) -> None:
         with file.open("xb") as opened:
             opened.write(frame)
     except OSError as error:
-        raise ConfigError(f"cannot write {str(file)!r} ({error.strerror}): export to another file") from error
+        raise ConfigError(f"cannot write {str(file)!r} ({error.strerror}): choose another file") from error
 
 
 def _count(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""What the commands on dead letters print: a table, a letter's messages, JSON."""
+"""Output of the commands on dead letters: a table, a letter's messages, JSON."""
 
 import base64
 from collections import Counter
@@ -15,23 +15,23 @@ from ray_messaging.cli.show import plain_table, print_table, printable
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.message import Message
 
-_WIDE = 120  # columns of a terminal, from which on the reasons stand beside the letters
+_WIDE = 120  # columns of a terminal in which reasons are beside the letters
 _TEXT = 80  # characters of a payload in a table
-_ROOM = 80  # columns, without which ids would be cut off
+_TABLE_WIDTH = 80  # columns that a table needs
 _SHOWN = 50  # messages of a letter in a table
-_BYTES = 64  # of a frame that cannot be decoded
+_BYTES = 64  # shown of an undecodable frame
 
 
 def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[str, int]) -> None:
-    """Print letters, and how many there are in all."""
+    """Print letters, and the total."""
     console.print(
         f"{stats['letters']:,} dead letter{'s' * (stats['letters'] != 1)}, {decimal(stats['bytes'])}"
-        + (f"; {stats['dropped']:,} older ones were dropped: there was no room for them" if stats["dropped"] else "")
+        + (f"; {stats['dropped']:,} older ones were dropped at the limit" if stats["dropped"] else "")
         + "."
     )
     if not letters:
         return
-    if console.width < _ROOM:
+    if console.width < _TABLE_WIDTH:
         for letter in letters:
             console.print(_plain(f"{letter.id} {letter.mailbox}: {letter.rows:,} messages: {letter.reason}"))
         return
@@ -53,7 +53,7 @@ def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[st
 
 
 def show_letter(console: Console, letter: DeadLetter) -> None:
-    """Print one letter, and the first messages in it."""
+    """Print one letter, and its first messages."""
     console.print(f"Dead letter {letter.id} of mailbox {_plain(letter.mailbox)}, died at {_time(letter.at)} UTC.")
     console.print(f"Why: {_plain(letter.reason)}")
     if not letter.readable:
@@ -61,7 +61,7 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
         more = " ..." if len(letter.frame) > _BYTES else ""
         console.print(f"It cannot be decoded, so it cannot be requeued. Its {len(letter.frame):,} bytes: {head}{more}")
         return
-    console.print(f"{letter.rows:,} message{'s' * (letter.rows != 1)} that nobody has handled:")
+    console.print(f"{letter.rows:,} unhandled message{'s' * (letter.rows != 1)}:")
     table = plain_table("")
     for name in ("message", "sent at (UTC)", "from", "to", "payload"):
         table.add_column(name, overflow="fold", no_wrap=name in {"message", "sent at (UTC)"})
@@ -75,7 +75,7 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
 
 
 def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    """Return a letter as JSON's types; `whole`: with its messages, or its bytes (base64) where it has none."""
+    """Return a letter as JSON types; `whole`: with its messages, or its bytes (base64) if it has none."""
     found: dict[str, Any] = {
         "id": letter.id,
         "mailbox": letter.mailbox,
@@ -95,7 +95,7 @@ def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     try:
         payload: Any = msgspec.json.decode(message.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # a foreign client may have sent anything
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # any bytes from a foreign client
         payload = message.data.decode(errors="replace")
     return {
         "id": message.id,
@@ -111,7 +111,7 @@ def _message(message: Message) -> dict[str, Any]:
 def _time(seconds: float) -> str:
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # a sender's clock may say anything
+    except (ValueError, OverflowError, OSError):  # any value from a sender's clock
         return f"{seconds:g}"
 
 

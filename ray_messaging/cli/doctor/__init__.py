@@ -1,1 +1,1 @@
-"""The doctor: checks of an experiment, a server, or this machine."""
+"""The `doctor` command: checks of an experiment, a server, or this machine."""

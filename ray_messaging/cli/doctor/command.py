@@ -1,26 +1,30 @@
-"""`ray-messaging doctor`: an experiment, a server, or this machine."""
+"""`ray-messaging doctor`: health of an experiment, a server, or this machine."""
 
 import json
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cli.doctor.experiment import examine_experiment
 from ray_messaging.cli.doctor.machine import examine_machine
 from ray_messaging.cli.doctor.server import examine_server
-from ray_messaging.cli.doctor.show import show_health
 from ray_messaging.cli.session import clean_errors, output
+from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.observability.health.findings import Health
+from ray_messaging.observability.health.findings import Finding, Health
 
 CRITICAL = 1
+_TABLE_WIDTH = 80  # columns that a table needs
+_STYLES = {"ok": "green", "warning": "yellow", "critical": "bold red"}
 
-ExpId = Annotated[str | None, typer.Argument(metavar="EXP_ID", help="An experiment that runs.")]
+ExpId = Annotated[str | None, typer.Argument(metavar="EXP_ID", help="A running experiment.")]
 Redis = Annotated[
     str | None,
-    typer.Option("--redis", metavar="URL", help="A server of yours, redis://host:port/db, before you start on it."),
+    typer.Option("--redis", metavar="URL", help="Check this server, redis://host:port/db, before its first use."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs: one object.")]
 
@@ -31,18 +35,18 @@ def _experiment(exp_id: str, config: RedisConfig | None) -> Health:
     except (UnknownName, ConfigError):
         if config is None:
             raise
-        return examine_server(config, exp_id)  # it does not run yet
+        return examine_server(config, exp_id)  # the experiment does not run yet
 
 
 def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: AsJson = False) -> None:
-    """Say what is well and what is not, and what to do about it.
+    """Check the health of an experiment, a server or this machine, and suggest remedies.
 
-    Of an experiment that runs: its server, its actors and their loops, mailboxes, log and dead letters. With --redis
-    alone: whether that server will do; what we need is tried in a key space of its own, and removed (with EXP_ID of one
-    that does not run yet: in that experiment's). With neither: this machine; an embedded server is started and stopped.
+    With EXP_ID of a running experiment: its server, its actors and their loops, mailboxes, log and dead letters. With
+    --redis alone: whether that server fits; the commands that we need are tried in a key space of their own, which is
+    then removed (with EXP_ID of an experiment that does not run yet: in its key space). Without either: this machine;
+    an embedded server is started and stopped.
 
-    The exit code is 0 where all is well or there are only warnings, 1 where something is critical, 2 where it could not
-    be examined.
+    The exit code is 0 without critical findings, 1 with one, and 2 where the check itself failed.
     """
     with clean_errors():
         config = None if redis is None else RedisConfig.from_url(redis)
@@ -58,3 +62,27 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: AsJson = False) -
             show_health(output(), health)
     if health.level == "critical":
         raise typer.Exit(CRITICAL)
+
+
+def show_health(console: Console, health: Health) -> None:
+    """Print the findings, problems last: a table on a terminal, else a line for each."""
+    well = [finding for finding in health.findings if finding.level == "ok"]
+    problems = health.problems[::-1]
+    if console.is_terminal and console.width >= _TABLE_WIDTH:
+        _table(console, f"Health of {health.subject}", [*well, *problems])
+    else:
+        for finding in [*well, *problems]:
+            console.print(str(finding))
+    severe = sum(finding.level == "critical" for finding in problems)
+    counts = (f"{severe} critical" * bool(severe), f"{len(problems) - severe} to watch" * (len(problems) > severe))
+    found = ", ".join(filter(None, counts)) or "ok"
+    console.print(Text(f"Health of {health.subject}: {found}", style=_STYLES[health.level]))
+
+
+def _table(console: Console, title: str, findings: list[Finding]) -> None:
+    table = plain_table(title)
+    for name in ("level", "check", "found", "what to do"):
+        table.add_column(name, no_wrap=name == "level", overflow="fold")
+    for finding in findings:
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.what, finding.value, finding.remedy)
+    print_table(console, table)

@@ -1,4 +1,4 @@
-"""Examine an experiment that runs, from the command line."""
+"""Health check of a running experiment, from the command line."""
 
 from ray_messaging.cli.clusters import asked_clusters, join_ray
 from ray_messaging.cluster.handles.actor_calls import named_actors
@@ -10,9 +10,9 @@ from ray_messaging.observability.health.findings import Health
 
 
 def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
-    """Return how an experiment is; `config` says where its server is, where its interceptor cannot.
+    """Return the health of an experiment; `config` is its server, for when its interceptor does not answer.
 
-    Raises: ConfigError where no Ray cluster runs, UnknownName where the experiment does not.
+    Raises: ConfigError without a Ray cluster, UnknownName if the experiment does not run.
     """
     if not join_ray(exp_id):
         raise ConfigError(
@@ -22,7 +22,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
     if not actors:
         raise UnknownName(
             f"no experiment {exp_id!r} runs in the Ray cluster {asked_clusters()}; there are: "
-            f"{', '.join(running_experiments()) or 'none'}. RAY_ADDRESS says which cluster to ask",
+            f"{', '.join(running_experiments()) or 'none'}. set RAY_ADDRESS for another cluster",
             kind="experiment",
             value=exp_id,
         )

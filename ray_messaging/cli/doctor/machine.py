@@ -1,4 +1,4 @@
-"""Examine this machine: what is installed, how much room there is, and whether an embedded server starts."""
+"""Health check of this machine: packages, memory, disks, limits, and a trial start of an embedded server."""
 
 import ctypes
 import os
@@ -27,12 +27,12 @@ MEMINFO = Path("/proc/meminfo")
 LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB
 FEW_FILES, TOO_FEW_FILES = 4096, 1024  # a group takes some 40 descriptors, Ray hundreds
 EXTRAS = {"pandas": "pandas", "llm": "openai", "plot": "matplotlib", "networkx": "networkx", "mqtt": "aiomqtt"}
-_TIME_ERROR = 5  # of adjtimex(2): nobody disciplines the clock
-_TIMEX_BYTES = 512  # more than struct timex takes
+_TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
+_TIMEX_BYTES = 512  # more than the size of struct timex
 
 
 def examine_machine() -> Health:
-    """Return what there is to say of this machine."""
+    """Return the health of this machine."""
     findings = [
         ok("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         _packages(),
@@ -62,7 +62,7 @@ def _version(package: str) -> str | None:
 def _extras() -> Finding:
     there = [extra for extra, package in EXTRAS.items() if _version(package)]
     absent = [extra for extra in EXTRAS if extra not in there]
-    hint = f"; not there: {', '.join(absent)} (pip install 'ray-messaging[{absent[0]}]')" if absent else ""
+    hint = f"; missing: {', '.join(absent)} (pip install 'ray-messaging[{absent[0]}]')" if absent else ""
     return ok("extras", f"{', '.join(there) or 'none'}{hint}")
 
 
@@ -74,7 +74,7 @@ def _embedded_server() -> Iterator[Finding]:
             took = time.monotonic() - began
             facts = ask_server(config)
     except MessagingError as error:
-        yield critical("embedded server", str(error).splitlines()[0], "or give a server of your own: redis=...")
+        yield critical("embedded server", str(error).splitlines()[0], "or use a server of your own: redis=...")
         return
     problems = [finding for finding in check_server(facts, embedded=True) if finding.level != "ok"]
     yield from problems
@@ -88,7 +88,7 @@ def _memory() -> Finding:
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
-        return ok("memory", "this system does not say how much is available")
+        return ok("memory", "this system does not tell how much is available")
     if free < LITTLE_MEMORY:
         return warning(
             "memory",
@@ -99,13 +99,13 @@ def _memory() -> Finding:
 
 
 def _disks() -> Iterator[Finding]:
-    ray_folder = os.environ.get("RAY_TMPDIR", "/tmp/ray")  # noqa: S108 - that is where it is
-    for what, folder in (("disk of temporary files", tempfile.gettempdir()), ("disk of Ray", ray_folder)):
+    ray_folder = os.environ.get("RAY_TMPDIR", "/tmp/ray")  # noqa: S108 - Ray's default
+    for name, folder in (("disk of temporary files", tempfile.gettempdir()), ("disk of Ray", ray_folder)):
         path = Path(folder)
         while not path.exists() and path != path.parent:
             path = path.parent
         usage = shutil.disk_usage(path)
-        yield check_disk(what, Disk(folder, usage.free, usage.total))
+        yield check_disk(name, Disk(folder, usage.free, usage.total))
 
 
 def _files() -> Finding:
@@ -114,12 +114,12 @@ def _files() -> Finding:
     text = f"{soft:,} (at most {'unlimited' if most == sys.maxsize else f'{most:,}'}: Ray raises it as it starts)"
     if most < FEW_FILES:
         found = critical if most < TOO_FEW_FILES else warning
-        return found("open files", text, "have the system's limit raised (limits.conf, or docker run --ulimit nofile)")
+        return found("open files", text, "raise the system's limit (limits.conf, or docker run --ulimit nofile)")
     return ok("open files", text)
 
 
 def _clock() -> Finding:
-    """Say whether the clock is kept in time; where it is not, `health` says how far those of an experiment differ."""
+    """Check that the clock is synchronised. `health` measures the difference between an experiment's clocks."""
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):
@@ -139,6 +139,6 @@ def _experiments() -> Finding:
     except ConfigError as error:
         if "RAY_ADDRESS" in os.environ:
             return critical("Ray", str(error), "see RAY_ADDRESS")
-        return warning("Ray", str(error), "no harm, unless it is the one that your experiments are to run in")
+        return warning("Ray", str(error), "ignore this unless your experiments are to run in that cluster")
     found = ", ".join(running_experiments())
     return ok("experiments", f"{found}: ray-messaging doctor EXP_ID examines one" if found else "none runs")

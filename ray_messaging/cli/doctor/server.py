@@ -1,4 +1,4 @@
-"""Examine a server before anything is started on it: what it says, and what it lets us do."""
+"""Health check of a server before use: its settings, and a trial of the commands that we need."""
 
 import asyncio
 import secrets
@@ -21,13 +21,13 @@ from ray_messaging.transports.server_facts import ServerFacts
 
 TRY_S = 10.0
 FEW_CLIENTS = 1_000  # a group takes up to 4 connections
-NEVER_SHARED = 2**30  # bytes: no string of ours is that long
-LITTLE_BUFFER = 8 * 2**20  # bytes: below it a subscriber that pauses for a moment is cut
-_RIGHTS = "give this user the rights that docs/operations.md lists, or another user"
+NEVER_SHARED = 2**30  # bytes: longer than any string of ours
+LITTLE_BUFFER = 8 * 2**20  # bytes: with less, a subscriber that pauses for a moment is disconnected
+_RIGHTS = "give this user the rights in docs/operations.md, or use another user"
 
 
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
-    """Return whether a server of the user's will do; `exp_id`: for this experiment, whose keys alone we may use."""
+    """Return whether a user's server fits; `exp_id`: only keys of this experiment may be used."""
     facts = ask_server(config)
     findings = check_server(facts, allow_eviction=config.allow_eviction)
     if not facts.error:
@@ -44,14 +44,14 @@ def _limits(facts: ServerFacts) -> Iterator[Finding]:
             yield warning(
                 "server buffer of subscribers",
                 in_bytes(hard),
-                "CONFIG SET client-output-buffer-limit 'pubsub 32mb 8mb 60': who is slower loses foreign messages",
+                "CONFIG SET client-output-buffer-limit 'pubsub 32mb 8mb 60': slower subscribers lose foreign messages",
             )
     copied = facts.settings.get(COPY_FROM, "")
     if copied.isdecimal() and int(copied) < NEVER_SHARED:
         yield warning(
             "server buffer of subscribers",
             f"does not count what is sent without a copy ({COPY_FROM} {copied})",
-            f"CONFIG SET {COPY_FROM} {NEVER_SHARED}: else a slow subscriber may take all of the memory",
+            f"CONFIG SET {COPY_FROM} {NEVER_SHARED}: else a slow subscriber may use all the memory",
         )
     if not facts.settings:
         yield ok("server settings", "CONFIG is forbidden to this user; INFO says enough")
@@ -66,8 +66,8 @@ def _buffers(text: str) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _trial(config: RedisConfig, exp_id: str | None) -> list[Finding]:
-    """Send a message through a key space of our own, and remove it."""
-    willing = config.model_copy(update={"allow_eviction": True})  # that it evicts is said already
+    """Send a message through a key space of our own, and remove that."""
+    willing = config.model_copy(update={"allow_eviction": True})  # eviction is reported already
     space = exp_id or f"doctor-{secrets.token_hex(8)}"
     try:
         taken = bool(_keys(willing, space))
@@ -77,7 +77,7 @@ def _trial(config: RedisConfig, exp_id: str | None) -> list[Finding]:
         return [ok("server trial", f"not made: experiment {exp_id!r} has data there")]
     try:
         tried = asyncio.run(_try(willing, space))
-    finally:  # Ctrl-C, too, leaves nothing behind on the server
+    finally:  # after Ctrl-C, too
         erased = _erase(willing, space)
     return tried + erased
 
@@ -92,7 +92,7 @@ async def _try(config: RedisConfig, exp_id: str) -> list[Finding]:
         return [critical("server trial", str(why), _RIGHTS)]
     except TimeoutError:
         return [critical("server trial", f"no message came through within {TRY_S:g} s", _RIGHTS)]
-    return [ok("server trial", f"a message was there after {took_ms:.1f} ms, and all that we need is allowed")]
+    return [ok("server trial", f"a message arrived after {took_ms:.1f} ms, and all commands that we need are allowed")]
 
 
 async def _send_one(config: RedisConfig, exp_id: str) -> float:
@@ -110,7 +110,7 @@ async def _send_one(config: RedisConfig, exp_id: str) -> float:
 
 
 def _try_commands(config: RedisConfig, exp_id: str) -> None:
-    """Run what our actors run beside scripts; raise what the server says."""
+    """Run the commands that our actors run besides scripts; raise the server's errors."""
     keys = Keys(exp_id)
     with client_of(config) as client:
         table, stream = keys.table("trial"), keys.stream("trial:0")

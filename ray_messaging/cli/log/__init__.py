@@ -1,1 +1,1 @@
-"""The commands on the event log."""
+"""The `log` commands."""

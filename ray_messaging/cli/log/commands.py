@@ -1,4 +1,4 @@
-"""The event log from the command line: `ray-messaging log stats|query|conversation|tail|export`."""
+"""The event log on the command line: `ray-messaging log stats|query|conversation|tail|export`."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -9,37 +9,36 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from ray_messaging.cli.log.options import read_id, with_fields
+from ray_messaging.cli.log.options import Target, open_log, read_id, with_fields
 from ray_messaging.cli.log.show import line_of, show_rows, show_stats
-from ray_messaging.cli.log.target import Target, open_log
 from ray_messaging.cli.session import check_file, output
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.export import json_line, json_lines
 from ray_messaging.eventlog.reading.plot import check_picture, plot
 
-SHOWN = 50  # rows of a table, where no --limit is given
+SHOWN = 50  # rows of a table without --limit
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs: one object per line.")]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw traffic and groups into a .png, .pdf or .svg.")
+    Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
 ]
-Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin so many rows, of all, before the log's end.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Start this many rows (of all) before the end.")]
 TailLimit = Annotated[
     int | None,
-    typer.Option("--limit", min=0, metavar="N", help="End after N rows: the last ones, then those that come."),
+    typer.Option("--limit", min=0, metavar="N", help="End after N rows, old and new ones together."),
 ]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="Where to: a .parquet, .csv or .jsonl file.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The new file: .parquet, .csv or .jsonl.")]
 
 app = typer.Typer(
-    help="Ask a log who said what to whom, and what was stopped and why.", no_args_is_help=True, rich_markup_mode=None
+    help="Query an event log: messages, their fates, and the reasons.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @app.command(short_help="Show fates, rules, the busiest agents, and traffic.")
 @with_fields()
 def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_file: Plot = None) -> None:
-    """Show what became of the messages, what the rules did, the busiest agents, and traffic over time and groups."""
+    """Show the messages' fates, the rules' actions, the busiest agents, and traffic over time and between groups."""
     if plot_file is not None:
         check_picture(plot_file)
         check_file(plot_file, "draw into another file")
@@ -58,10 +57,10 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
         console.print(f"\nThe picture is in {plot_file}.")
 
 
-@app.command(short_help="Print the rows that match.")
+@app.command(short_help="Print the matching rows.")
 @with_fields()
 def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None:
-    """Print the rows that match, in the order of the log: with --json all of them, else the first ones."""
+    """Print the matching rows in log order: with --json all of them, else the first ones."""
     log = open_log(target)
     if as_json:
         for page in log.pages(**fields):
@@ -75,12 +74,12 @@ def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None
     else:
         console.print("No row matches.")
         if fields.keys() - {"limit", "after"}:
-            typer.echo(f"note: ray-messaging log stats {target} shows what there is", err=True)
+            typer.echo(f"note: ray-messaging log stats {target} shows the log's contents", err=True)
     if len(table) and len(table) == fields["limit"]:
         console.print(f"There may be more: --after {table['position'][-1]}, or another --limit.")
 
 
-@app.command(short_help="Print what two said to each other.")
+@app.command(short_help="Print the messages between two agents.")
 @with_fields("from_id", "to_id", "agent")
 def conversation(
     target: Target,
@@ -89,7 +88,7 @@ def conversation(
     fields: dict[str, Any],
     as_json: Json = False,
 ) -> None:
-    """Print what two said to each other, in both directions, by time."""
+    """Print the messages between two agents, in both directions, by time."""
     table = open_log(target).conversation(read_id(one), read_id(other), **fields)
     if as_json:
         _print_json(json_lines(table))
@@ -101,16 +100,16 @@ def conversation(
         console.print("They said nothing to each other.")
 
 
-@app.command(short_help="Print rows as they come.")
+@app.command(short_help="Print new rows as they are logged.")
 @with_fields("after", "limit")
 def tail(
     target: Target, fields: dict[str, Any], lines: Lines = 10, limit: TailLimit = None, as_json: Json = False
 ) -> None:
-    """Print those of the last rows that match, then those that come; Ctrl-C ends it. In a finished run none come."""
+    """Print the last matching rows, then new ones until Ctrl-C. A finished run has no new ones."""
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:
-        before = deque([after], limit + 1)  # the rows to print, and the one that they come after
+        before = deque([after], limit + 1)  # the rows to print, after the one before them
         for page in log.pages(**fields, after=after):
             before.extend(page["position"].to_pylist())
         after, fields = before[0], fields | {"limit": limit}
@@ -122,20 +121,20 @@ def tail(
                 _print_json([json_line(row)])
             else:
                 console.print(line_of(row))
-    except Closed as error:  # nothing more can come: that is how a tail ends, too
+    except Closed as error:  # no more rows can come
         typer.echo(f"note: the experiment has ended: {error}", err=True)
 
 
 @app.command(short_help="Write rows to a Parquet, CSV or JSON lines file.")
 @with_fields()
 def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = False) -> None:
-    """Write the rows that match to a Parquet, CSV or JSON lines file; memory stays flat."""
-    check_file(file, "export to another file")
+    """Write the matching rows to a Parquet, CSV or JSON lines file; memory stays flat."""
+    check_file(file, "choose another file")
     log = open_log(target)
     console = output()
     columns = (TextColumn("{task.completed:>12,} rows"), TimeElapsedColumn())
     bars = Progress(*columns, console=console)
-    # Not by disable=: rich before 14.3 ends even then with an empty line.
+    # Not by disable=: rich before 14.3 would print an empty line at the end.
     with bars if console.is_terminal and not as_json else nullcontext():
         task = bars.add_task("rows", total=None)
         rows = log.export(file, on_progress=lambda done: bars.update(task, completed=done), **fields)

@@ -1,22 +1,30 @@
-"""The options that say which rows of a log are wanted: the same ones for every command."""
+"""Arguments of the log commands: the log to read, and the options that select rows."""
 
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ray_messaging.cli.clusters import asked_clusters, join_ray
 from ray_messaging.cli.session import clean_errors
-from ray_messaging.errors import InvalidQuery
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.errors import ConfigError, InvalidQuery, UnknownName
+from ray_messaging.eventlog.event_log import EventLog
 
 _ID_HELP = "repeatable; '' is the user"
 
-FromId = Annotated[list[str] | None, typer.Option("--from-id", metavar="ID", help=f"Who sent it; {_ID_HELP}.")]
-ToId = Annotated[list[str] | None, typer.Option("--to-id", metavar="ID", help=f"Whom it was sent to; {_ID_HELP}.")]
-Agent = Annotated[list[str] | None, typer.Option("--agent", metavar="ID", help=f"Either of the two; {_ID_HELP}.")]
+FromId = Annotated[list[str] | None, typer.Option("--from-id", metavar="ID", help=f"The sender; {_ID_HELP}.")]
+ToId = Annotated[list[str] | None, typer.Option("--to-id", metavar="ID", help=f"The recipient; {_ID_HELP}.")]
+Agent = Annotated[
+    list[str] | None, typer.Option("--agent", metavar="ID", help=f"The sender or the recipient; {_ID_HELP}.")
+]
 Channel = Annotated[list[str] | None, typer.Option("--channel", metavar="NAME", help="The whole channel; repeatable.")]
-Subtopic = Annotated[list[str] | None, typer.Option("--subtopic", metavar="NAME", help="As agent-chat; repeatable.")]
+Subtopic = Annotated[
+    list[str] | None, typer.Option("--subtopic", metavar="NAME", help="For example agent-chat; repeatable.")
+]
 FateOption = Annotated[
     list[str] | None,
     typer.Option("--fate", metavar="FATE", help="delivered, published, undeliverable or blocked; repeatable."),
@@ -24,17 +32,24 @@ FateOption = Annotated[
 Rule = Annotated[list[str] | None, typer.Option("--rule", metavar="NAME", help="The rule that acted; repeatable.")]
 Step = Annotated[
     str | None,
-    typer.Option("--step", metavar="N|A:B", help="The simulation step, or those from A up to B (without B)."),
+    typer.Option("--step", metavar="N|A:B", help="The simulation step, or steps from A to B, without B."),
 ]
 Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Sent then or later: ISO (UTC) or unix seconds.")
+    str | None, typer.Option("--since", metavar="TIME", help="Sent at this time or later: ISO (UTC) or unix seconds.")
 ]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Sent before: ISO (UTC) or unix seconds.")]
 Contains = Annotated[
-    str | None, typer.Option("--contains", metavar="TEXT", help="A part of the payload's JSON; capitals count.")
+    str | None, typer.Option("--contains", metavar="TEXT", help="A part of the payload's JSON; case-sensitive.")
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.")]
 After = Annotated[int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this one.")]
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="A log_dir, or the exp_id of a running experiment; a folder of that name has priority."
+    ),
+]
 
 OPTIONS: dict[str, Any] = {
     "from_id": FromId,
@@ -55,7 +70,7 @@ _ENDS = ("from_id", "to_id", "agent")
 
 
 def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of OPTIONS, but those in `without`; it gets them as `fields`, with clean errors."""
+    """Add the options in OPTIONS, except `without`, to a command. It gets them as `fields`, with clean errors."""
     names = [name for name in OPTIONS if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -77,7 +92,7 @@ def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a question, as the event log knows them; raise InvalidQuery."""
+    """Return the fields of a query in the event log's types; raise InvalidQuery."""
     fields = {name: value for name, value in given.items() if value not in (None, [])}
     for name in _ENDS:
         if name in fields:
@@ -91,7 +106,7 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_id(text: str) -> str | None:
-    """Return an id as it is written; '' is the user."""
+    """Return an id as written; '' is the user."""
     return text or None
 
 
@@ -108,3 +123,23 @@ def _read_time(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def open_log(target: str) -> EventLog:
+    """Open the log of a folder, or of a running experiment. Raises: LogError, ConfigError, UnknownName."""
+    if Path(target).is_file():
+        raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
+    if "/" in target or Path(target).is_dir():
+        return EventLog.open(target)
+    if not join_ray(target):
+        raise ConfigError(
+            f"there is no folder {target!r} here, and no Ray cluster that experiment {target!r} could run in: pass "
+            "the log_dir of a run, or set RAY_ADDRESS"
+        )
+    try:
+        return Messaging.connect(target).log
+    except UnknownName as error:
+        raise ConfigError(
+            f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster {asked_clusters()}: "
+            "pass the log_dir of a run; RAY_ADDRESS says which cluster to ask"
+        ) from error

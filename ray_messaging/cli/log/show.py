@@ -1,4 +1,4 @@
-"""What the log commands print: tables, bars and lines of traffic; plain text where the output is no terminal."""
+"""Output of the log commands: tables, bars and lines; plain text if the output is not a terminal."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -13,10 +13,10 @@ from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.plot import span_in_words
 
 BAR = 24  # columns
-_LINE = 60  # columns of traffic, at most
-_BESIDE_LINE = 30  # columns that stand left of it
-_WIDE = 100  # columns, from which on there is room for what explains itself, too
-_ROOMY = 130  # columns, from which on a row of the log fits into one line
+_LINE = 60  # most columns of traffic
+_BESIDE_LINE = 30  # columns to its left
+_WIDE = 100  # columns of a terminal with room for explanations
+_ROOMY = 130  # columns of a terminal in which a row of the log fits one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"
 _STYLES = {"delivered": "blue", "published": "cyan", "undeliverable": "yellow", "blocked": "red"}
@@ -24,7 +24,7 @@ _TEXT = 80  # characters of a payload in a table
 
 
 def show_stats(console: Console, stats: dict[str, Any]) -> None:
-    """Print the figures of `EventLog.stats`."""
+    """Print the result of `EventLog.stats`."""
     console.print(_summary(stats))
     if not stats["rows"]:
         return
@@ -37,7 +37,7 @@ def _summary(stats: dict[str, Any]) -> str:
     size = f"{segments:,} segment{'s' * (segments != 1)}, {decimal(stats['bytes'])}"
     if not stats["rows"]:
         return f"No rows ({size})."
-    live = f", {stats['live']:,} rows not in a closed one yet" if stats["live"] else ""
+    live = f", {stats['live']:,} newer rows" if stats["live"] else ""
     return (
         f"{stats['rows']:,} rows, from {_time(stats['first'])} to {_time(stats['last'])} UTC, of {stats['writers']:,} "
         f"writers to {stats['readers']:,} readers ({size}{live})."
@@ -45,7 +45,7 @@ def _summary(stats: dict[str, Any]) -> str:
 
 
 def _show_fates(console: Console, stats: dict[str, Any]) -> None:
-    table = plain_table("\nWhat became of the messages")
+    table = plain_table("\nFates")
     meaning = console.width >= _WIDE
     for name in ("fate", "rows", "share", "", *["meaning"] * meaning):
         table.add_column(name, justify="right" if name in {"rows", "share"} else "left", no_wrap=True)
@@ -59,7 +59,7 @@ def _show_fates(console: Console, stats: dict[str, Any]) -> None:
 def _show_rules(console: Console, stats: dict[str, Any]) -> None:
     if not stats["rules"]:
         return
-    table = plain_table("\nWhat the rules did")
+    table = plain_table("\nRules")
     for name in ("rule", "blocked", "rewritten or labelled", ""):
         table.add_column(name, justify="right" if name in {"blocked", "rewritten or labelled"} else "left")
     most = max(sum(fates.values()) for fates in stats["rules"].values())
@@ -72,7 +72,7 @@ def _show_rules(console: Console, stats: dict[str, Any]) -> None:
 
 
 def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
-    table = plain_table("\nThe busiest")
+    table = plain_table("\nBusiest agents")
     for name in ("writer", "rows", "reader", "rows"):
         table.add_column(name, justify="right" if name == "rows" else "left")
     writers, readers = stats["busiest_writers"], stats["busiest_readers"]
@@ -88,7 +88,7 @@ def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
 def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     traffic = stats["traffic"]
     bins = len(next(iter(traffic["fates"].values())))
-    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # so many bins are one column
+    merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # bins per column
     span = span_in_words(round(traffic["width_s"] * merged, 3))
     table = plain_table(f"\nTraffic from {_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}")
     for name in ("fate", "most", "rows by time"):
@@ -109,7 +109,7 @@ def _show_groups(console: Console, stats: dict[str, Any]) -> None:
 
 
 def sparkline(counts: Sequence[int], marks: str = _BLOCKS) -> str:
-    """Return a character for each count: blank for none, the last of `marks` for the most."""
+    """Return a character for each count: a blank for zero, the last of `marks` for the maximum."""
     most = max(counts, default=0)
     steps = len(marks) - 1
     return "".join(marks[-(-count * steps // most)] if count else marks[0] for count in counts)
@@ -125,7 +125,7 @@ def _bar(console: Console, share: float, fate: str) -> Text:
 
 
 def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
-    """Print rows as a table; where it is narrow, what a rule did stands under the payload."""
+    """Print rows as a table; on a narrow terminal a rule's action is below the payload."""
     roomy = console.width >= _ROOMY
     table = plain_table("")
     for name in ("position", "sent at (UTC)", "from", "to", "fate", "payload", *["rule", "reason"] * roomy):
@@ -143,7 +143,7 @@ def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
 
 
 def line_of(row: LogRow) -> Text:
-    """Return a row as one line: time, from, to, fate where it was not delivered and why, payload."""
+    """Return a row as one line: time, from, to, fate and reason unless delivered, payload."""
     line = Text.assemble((_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
     if row.fate != "delivered":
         line.append(row.fate, _STYLES.get(row.fate, ""))
@@ -170,7 +170,7 @@ def _why(row: LogRow) -> str:
 
 
 def _reason(row: LogRow) -> str:
-    """Say why a rule blocked a message, or what the text was that it rewrote."""
+    """Return a rule's reason for a block, or the payload before its rewrite."""
     was = "" if row.text_before is None else f"it was {_shortened(row.text_before)}"
     return printable("; ".join(filter(None, (row.reason, was))))
 
