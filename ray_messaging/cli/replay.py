@@ -22,9 +22,8 @@ from ray_messaging.cli.rule_specs import parse_rules
 from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
 from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.interception.rules import RateLimit, Rule
-from ray_messaging.replay.plan import Plan, deal, due_times
+from ray_messaging.replay.plan import Plan, Traffic, deal, due_times
 from ray_messaging.replay.traces.trace import read_trace
-from ray_messaging.replay.traffic import Traffic
 
 
 def _pace(traffic: Traffic, speed: float | None) -> str:

@@ -1,1 +1,1 @@
-"""Replay of real traces: who messaged whom, and when."""
+"""Replay of real traces, with a check of every message."""

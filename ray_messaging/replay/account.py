@@ -1,4 +1,4 @@
-"""The account of a replay: what became of every message, and whether it adds up."""
+"""The account of a replay: the fate of every message, and whether the figures balance."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from ray_messaging.replay.worker import Sent
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Account:
-    """Hold the figures of a replay; `problems` says in words what does not add up.
+    """Figures of a replay; `problems` lists in words those that do not balance.
 
-    `lost`: delivered by receipt, never received; `leaked`: received although the receipt says otherwise; `matrix`:
-    delivered from group (row) to group (column); latencies in ms, from send to fetch.
+    `lost`: delivered by receipt, but not received; `leaked`: received against its receipt; `matrix`: delivered from
+    group (row) to group (column); latencies in ms, from send to fetch.
     """
 
     messages: int
@@ -44,12 +44,12 @@ class Account:
 
     @property
     def per_second(self) -> float:
-        """Return how many messages met their fate per second."""
+        """Return the number of messages per second."""
         return self.messages / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def problems(self) -> list[str]:
-        """Say what does not add up; empty where the account balances."""
+        """Return the discrepancies in words; empty if the account balances."""
         delivered = self.fates["delivered"]
         checks = (
             (self.unknown, f"{self.unknown:,} messages have no fate"),
@@ -67,11 +67,11 @@ class Account:
 
     @property
     def balances(self) -> bool:
-        """Tell whether every message met exactly one fate and arrived as it says, once, in order, unchanged."""
+        """Return whether every message has exactly one fate, and arrived accordingly: once, in order, unchanged."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account as JSON's types."""
+        """Return the account as JSON types."""
         return {
             "messages": self.messages,
             **self.fates,
@@ -97,7 +97,7 @@ class Account:
 
 
 def draw_up(plan: Plan, shares: list[Share], sent: list[Sent], tallies: list[Tally]) -> Account:
-    """Draw up the account from what the groups sent and received."""
+    """Build the account from the groups' sent and received messages."""
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
     delivered = codes == DELIVERED
     counts = np.bincount(codes, minlength=UNKNOWN + 1).tolist()
@@ -136,7 +136,7 @@ def draw_up(plan: Plan, shares: list[Share], sent: list[Sent], tallies: list[Tal
 
 
 def fate_codes(plan: Plan, shares: list[Share], sent: list[Sent]) -> NDArray[np.uint8]:
-    """Return the fate of every message, uint8 (n,), UNKNOWN where no group sent it."""
+    """Return the fate of every message, uint8 (n,); UNKNOWN for messages that no group sent."""
     codes = np.full(len(plan.traffic), UNKNOWN, np.uint8)
     for share, part in zip(shares, sent, strict=True):
         codes[share.rows] = part.codes
@@ -151,7 +151,7 @@ def matrix(plan: Plan, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def percentiles(seconds: NDArray[np.floating[Any]]) -> dict[str, float | None]:
-    """Return p50 and p99 in ms; None where there is nothing to measure."""
+    """Return p50 and p99 in ms; None without measurements."""
     if not len(seconds):
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(np.asarray(seconds, np.float64) * 1000, (50, 99)).tolist()

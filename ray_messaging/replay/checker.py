@@ -1,4 +1,4 @@
-"""The receiver's check: each message is one of the traffic's, here for the first time, in order, unchanged."""
+"""Checks of received messages: each is one of the traffic's, arrives once, in order, unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.replay.plan import Reference
-from ray_messaging.replay.traffic import digests
+from ray_messaging.replay.plan import Reference, digests
 
 
 class Note(msgspec.Struct, gc=False):
-    """Be the payload of a replayed message: its place in the traffic, its time and its text."""
+    """Payload of a replayed message: its index in the traffic, its time and its text."""
 
     n: int
     time: float
@@ -26,11 +25,11 @@ _read_note = msgspec.json.Decoder(Note).decode
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """Count what one group received.
+    """Counts of one group's received messages.
 
-    `seen`: uint32 (n,), how often each message came; `by_agent`: int64, by the agent it came for; `out_of_order`:
-    messages that came after a later one of their ordered pair; `misdirected`: ids that contradict the traffic, or
-    another group's agent; `changed`: another text or time; `unexpected`: not of this traffic; `latencies`: float32, s.
+    `seen`: uint32 (n,), arrivals of each message; `by_agent`: int64, arrivals for each agent; `out_of_order`: messages
+    that arrived after a later one of their ordered pair; `misdirected`: wrong ids, or another group's agent; `changed`:
+    another text or time; `unexpected`: not of this traffic; `latencies`: float32, s.
     """
 
     seen: NDArray[np.uint32]
@@ -45,7 +44,7 @@ class Tally:
 
 
 class Checker:
-    """Check what one group receives, batch by batch."""
+    """Checker of one group's received messages, batch by batch."""
 
     def __init__(self, reference: Reference, group: int) -> None:
         self._reference = reference
@@ -56,12 +55,12 @@ class Checker:
 
     @property
     def received(self) -> int:
-        """Return how many messages came."""
+        """Return the number of messages received."""
         return self._tally.received
 
     @property
     def tally(self) -> Tally:
-        """Return what was counted."""
+        """Return the counts."""
         self._tally.latencies = np.concatenate([np.zeros(0, np.float32), *self._latencies])
         return self._tally
 
@@ -73,7 +72,7 @@ class Checker:
         sent_at: NDArray[np.float64],
         now: float,
     ) -> None:
-        """Check one batch in the order in which it came; times in unix s."""
+        """Check one batch in order of arrival; times in unix s."""
         tally = self._tally
         tally.received += len(lines)
         tally.last_at = now
@@ -100,7 +99,7 @@ class Checker:
         np.add.at(tally.by_agent, receivers[right.astype(bool)], 1)
 
     def _check_order(self, rows: NDArray[np.int64]) -> None:
-        """Count rows below their predecessor of the same pair; equal ones are duplicates, counted elsewhere."""
+        """Count rows below their predecessor of the same pair. Equal rows are duplicates, counted elsewhere."""
         if not len(rows):
             return
         pairs = self._reference.pairs[rows]
@@ -122,7 +121,7 @@ class Checker:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
-    """Decode payloads at once; where one is no note, one by one, without those. Return them and their rows."""
+    """Decode payloads in one pass, or one by one if some are invalid. Return the valid ones and their rows."""
     try:
         return _read_notes(b"[%b]" % b",".join(lines)), np.arange(len(lines))
     except msgspec.MsgspecError:

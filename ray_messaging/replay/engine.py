@@ -1,4 +1,4 @@
-"""The engine of a replay: groups on Ray that send, receive and check, and the account of it all."""
+"""The engine of a replay: Ray actors that send, receive and check for their groups, and the final account."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,25 +12,69 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.actor_calls import translated
 from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.common.process_tuning import tune_process
+from ray_messaging.messager import Messager
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.replay.account import Account, draw_up, fate_codes, percentiles
-from ray_messaging.replay.actors import ReplayActor
 from ray_messaging.replay.checker import Tally
-from ray_messaging.replay.plan import Plan
-from ray_messaging.replay.worker import Sent
+from ray_messaging.replay.plan import Plan, Reference, Share
+from ray_messaging.replay.worker import Sent, Worker
 
-Progress = Callable[[int, int, int | None], None]  # sent, received, to be received (None: not known yet)
+Progress = Callable[[int, int, int | None], None]  # sent, received, expected (None: unknown yet)
 
 REFRESH_S = 0.25
 CLOSE_S = 10.0
-ROUNDS, WARM_UP = 150, 20  # of lone messages
+ROUNDS, WARM_UP = 150, 20  # of single messages
 GUESTS: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
 
 
-class Engine:
-    """Run a plan on Ray: one actor per group; a context manager.
+class ReplayActor:
+    """Ray actor of one group: a thin shell, as Ray wraps every method of an actor class."""
 
-    `probe` adds an agent to each of the first two groups, to measure lone messages with.
+    def __init__(self, messaging: Messaging, share: Share) -> None:
+        self._messaging = messaging
+        self._share = share
+        self._messager: Messager | None = None
+        self._worker: Worker
+
+    async def open(self, reference: Reference, guests: Sequence[AgentId]) -> None:
+        """Listen for the group's agents, and for guests that are not part of the traffic."""
+        self._messager = await self._messaging.open_messager(
+            self._share.name, [*self._share.agents, *guests], subtopics=("agent-chat",)
+        )
+        self._worker = Worker(self._messager, reference, self._share)
+        tune_process()
+
+    async def send(self) -> Sent:
+        """Send the group's share."""
+        return await self._worker.send()
+
+    async def receive(self) -> Tally:
+        """Check received messages until all have arrived."""
+        return await self._worker.receive()
+
+    async def expect(self, messages: int) -> None:
+        """Set the number of messages to receive."""
+        self._worker.expect(messages)
+
+    async def progress(self) -> tuple[int, int]:
+        """Return the numbers of messages sent and received."""
+        return self._worker.progress
+
+    async def exchange(self, own: AgentId, other: AgentId, rounds: int, *, first: bool) -> list[float]:
+        """Measure the latency of single messages."""
+        return await self._worker.exchange(own, other, rounds, first=first)
+
+    async def close(self) -> None:
+        """Commit received messages, and close."""
+        if self._messager is not None:
+            await self._messager.close()
+
+
+class Engine:
+    """Run of a plan on Ray, one actor per group; a context manager.
+
+    `probe` adds an agent to each of the first two groups, for measuring single messages.
     """
 
     def __init__(self, messaging: Messaging, plan: Plan, *, probe: bool = False) -> None:
@@ -41,7 +85,7 @@ class Engine:
         self._actors: list[Any] = [actor.remote(messaging, share) for share in self._shares]
 
     def __enter__(self) -> Self:
-        """Have every group listen; raise as `Messaging.open_messager`."""
+        """Start listening in every group; raise as `Messaging.open_messager`."""
         try:
             reference = ray.put(self._plan.reference())
             guests = [[self._guests[group]] if group < len(self._guests) else [] for group in range(self._plan.groups)]
@@ -57,13 +101,13 @@ class Engine:
         self.close()
 
     def run(self, on_progress: Progress) -> Account:
-        """Send everything, receive everything, and draw up the account.
+        """Send everything, receive everything, and return the account.
 
-        Raises: what a send raised whose outcome is not known; Closed where a group's process died.
+        Raises: the error of a send with unknown outcome; Closed if a group's process died.
         """
         receiving = [actor.receive.remote() for actor in self._actors]
         sending = [actor.send.remote() for actor in self._actors]
-        # A receiver cannot end well before it is told what to expect: if one ends here, it raises.
+        # Receivers do not know the number to expect yet: one that ends here has failed, and raises.
         sent: list[Sent] = self._watch(sending, receiving, on_progress)
         counts = self._delivered(sent)
         for actor, count in zip(self._actors, counts, strict=True):
@@ -72,7 +116,7 @@ class Engine:
         return draw_up(self._plan, self._shares, sent, tallies)
 
     def lone_latency_ms(self) -> dict[str, float | None]:
-        """Measure lone messages between the first two groups, from send to fetch: p50 and p99 in ms."""
+        """Measure single messages between the first two groups, from send to fetch: p50 and p99 in ms."""
         if not self._guests:
             return percentiles(np.zeros(0))
         one, other = self._guests
@@ -85,7 +129,7 @@ class Engine:
         return percentiles(np.concatenate([latencies[WARM_UP:] for latencies in found]))
 
     def close(self) -> None:
-        """Have the groups leave, and end their actors; twice does no harm."""
+        """Close the groups, and end their actors. It may be called twice."""
         actors, self._actors = self._actors, []
         if actors and ray.is_initialized():
             leaving = [actor.close.remote() for actor in actors]
@@ -94,7 +138,7 @@ class Engine:
                 ray.kill(actor)
 
     def _delivered(self, sent: list[Sent]) -> list[int]:
-        """Count, for each group, what was delivered to it."""
+        """Return the number of messages delivered to each group."""
         plan = self._plan
         delivered = fate_codes(plan, self._shares, sent) == DELIVERED
         counts: list[int] = np.bincount(
@@ -105,7 +149,7 @@ class Engine:
     def _watch(
         self, refs: list[Any], others: list[Any], on_progress: Progress, expected: int | None = None
     ) -> list[Any]:
-        """Wait for calls and return their results; raise at once where one of them, or of the others, fails."""
+        """Wait for calls and return their results; raise at once if one of them, or of the others, fails."""
         pending = [*refs, *others]
         while not set(refs).isdisjoint(pending):
             done, pending = ray.wait(pending, num_returns=len(pending), timeout=REFRESH_S)
@@ -114,14 +158,14 @@ class Engine:
         return _gathered(refs)
 
     def _report(self, on_progress: Progress, expected: int | None) -> None:
-        # A group that just died shows when its call is looked at.
+        # A group that has just died is noticed in its send or receive call.
         with suppress(RayActorError):
             counts = ray.get([actor.progress.remote() for actor in self._actors])
             on_progress(sum(sent for sent, _ in counts), sum(received for _, received in counts), expected)
 
 
 def _gathered(refs: Sequence[Any]) -> list[Any]:
-    """Return the results of calls; raise the error that an actor raised, in its own form."""
+    """Return the results of calls; raise an actor's error in its original form."""
     try:
         results: list[Any] = ray.get(list(refs))
     except (RayTaskError, RayActorError) as error:

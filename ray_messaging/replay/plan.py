@@ -1,19 +1,57 @@
-"""The plan of a replay: which agents live in which group, and which messages each group sends."""
+"""The plan of a replay: traffic, the agents of each group, and the messages that each group sends."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.traffic import Traffic, digests
+from ray_messaging.replay.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Traffic:
+    """N messages in sending order, from a trace or generated.
+
+    `senders`, `receivers`: int32 (n,), indices into `agents`; `times`: float64 (n,), unix s or a sequence number, in
+    any order; `texts`: one str per message, or None without texts.
+    """
+
+    name: str
+    agents: list[AgentId]
+    senders: NDArray[np.int32]
+    receivers: NDArray[np.int32]
+    times: NDArray[np.float64]
+    texts: list[str] | None
+
+    @classmethod
+    def of(cls, trace: Trace) -> "Traffic":
+        """Build from a trace, in file order; agents in order of first appearance."""
+        agents = trace.agents
+        index = {agent: place for place, agent in enumerate(agents)}
+        senders = np.fromiter((index[agent] for agent in trace.senders), np.int32, len(trace))
+        receivers = np.fromiter((index[agent] for agent in trace.receivers), np.int32, len(trace))
+        return cls(trace.name, agents, senders, receivers, trace.times, trace.texts)
+
+    def __len__(self) -> int:
+        return len(self.senders)
+
+    def __repr__(self) -> str:
+        # Without the columns: they may have millions of rows, and real people's names.
+        return f"Traffic(name={self.name!r}, messages={len(self)}, agents={len(self.agents)})"
+
+
+def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """Return a 64-bit checksum of each text's UTF-8."""
+    return np.frombuffer(b"".join([blake2b(text.encode(), digest_size=8).digest() for text in texts]), "<u8")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reference:
-    """Hold what every group sends from and checks against; arrays, so that Ray shares one copy per node.
+    """The traffic as arrays that groups send from and check against. Ray shares one copy per node.
 
     For n messages: `senders`, `receivers`, `pairs` int32 (n,): indices into `agents`, and a number for each ordered
     pair of them; `times` float64 (n,); `digests` uint64 (n,) of the texts, or None. `group_of` int32, by agent.
@@ -33,7 +71,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Share:
-    """Hold one group's part: its agents, the rows it sends in order (intp), their texts, when each is due (s)."""
+    """One group's part: its agents, its rows in sending order (intp), their texts and due times (s)."""
 
     group: int
     name: str
@@ -44,7 +82,7 @@ class Share:
 
 
 class Plan:
-    """Divide traffic among groups; `group_of` int32, by agent. Raises ConfigError where a group has no agent."""
+    """Division of traffic among groups; `group_of` int32, by agent. Raises ConfigError for a group without agents."""
 
     def __init__(self, traffic: Traffic, group_of: NDArray[np.int32], *, speed: float | None = None) -> None:
         self.traffic = traffic
@@ -61,7 +99,7 @@ class Plan:
         self.sizes = sizes.tolist()
 
     def reference(self) -> Reference:
-        """Build what every group sends from and checks against."""
+        """Build the arrays that groups send from and check against."""
         traffic = self.traffic
         both = traffic.senders.astype(np.int64) * len(traffic.agents) + traffic.receivers
         return Reference(
@@ -92,14 +130,14 @@ class Plan:
 
 
 def deal(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
-    """Deal agents to groups in turn, like cards; return each one's group. Fewer agents than groups fill fewer."""
+    """Assign agents to groups in turn; return each one's group. Fewer agents than groups leave groups out."""
     return (np.arange(len(agents)) % groups).astype(np.int32)
 
 
 def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
-    """Return when each message is due, in seconds from the first, at `speed` times the pace of `times`.
+    """Return each message's due time, in seconds from the first, at `speed` times the pace of `times`.
 
-    A time that runs backwards is due at once: the order of the messages stands.
+    A time that runs backwards is due at once: the order of messages is kept.
     """
     return (np.maximum.accumulate(times) - times[:1]) / speed
 

@@ -1,4 +1,4 @@
-"""A generated society: few talk much and most talk little, more within their group than across."""
+"""A generated society: a few agents write much, most write little, and more within their group than across."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules.black_list import Pair
-from ray_messaging.replay.traffic import Traffic
+from ray_messaging.replay.plan import Traffic
 
-WITHIN = 0.6  # the share of messages that stay in the sender's group
-# Of the Pareto distribution of activity and popularity: the busiest write 600 times as much as the quietest.
+WITHIN = 0.6  # share of messages within the sender's group
+# Pareto distribution of activity and popularity: the busiest write 600 times as much as the quietest.
 TAIL, LEAST, MOST = 1.5, 0.05, 30.0
 BLOCKED_PAIRS = 20
-SECONDS = 86_400.0  # a day's talk
+SECONDS = 86_400.0  # one day
 PHRASES = (
     "hi",
     "how are you?",
@@ -28,7 +28,7 @@ PHRASES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Society:
-    """Hold generated traffic, the group of each agent (int32, by index), and whom to stop from writing to whom."""
+    """Generated traffic, the group of each agent (int32, by index), and a black list of pairs."""
 
     traffic: Traffic
     group_of: NDArray[np.int32]
@@ -39,8 +39,8 @@ class Society:
 def generate(agents: int, groups: int, messages: int, *, seed: int = 1) -> Society:
     """Generate a society with agents 0..agents-1 in groups of equal size; the same seed gives the same one.
 
-    The black list stops one of the busiest agents from writing at all, and the most frequent pairs of others.
-    Raises ConfigError where a group would have fewer than two agents.
+    The black list blocks all messages of one of the busiest agents, and those of the most frequent other pairs. Raises
+    ConfigError if a group would have fewer than two agents.
     """
     if agents < 2 * groups:
         raise ConfigError(f"{agents} agents cannot fill {groups} groups: give at least two agents to a group")
@@ -72,7 +72,7 @@ def _weighted(random: np.random.Generator, weights: NDArray[np.float64], count: 
 def _receivers(
     random: np.random.Generator, group_of: NDArray[np.int32], senders: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Draw receivers by popularity, from the sender's group or from all; nobody writes to themselves."""
+    """Draw receivers by popularity, from the sender's group or from all; no agent writes to itself."""
     popularity = _tail(random, len(group_of))
     receivers = _weighted(random, popularity, len(senders))
     within = random.random(len(senders)) < WITHIN
@@ -80,8 +80,8 @@ def _receivers(
         members = np.flatnonzero(group_of == group)
         rows = np.flatnonzero(within & (group_of[senders] == group))
         receivers[rows] = members[_weighted(random, popularity[members], len(rows))]
-    alone = receivers == senders
-    receivers[alone] = (senders[alone] + 1) % len(group_of)
+    itself = receivers == senders
+    receivers[itself] = (senders[itself] + 1) % len(group_of)
     return receivers
 
 

@@ -1,4 +1,4 @@
-"""One group at work: it sends its share of the traffic, and checks what it receives at the same time."""
+"""Worker of one group: it sends the group's share, and checks received messages at the same time."""
 
 import asyncio
 import time
@@ -15,13 +15,13 @@ from ray_messaging.messager import Messager
 from ray_messaging.replay.checker import Checker, Tally
 from ray_messaging.replay.plan import Reference, Share
 
-CHUNK_ROWS = 16_384  # per call: a few frames, so that progress shows
-TICK_S = 0.2  # how long a fetch waits; the last one of all finds what should not be there
-PATIENCE_S = 20.0  # how long a delivered message may take to arrive, when nothing else arrives either
+CHUNK_ROWS = 16_384  # per call: a few frames, so that progress is visible
+TICK_S = 0.2  # timeout of a fetch; the last one catches unexpected messages
+PATIENCE_S = 20.0  # longest wait for a delivered message while no other arrives
 
 
 class Sent(NamedTuple):
-    """Say what became of a group's share: a fate for each of its rows (uint8), and when, in unix s."""
+    """Result of sending a group's share: a fate for each of its rows (uint8), begin and end in unix s."""
 
     codes: NDArray[np.uint8]
     blocked_by: Counter[str]
@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 
 
 class Worker:
-    """Send and receive for one group; a plain object, so that its hot code is not wrapped by Ray."""
+    """Sender and receiver of one group; a plain object, so that Ray does not wrap its hot code."""
 
     def __init__(self, messager: Messager, reference: Reference, share: Share) -> None:
         self._messager = messager
@@ -42,11 +42,11 @@ class Worker:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Return how many messages were sent and received."""
+        """Return the numbers of messages sent and received."""
         return self._sent, self._checker.received
 
     async def send(self) -> Sent:
-        """Send the share in order, each message when it is due."""
+        """Send the share in order, each message at its due time."""
         codes = np.zeros(len(self._share.rows), np.uint8)
         blocked_by: Counter[str] = Counter()
         began_at = time.time()
@@ -61,7 +61,7 @@ class Worker:
         return Sent(codes, blocked_by, began_at, time.time())
 
     def _chunks(self, start: float) -> Iterator[tuple[int, int, float]]:
-        """Cut the share into rows to send at once, `low` to `high`, and how long to wait before, in s."""
+        """Yield chunks of the share, rows `low` to `high`, with the time to wait before each, in s."""
         due, rows, low = self._share.due, len(self._share.rows), 0
         while low < rows:
             high, early = min(rows, low + CHUNK_ROWS), 0.0
@@ -85,13 +85,13 @@ class Worker:
         return reference.agents[reference.senders[rows]], reference.agents[reference.receivers[rows]], payloads
 
     def expect(self, messages: int) -> None:
-        """Say how many messages were delivered to this group, once all receipts are there."""
+        """Set the number of messages that were delivered to this group, after all receipts."""
         self._expected = messages
 
     async def receive(self) -> Tally:
-        """Check what arrives until all that is expected is here, and one more fetch found nothing.
+        """Check received messages until all expected ones are here, and one more fetch is empty.
 
-        Where something is missing, it ends when nothing came for `PATIENCE_S`.
+        If some are missing, it ends after `PATIENCE_S` without a message.
         """
         checker, last = self._checker, time.monotonic()
         while True:
@@ -105,9 +105,9 @@ class Worker:
                 return checker.tally
 
     async def exchange(self, own: AgentId, other: AgentId, rounds: int, *, first: bool) -> list[float]:
-        """Send one message and await one, in turn with a worker that does the same; return the latencies in s.
+        """Send one message and receive one, in turn with another worker; return the latencies in s.
 
-        Only one message is under way at any time. Raises MessagingError where one is stopped or does not come.
+        Only one message is in flight at any time. Raises MessagingError if one is blocked or does not arrive.
         """
         channel, found = self._messager.get_agent_chat_channel(other), []
         for number in range(2 * rounds):

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 
-from ray_messaging.replay.plan import Plan
-from ray_messaging.replay.traffic import Traffic
+from ray_messaging.replay.plan import Plan, Traffic
 
 
 def traffic_of(rows, *, texts=None, name="small"):

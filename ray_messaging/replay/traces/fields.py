@@ -1,4 +1,4 @@
-"""Fields of a trace's rows: found by name or default name, or put together by a template."""
+"""Fields of a trace's rows: found by name or default name, or composed by a template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -12,13 +12,13 @@ SHOWN_FIELDS = 20
 
 
 class RowError(Exception):
-    """A row cannot be used; whoever knows file and line makes a TraceError of it."""
+    """A row is invalid. Callers that know file and line raise a TraceError from it."""
 
 
 def find_field(noun: str, asked: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> str | None:
-    """Return the field to read: the one asked for, else the first default name that is there, or None.
+    """Return the field to read: the requested one, else the first existing default name, or None.
 
-    Default names match in any case. Raises RowError if the one asked for is not there.
+    Default names match in any case. Raises RowError if the requested field does not exist.
     """
     if asked is not None:
         if asked not in keys:
@@ -30,15 +30,15 @@ def find_field(noun: str, asked: str | None, defaults: Sequence[str], keys: Mapp
 
 
 def is_template(field: str) -> bool:
-    """Tell a template (`{game}-{sender}`) from the plain name of a field."""
+    """Return whether a field is a template (`{game}-{sender}`) rather than a plain name."""
     return "{" in field or "}" in field
 
 
 def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Getter:
-    """Return a function from row to the id that the template spells.
+    """Return a function from a row to the id that the template composes.
 
-    Only plain `{field}`s are permitted: an attribute or an index would let a template reach into objects.
-    Raises ConfigError for anything else, RowError for a field that is not there.
+    Only plain `{field}`s are permitted: an attribute or an index would let a template reach into objects. Raises
+    ConfigError for anything else, RowError for a field that does not exist.
     """
     parts = [(literal, _plain_name(template, *field)) for literal, *field in _parse(template)]
     names = [name for _, name in parts if name is not None]
@@ -62,7 +62,7 @@ def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Gette
 
 
 def shown(keys: Mapping[str, Any]) -> str:
-    """List the fields' names for an error, cut where they are many."""
+    """Return the fields' names for an error, shortened if there are many."""
     names = [repr(name) for name in list(keys)[:SHOWN_FIELDS]]
     return ", ".join(names) + (f" and {len(keys) - SHOWN_FIELDS} more" if len(keys) > SHOWN_FIELDS else "")
 

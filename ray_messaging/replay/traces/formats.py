@@ -1,4 +1,4 @@
-"""The three formats of a trace: edge list, CSV with a header, JSON lines."""
+"""The formats of a trace: edge list, CSV with a header, JSON lines."""
 
 import csv
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ TEXT_FIELDS_SET = frozenset(TEXT_FIELDS)
 SHOWN_CHARS = 60
 NO_MESSAGES = "the file holds no message: a trace needs one message a line"
 
-# msgspec must not check what a value is: only the few fields that are read matter.
+# msgspec must not check types: only the few fields that are read matter.
 _json_rows = msgspec.json.Decoder(dict[str, Any])
 
 
 def reader_for(source: Source) -> Reader:
-    """Choose the reader by extension, or by the first line that holds data."""
+    """Return the reader for a file's extension, or for its first line with data."""
     known = READERS.get(source.extension)
     if known is not None:
         return known
@@ -35,7 +35,7 @@ def reader_for(source: Source) -> Reader:
 
 
 def read_edges(source: Source, asked: Asked) -> Columns:
-    """Read `src dst [time]` lines, split at white space; the first one says whether a time is there.
+    """Read `src dst [time]` lines, split at white space; the first one decides whether there are times.
 
     Lines that begin with # are comments. Raises TraceError with the line.
     """
@@ -63,9 +63,9 @@ def read_edges(source: Source, asked: Asked) -> Columns:
 
 
 def read_csv(source: Source, asked: Asked) -> Columns:
-    """Read comma separated rows under a header; quoted cells may hold line breaks.
+    """Read comma-separated rows after a header; quoted cells may hold line breaks.
 
-    Raises TraceError with the line on which the row begins.
+    Raises TraceError with the first line of the row.
     """
     columns: Columns | None = None
     width = 0
@@ -81,7 +81,7 @@ def read_csv(source: Source, asked: Asked) -> Columns:
 
 
 def read_json_lines(source: Source, asked: Asked) -> Columns:
-    """Read one JSON object a line; the first one says which default names serve.
+    """Read one JSON object per line; the first one decides which default names are used.
 
     Raises TraceError with the line.
     """
@@ -101,7 +101,7 @@ def read_json_lines(source: Source, asked: Asked) -> Columns:
     return _filled(source, columns)
 
 
-# By extension; .tsv has no header here, as SNAP writes it.
+# By extension. A .tsv file has no header, as in SNAP's files.
 READERS: dict[str, Reader] = {
     **dict.fromkeys((".txt", ".edges", ".edgelist", ".tsv"), read_edges),
     ".csv": read_csv,
@@ -124,14 +124,14 @@ def _add_cells(columns: Columns, cells: list[str], width: int) -> None:
 
 
 def _add_object(columns: Columns, row: dict[str, Any]) -> None:
-    # A text that is dropped without a word would be worse than an error.
+    # Silently dropping a text would be worse than an error.
     if columns.texts is None and not TEXT_FIELDS_SET.isdisjoint(row):
         raise RowError("this row has a text, and those before it have none: give every row one")
     columns.add(row)
 
 
 def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
-    # Lines end at \n only, so that line numbers are those that an editor shows.
+    # Lines end at \n only, so that line numbers match an editor.
     rows = csv.reader(StringIO(source.text, newline="\n"), strict=True)
     begin = 1
     try:

@@ -1,18 +1,21 @@
-"""Rows of a trace file to columns: ids, times and texts, each checked."""
+"""Rows of a trace file, converted to columns of validated ids, times and texts."""
 
 from array import array
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from math import isfinite
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.errors import InvalidAddress
 from ray_messaging.replay.traces.fields import Getter, RowError, compile_template, find_field, is_template, shown
-from ray_messaging.replay.traces.values import TraceIds, parse_time, read_text
 
-if TYPE_CHECKING:
-    from ray_messaging.addressing.channels import AgentId
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SHOWN_CHARS = 40
 
 FROM_FIELDS = ("from", "src", "source", "sender")
 TO_FIELDS = ("to", "dst", "target", "receiver", "recipient")
@@ -21,7 +24,7 @@ TEXT_FIELDS = ("text", "message", "content")
 
 
 class Asked(NamedTuple):
-    """Name the fields a user asked for; None where the default names serve."""
+    """Fields that a user requested; None: the default names."""
 
     sender: str | None = None
     receiver: str | None = None
@@ -30,10 +33,10 @@ class Asked(NamedTuple):
 
 
 class Columns:
-    """Gather a trace's columns, row by row.
+    """Columns of a trace, built row by row.
 
-    `keys` maps each field's name to what a row is indexed by: its place in a list, or its name in a mapping.
-    Raises RowError where a field is missing or a value cannot be used, ConfigError for a bad template.
+    `keys` maps each field's name to a row's index: its place in a list, or its name in a mapping. Raises RowError for a
+    missing field or an invalid value, ConfigError for an invalid template.
     """
 
     def __init__(self, keys: Mapping[str, Any], asked: Asked) -> None:
@@ -56,7 +59,7 @@ class Columns:
         return len(self.senders)
 
     def add(self, row: Any) -> None:  # noqa: ANN401 - a list or a mapping, as the keys say
-        """Append one row; a row that raises RowError leaves the columns unusable."""
+        """Append one row. After a RowError the columns are unusable."""
         ids = self._ids
         try:
             self.senders.append(ids.read(self._sender(row), "sender"))
@@ -71,7 +74,7 @@ class Columns:
             ) from None
 
     def times_array(self) -> npt.NDArray[np.float64]:
-        """Return the times as an array of their own, float64."""
+        """Return a copy of the times as an array, float64."""
         return np.array(self.times, dtype=np.float64)
 
 
@@ -83,12 +86,82 @@ def _id_getter(noun: str, asked: str | None, defaults: Sequence[str], keys: Mapp
 
 
 def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
-    """Say which fields were looked for in vain, what the file has instead, and how to name each."""
+    """Build the error for missing fields: the expected names, the file's fields, and the options."""
     options = {"sender": ("from", FROM_FIELDS), "receiver": ("to", TO_FIELDS), "time": ("time", TIME_FIELDS)}
-    told = [
+    missing = [
         f"for the {noun}: expected one of {', '.join(options[noun][1])}, found {shown(keys)}; "
         f"name yours by {options[noun][0]}_field (on the command line --{options[noun][0]})"
         for noun, found in fields.items()
         if found is None
     ]
-    return "no field " + "; nor ".join(told)
+    return "no field " + "; nor ".join(missing)
+
+
+class TraceIds:
+    """Parser of ids, each spelling once: a trace has few agents and many rows."""
+
+    def __init__(self) -> None:
+        # Only str keys: True and 1.0 would find the entry of 1.
+        self._known: dict[str, AgentId] = {}
+
+    def read(self, raw: object, noun: str) -> AgentId:
+        """Return an id in canonical form; raise RowError if it is empty or invalid."""
+        if type(raw) is not str:
+            return _checked(raw, noun)
+        known = self._known.get(raw)
+        if known is None:
+            known = self._known[raw] = _checked(raw.strip(), noun)
+        return known
+
+
+def parse_time(raw: object) -> float:
+    """Return a number as a float, an ISO-8601 date and time as unix s (without an offset: UTC).
+
+    Raises RowError for anything else.
+    """
+    if type(raw) is str:
+        try:
+            value = float(raw)
+        except ValueError:
+            return _iso_time(raw)
+        # float() accepts 1_000, which no trace means.
+        if isfinite(value) and "_" not in raw:
+            return value
+    elif type(raw) is int or type(raw) is float:
+        try:
+            value = float(raw)
+        except OverflowError:
+            value = float("inf")
+        if isfinite(value):
+            return value
+    raise RowError(_no_time(raw))
+
+
+def read_text(raw: object) -> str:
+    """Return the text; raise RowError if it is not a str."""
+    if type(raw) is not str:
+        raise RowError(f"the text is of type {type(raw).__name__}: it must be a str, empty for no text")
+    return raw
+
+
+def _checked(raw: object, noun: str) -> AgentId:
+    if raw is None or raw == "":
+        raise RowError(f"the {noun} is empty: give it an id, or drop the row")
+    try:
+        return check_id(raw)
+    except InvalidAddress as error:
+        raise RowError(f"the {noun} is no id ({error})") from None
+
+
+def _iso_time(raw: str) -> float:
+    try:
+        moment = datetime.fromisoformat(raw.strip())
+    except ValueError:
+        raise RowError(_no_time(raw)) from None
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH).total_seconds()
+
+
+def _no_time(raw: object) -> str:
+    shown = repr(raw)
+    shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
+    return f"time {shown} is neither a finite number nor ISO-8601 (2004-04-15T14:56:01Z)"

@@ -1,4 +1,4 @@
-"""A trace file's bytes: opened, unzipped, checked to be UTF-8, and blamed by line."""
+"""Content of a trace file: read, unzipped, decoded as UTF-8; its errors name the line."""
 
 import codecs
 import gzip
@@ -13,12 +13,12 @@ CHUNK_BYTES = 1 << 20
 
 
 class Source:
-    """Hold a whole trace file, unzipped.
+    """A whole trace file, unzipped.
 
-    `data`: UTF-8 bytes without byte order mark; `text`: the same, decoded; `stem`, `extension`: of the name
-    less .gz, the extension in lower case with its dot.
+    `data`: UTF-8 bytes without byte order mark; `text`: the same, decoded; `stem`, `extension`: of the name without
+    .gz, the extension in lower case with its dot.
 
-    Raises TraceError if the file cannot be read, is damaged, is empty or is no UTF-8.
+    Raises TraceError if the file cannot be read, is damaged, empty, or not UTF-8.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class Source:
                 file=str(path),
                 line=0,
             ) from error
-        # By its first bytes, not by its name: browsers unzip a download and leave the .gz.
+        # By its first bytes, not by its name: browsers unzip downloads and keep the .gz.
         data = self._unzip(raw) if raw.startswith(GZIP_MAGIC) else raw
         self.data = data.removeprefix(codecs.BOM_UTF8)
         if not self.data.strip():
@@ -42,14 +42,14 @@ class Source:
         self.text = self._decode()
 
     def broken(self, line: int, reason: str) -> TraceError:
-        """Build the error that blames a line (from 1)."""
+        """Build the error for an invalid line (from 1)."""
         return TraceError(f"{self.path.name}:{line}: {reason}", file=str(self.path), line=line)
 
     def _unzip(self, raw: bytes) -> bytes:
         parts: list[bytes] = []
         with gzip.GzipFile(fileobj=BytesIO(raw)) as stream:
             try:
-                # read1 hands over what precedes the damage; read would drop it, and the line with it.
+                # read1 returns the data before the damage, and so the line; read would drop it.
                 while part := stream.read1(CHUNK_BYTES):
                     parts.append(part)
             except (OSError, EOFError, zlib.error) as error:

@@ -1,4 +1,4 @@
-"""A trace: who messaged whom, when and in which words, in the order of its file."""
+"""Trace: messages with sender, receiver, time and text, in file order."""
 
 import os
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from ray_messaging.replay.traces.source import Source
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace:
-    """Hold one row per message, in file order.
+    """One row per message, in file order.
 
-    `senders`, `receivers`: ids; `times`: float64, unix s or a sequence number, in any order;
-    `texts`: one str per message, or None where the trace has no text. Raises ConfigError if lengths differ.
+    `senders`, `receivers`: ids; `times`: float64, unix s or a sequence number, in any order; `texts`: one str per
+    message, or None if the trace has no texts. Raises ConfigError if lengths differ.
     """
 
     senders: list[AgentId]
@@ -41,12 +41,12 @@ class Trace:
         return len(self.senders)
 
     def __repr__(self) -> str:
-        # Not the columns: they may be millions long, and hold real people's names.
+        # Without the columns: they may have millions of rows, and real people's names.
         return f"Trace(name={self.name!r}, messages={len(self)}, texts={self.texts is not None})"
 
     @property
     def agents(self) -> list[AgentId]:
-        """List every sender and receiver once, in order of first appearance."""
+        """Return every sender and receiver once, in order of first appearance."""
         return list(dict.fromkeys(chain.from_iterable(zip(self.senders, self.receivers, strict=True))))
 
 
@@ -60,14 +60,13 @@ def read_trace(
 ) -> Trace:
     """Read a SNAP edge list, a CSV file with a header or JSON lines, gzipped or plain.
 
-    The extension (less .gz) says which: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; of any
-    other the content is looked at. The columns of an edge list are `src`, `dst` and `time`; without a
-    third column the time is the row number from 0. `from_field` and `to_field` may be templates of plain
-    fields: `{game}-{sender}`. Times are numbers, or ISO-8601 (without an offset: UTC), which become unix s.
-    An id that spells an int64 is that integer.
+    The extension (without .gz) selects the format: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; for any other
+    the content decides. The columns of an edge list are `src`, `dst` and `time`; without a third column the time is the
+    row number from 0. `from_field` and `to_field` may be templates of plain fields: `{game}-{sender}`. Times are
+    numbers, or ISO-8601 (without an offset: UTC), which become unix s. An id that spells an int64 is that integer.
 
-    Raises TraceError with `file` and `line` (from 1; 0 where the file cannot be opened), and ConfigError
-    for a template that is not plain.
+    Raises TraceError with `file` and `line` (from 1; 0 if the file cannot be opened), and ConfigError for a template
+    that is not plain.
     """
     asked = Asked(from_field, to_field, time_field, text_field)
     source = Source(Path(path))

@@ -5,9 +5,8 @@ import pytest
 from support.traffic import plan_of, traffic_of
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.plan import Plan, deal, due_times
+from ray_messaging.replay.plan import Plan, Traffic, deal, digests, due_times
 from ray_messaging.replay.traces.trace import Trace
-from ray_messaging.replay.traffic import Traffic, digests
 
 ROWS = [(1, 2), (2, 1), ("ann", 1), (1, "ann"), (1, 2)]
 GROUPS = {1: 0, 2: 1, "ann": 1}
