@@ -43,7 +43,7 @@ class Setting(NamedTuple):
     description: str
 
 
-class _Legible(ModelMetaclass):
+class _ShortHelp(ModelMetaclass):
     """Metaclass that hides pydantic's own members in `dir` and `help`: they are ten times as long as ours."""
 
     def __dir__(self) -> list[str]:
@@ -51,7 +51,7 @@ class _Legible(ModelMetaclass):
         return sorted({name for base in ours for name in vars(base) if not name.startswith(("_", "model_"))})
 
 
-class _Settings(BaseModel, metaclass=_Legible):
+class _Settings(BaseModel, metaclass=_ShortHelp):
     """Base of settings classes. It adds a list of the fields to the class docstring."""
 
     @classmethod
@@ -78,7 +78,7 @@ def _shown(name: str, value: object) -> str:
     return str(value) if name == "port" else f"{value:,}"
 
 
-def _of(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - a field of any type
+def _setting(default: Any, description: str, **limits: Any) -> Any:  # noqa: ANN401 - a field of any type
     """Build a field from its default and its description, with the unit; docs/configuration.md has a row for each."""
     return Field(default, description=description, **limits)
 
@@ -99,17 +99,19 @@ class RedisConfig(ServerConfig):
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
     server: str = Field(description="its host name or address; a path that begins with / is a unix socket")
-    port: int = _of(6379, "its TCP port", ge=0, le=65535)
-    password: str | None = _of(None, "its password", repr=False)
-    db: int = _of(0, "the number of the database", ge=0)
-    timeout: float = _of(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
-    username: str | None = _of(None, "the user's name, where the server has an ACL")
-    ssl: bool = _of(False, "connect by TLS")
-    ssl_ca_certs: str | None = _of(None, "a file of authorities to trust beside the system's")
-    ssl_certfile: str | None = _of(None, "a file with our own certificate, where the server asks for one")
-    ssl_keyfile: str | None = _of(None, "a file with its key")
-    allow_eviction: bool = _of(False, "accept a server that deletes data, unread messages too, when its memory is full")
-    socket_dir: str | None = _of(None, "a folder with its unix socket, PORT.sock, which is faster if it exists")
+    port: int = _setting(6379, "its TCP port", ge=0, le=65535)
+    password: str | None = _setting(None, "its password", repr=False)
+    db: int = _setting(0, "the number of the database", ge=0)
+    timeout: float = _setting(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
+    username: str | None = _setting(None, "the user's name, where the server has an ACL")
+    ssl: bool = _setting(False, "connect by TLS")
+    ssl_ca_certs: str | None = _setting(None, "a file of authorities to trust beside the system's")
+    ssl_certfile: str | None = _setting(None, "a file with our own certificate, where the server asks for one")
+    ssl_keyfile: str | None = _setting(None, "a file with its key")
+    allow_eviction: bool = _setting(
+        False, "accept a server that deletes data, unread messages too, when its memory is full"
+    )
+    socket_dir: str | None = _setting(None, "a folder with its unix socket, PORT.sock, which is faster if it exists")
 
     @model_validator(mode="before")
     @classmethod
@@ -176,15 +178,15 @@ class MqttConfig(ServerConfig):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     server: str = Field(description="its host name or address")
-    port: int = _of(1883, "its TCP port", ge=1, le=65535)
-    username: str | None = _of(None, "the user's name")
-    password: str | None = _of(None, "the user's password, which needs a username", repr=False)
-    timeout: float = _of(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
-    keepalive_s: int = _of(30, "seconds of silence before a ping; then the peer counts as gone", ge=1, le=65535)
-    ssl: bool = _of(False, "connect by TLS")
-    ssl_ca_certs: str | None = _of(None, "a file of the authorities to trust; without it: the system's")
-    ssl_certfile: str | None = _of(None, "a file with our own certificate, where the broker asks for one")
-    ssl_keyfile: str | None = _of(None, "a file with its key")
+    port: int = _setting(1883, "its TCP port", ge=1, le=65535)
+    username: str | None = _setting(None, "the user's name")
+    password: str | None = _setting(None, "the user's password, which needs a username", repr=False)
+    timeout: float = _setting(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
+    keepalive_s: int = _setting(30, "seconds of silence before a ping; then the peer counts as gone", ge=1, le=65535)
+    ssl: bool = _setting(False, "connect by TLS")
+    ssl_ca_certs: str | None = _setting(None, "a file of the authorities to trust; without it: the system's")
+    ssl_certfile: str | None = _setting(None, "a file with our own certificate, where the broker asks for one")
+    ssl_keyfile: str | None = _setting(None, "a file with its key")
 
     @model_validator(mode="after")
     def _is_whole(self) -> "MqttConfig":
@@ -231,32 +233,40 @@ class MessagingConfig(_Settings):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    mailbox_messages: PositiveInt = _of(
+    mailbox_messages: PositiveInt = _setting(
         MAILBOX_MESSAGES, "messages that may wait unread in a mailbox; then senders wait"
     )
-    mailbox_bytes: PositiveInt = _of(MAILBOX_BYTES, "bytes that may wait unread in a mailbox; then senders wait")
-    inbox_messages: PositiveInt = _of(100_000, "messages that a receiver reads ahead of fetches")
-    outbox_messages: PositiveInt = _of(200_000, "messages that may wait in a messager to be sent; then `send` waits")
-    outbox_bytes: PositiveInt = _of(256 * 2**20, "bytes that may wait in a messager to be sent; then `send` waits")
-    payload_bytes: int = _of(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=PAYLOAD_LIMIT)
-    state_bytes: int = _of(64 * 2**20, "bytes of a transaction's state, 256 MiB at most", gt=0, le=TRANSACTION_BYTES)
-    complete_messages: PositiveInt = _of(1_000_000, "most messages of one fetch with `complete=True`")
-    complete_bytes: PositiveInt = _of(256 * 2**20, "most bytes of one fetch with `complete=True`")
-    frame_rows: PositiveInt = _of(FRAME_ROWS, "most messages in one entry of a mailbox")
-    frame_bytes: PositiveInt = _of(FRAME_BYTES, "most bytes in one entry of a mailbox")
-    send_timeout_s: PositiveFloat = _of(30.0, "seconds for which a send is retried: no server, full mailbox, full log")
-    interceptor_timeout_s: PositiveFloat = _of(30.0, "seconds that a send waits for a silent interceptor")
-    rule_timeout_s: PositiveFloat = _of(
+    mailbox_bytes: PositiveInt = _setting(MAILBOX_BYTES, "bytes that may wait unread in a mailbox; then senders wait")
+    inbox_messages: PositiveInt = _setting(100_000, "messages that a receiver reads ahead of fetches")
+    outbox_messages: PositiveInt = _setting(
+        200_000, "messages that may wait in a messager to be sent; then `send` waits"
+    )
+    outbox_bytes: PositiveInt = _setting(256 * 2**20, "bytes that may wait in a messager to be sent; then `send` waits")
+    payload_bytes: int = _setting(8 * 2**20, "bytes of one payload as JSON, 64 MiB at most", gt=0, le=PAYLOAD_LIMIT)
+    state_bytes: int = _setting(
+        64 * 2**20, "bytes of a transaction's state, 256 MiB at most", gt=0, le=TRANSACTION_BYTES
+    )
+    complete_messages: PositiveInt = _setting(1_000_000, "most messages of one fetch with `complete=True`")
+    complete_bytes: PositiveInt = _setting(256 * 2**20, "most bytes of one fetch with `complete=True`")
+    frame_rows: PositiveInt = _setting(FRAME_ROWS, "most messages in one entry of a mailbox")
+    frame_bytes: PositiveInt = _setting(FRAME_BYTES, "most bytes in one entry of a mailbox")
+    send_timeout_s: PositiveFloat = _setting(
+        30.0, "seconds for which a send is retried: no server, full mailbox, full log"
+    )
+    interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
+    rule_timeout_s: PositiveFloat = _setting(
         RULE_TIMEOUT_S, "seconds for one batch; then the rule has failed, and is interrupted"
     )
-    lease_s: PositiveFloat = _of(30.0, "seconds without a sign of life after which a messager counts as gone")
-    loan_s: PositiveFloat = _of(60.0, "seconds until messages that a Ray caller fetched are redelivered to others")
-    dead_bytes: PositiveInt = _of(DEAD_BYTES, "bytes of dead letters; above it the oldest are dropped, and counted")
-    log_list_messages: int = _of(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
-    log_list_bytes: int = _of(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
-    mirror: bool = _of(False, "PUBLISH messages to mailboxes too, for foreign clients that listen")
-    strict_senders: bool | None = _of(None, "send only for one's own agents, or the user; None: if it is a group")
-    delegate_rules: bool = _of(True, "let senders apply rules that read ids only; False: ask for each batch")
+    lease_s: PositiveFloat = _setting(30.0, "seconds without a sign of life after which a messager counts as gone")
+    loan_s: PositiveFloat = _setting(60.0, "seconds until messages that a Ray caller fetched are redelivered to others")
+    dead_bytes: PositiveInt = _setting(
+        DEAD_BYTES, "bytes of dead letters; above it the oldest are dropped, and counted"
+    )
+    log_list_messages: int = _setting(100_000, "messages in the local log list, `get_log_list()`; 0: none", ge=0)
+    log_list_bytes: int = _setting(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
+    mirror: bool = _setting(False, "PUBLISH messages to mailboxes too, for foreign clients that listen")
+    strict_senders: bool | None = _setting(None, "send only for one's own agents, or the user; None: if it is a group")
+    delegate_rules: bool = _setting(True, "let senders apply rules that read ids only; False: ask for each batch")
 
     @model_validator(mode="before")
     @classmethod
