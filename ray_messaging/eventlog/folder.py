@@ -212,7 +212,7 @@ class Folder:
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except KeyError as error:
-            raise self._damaged(info.path, "its footer lacks this library's metadata") from error
+            raise self._damaged(info.path, "its footer lacks what this library writes there") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
             raise self._damaged(info.path, error) from error
 

@@ -33,8 +33,8 @@ async def hosts(exp_id, valkey_config, tmp_path, opener):
 
     async def die(host):
         living.remove(host)
-        host._writer._reading.cancel()
-        await asyncio.gather(host._writer._reading, return_exceptions=True)
+        host._writer._read_task.cancel()
+        await asyncio.gather(host._writer._read_task, return_exceptions=True)
         await host.abandon()
 
     yield start, die

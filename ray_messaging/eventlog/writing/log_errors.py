@@ -46,7 +46,7 @@ def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -
 def taken_over(exp_id: str, folder: Folder, segment: Segment) -> LogError:
     """Build the error for a writer after another one took its folder over."""
     return LogError(
-        f"{segment.rows:,} rows that the event log of {exp_id} had read are in no file: a newer run of this "
-        f"experiment writes {folder.where}. End this run",
+        f"{segment.rows:,} rows that the event log of {exp_id} had read are in no file: another run of this "
+        f"experiment, a newer one, writes {folder.where}. End this one",
         path=folder.where,
     )

@@ -219,8 +219,8 @@ async def test_a_successor_that_finds_the_server_flushed_says_so_and_what_there_
     await first._writer._written()
     await society.send("a", 2)
     assert await first.ask("end", {}) == 6
-    first._writer._reading.cancel()  # it is killed
-    await asyncio.gather(first._writer._reading, return_exceptions=True)
+    first._writer._read_task.cancel()  # it is killed
+    await asyncio.gather(first._writer._read_task, return_exceptions=True)
     await first.abandon()
     await flush()
     for _ in range(2):  # it tries again and again
