@@ -146,9 +146,7 @@ class Group:
                 FetchOptions(commit, complete, number, self._received),
             )
             try:
-                token, messages = insist(
-                    self.actor, lambda: self.actor.fetch.remote(*arguments), actor_name=self._actor_name
-                )
+                token, messages = self._insist(lambda: self.actor.fetch.remote(*arguments))
             except CommitFailed:
                 self._token = None  # another handle has the messages
                 raise

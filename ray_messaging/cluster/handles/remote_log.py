@@ -34,9 +34,7 @@ class RemoteSource:
             page, (self._process, _) = self._result(self._log.since.remote(seen, arguments))
             return page
         if question == "end" and not self._process:  # a follower needs the process that numbered the end
-            self._process, end = result(
-                self._log.since.remote(Seen("", -1), {"limit": 0}), actor_name=self._actor_name
-            )[1]
+            self._process, end = self._result(self._log.since.remote(Seen("", -1), {"limit": 0}))[1]
             return end
         return self._result(self._log.ask.remote(question, arguments))
 
