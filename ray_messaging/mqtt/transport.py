@@ -20,6 +20,7 @@ from ray_messaging.mqtt.sending.mailbox_senders import CHECK_S, MailboxSenders
 from ray_messaging.mqtt.sending.separate_log import SeparateLog
 from ray_messaging.mqtt.wire.messages import DirectoryEntry
 from ray_messaging.mqtt.wire.topics import Filters, Topics
+from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.base import (
     LOG,
     START,
@@ -85,6 +86,10 @@ class MqttTransport:
         """Return the broker's limit on the bytes of a frame, if it is known."""
         refused = self._senders.sizes.refused
         return self._control.link.maximum_packet if refused is None else refused - 1
+
+    def observe(self, observer: Observer) -> None:
+        """Report connections and retries to an observer from now on."""
+        self._control.link.observer = observer
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Do nothing: no server of ours ends with an experiment."""

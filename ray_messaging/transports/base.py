@@ -15,6 +15,7 @@ from ray_messaging.addressing.patterns import Patterns
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import Closed, Fenced
 from ray_messaging.model.batch import Batch
+from ray_messaging.observability.observer import Observer
 
 
 class FrameFate(IntEnum):
@@ -260,6 +261,9 @@ class Transport(Protocol):
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """While the server is out of reach, ask whether the experiment has ended: then calls raise what is answered."""
+
+    def observe(self, observer: Observer) -> None:
+        """Report connections and retries to an observer from now on."""
 
     async def connect(self) -> None:
         """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""

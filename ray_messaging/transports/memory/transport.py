@@ -10,6 +10,7 @@ from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Closed
+from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.base import (
     LOG,
     DirectoryDelta,
@@ -40,6 +41,9 @@ class MemoryTransport(MemoryPost):
         super().__init__(server, exp_id)
         self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
+
+    def observe(self, observer: Observer) -> None:
+        """Do nothing: there are no connections."""
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Do nothing: no server of ours ends with an experiment."""

@@ -14,6 +14,7 @@ from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MailboxFull, ServerRefused
+from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.base import (
     LOG,
     LOG_STREAM,
@@ -69,6 +70,10 @@ class RedisTransport(RedisLog):
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """While the server is out of reach, ask whether the experiment has ended: then calls raise what is answered."""
         self.link.ended = ended
+
+    def observe(self, observer: Observer) -> None:
+        """Report connections and retries to an observer from now on."""
+        self.link.observer = observer
 
     async def connect(self) -> None:
         """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""

@@ -35,6 +35,7 @@ from redis.exceptions import (
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, MailboxFull, ServerRefused
+from ray_messaging.observability.observer import NO_OBSERVER
 from ray_messaging.transports.redis.connection.facts import read_info, refusal
 from ray_messaging.transports.redis.connection.local_socket import NearbyConnection
 from ray_messaging.transports.redis.connection.protocol import LargeCommand, ServerBusyError, Wire, reply_error
@@ -142,6 +143,7 @@ class RedisLink:
         self._glanced_at = 0.0
         # Asked while the server is out of reach: whether it stays so, as the experiment has ended.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
+        self.observer = NO_OBSERVER
 
     @property
     def where(self) -> str:
@@ -194,10 +196,15 @@ class RedisLink:
 
     async def _opened(self, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
         async with self._opening:
-            if self._wire is None or not self._wire.is_open:
-                self._wire = await Wire.open(self.dedicated())
-            wire = self._wire
+            wire = await self._open_shared()
         return await self._over(wire, args)
+
+    async def _open_shared(self) -> Wire:
+        """Return the shared connection; open it where there is none, which only one task may do at a time."""
+        if self._wire is None or not self._wire.is_open:
+            self._wire = await Wire.open(self.dedicated())
+            self.observer.connected(self.where)
+        return self._wire
 
     def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
         patience_s = self.patience_s
@@ -271,9 +278,7 @@ class RedisLink:
 
     async def _greeting(self, command: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
         async with self._opening:
-            if self._wire is None or not self._wire.is_open:
-                self._wire = await Wire.open(self.dedicated())
-            wire = self._wire
+            wire = await self._open_shared()
             if wire is not self._greeted and self.greet is not None:
                 await self.greet(wire, {})
             self._greeted = wire
@@ -308,6 +313,7 @@ class RedisLink:
                     raise over from error
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise self.translated(error) from error
+                self.observer.retried(self.where, error)
             # Jitter, so that a server that comes back is not met by everybody at once.
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - no secret
             pause = min(2 * pause, _LONGEST_PAUSE_S)
