@@ -105,7 +105,7 @@ def show_check(console: Console, account: Account) -> None:
 def show_log(console: Console, log_dir: str, logged: dict[str, int], probes: int = 0) -> None:
     """Print the event log's total and the command to read it; `probes` are single messages sent after the run."""
     console.print(
-        f"The event log has {sum(logged.values()):,} sends, each with one fate, as the senders were told"
+        f"The event log has {sum(logged.values()):,} sends, each with one fate, as in the senders' receipts"
         f"{f' (and {probes:,} lone messages)' if probes else ''}. Look into it:\n  ray-messaging log stats {log_dir}"
     )
 

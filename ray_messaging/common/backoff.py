@@ -74,7 +74,7 @@ LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # beside the transport's own retries
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
-# Ray actors that restarted: until the server answers, and until it accepts what they ask.
+# Ray actors that restarted: until the server answers, and until it accepts their calls.
 ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)
 ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)
 

@@ -6,7 +6,7 @@ MIB = 2**20
 MAILBOX_MESSAGES = 1_000_000
 MAILBOX_BYTES = 256 * MIB
 
-# One entry of a mailbox (a frame). A reader refuses a frame above FRAME_LIMIT, whoever wrote it.
+# One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.
 FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB

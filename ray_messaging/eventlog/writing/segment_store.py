@@ -189,8 +189,8 @@ class SegmentStore:
         trouble = f"{type(error).__name__}: {error}"
         if self.trouble is None:
             logger.error(
-                "the event log of %s cannot be written to %s, trying on (nothing is lost, but senders will be made to "
-                "wait): %s; make room or set it right",
+                "the event log of %s cannot be written to %s, and is retried (nothing is lost, but senders may have to "
+                "wait): %s; make room or remove the cause",
                 self._exp_id,
                 self._folder.where,
                 trouble,
@@ -206,7 +206,7 @@ class SegmentStore:
     def _given_up(self, error: Exception) -> LogError:
         return LogError(
             f"the end of the event log could not be written to {self._folder.where}: {error}; the streams keep it: "
-            "set this right and start a writer again",
+            "remove the cause and start a writer again",
             path=self._folder.where,
         )
 

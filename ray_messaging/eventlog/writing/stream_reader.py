@@ -147,7 +147,7 @@ class StreamReader:
                 raise
             except (ConnectionFailed, MailboxFull) as error:
                 if self.away is None:
-                    logger.warning("the event log of %s cannot be read, trying on: %s", self._exp_id, error)
+                    logger.warning("the event log of %s cannot be read, and is retried: %s", self._exp_id, error)
                 self.away = str(error)
                 await asyncio.sleep(LOG_READ_RETRY.first_s)
             else:

@@ -15,15 +15,15 @@ class RowError(Exception):
     """A row is invalid. Callers that know file and line raise a TraceError from it."""
 
 
-def find_field(noun: str, asked: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> str | None:
+def find_field(noun: str, requested: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> str | None:
     """Return the field to read: the requested one, else the first existing default name, or None.
 
     Default names match in any case. Raises RowError if the requested field does not exist.
     """
-    if asked is not None:
-        if asked not in keys:
-            raise RowError(f"no field {asked!r} for the {noun}: the fields are {shown(keys)}")
-        return asked
+    if requested is not None:
+        if requested not in keys:
+            raise RowError(f"no field {requested!r} for the {noun}: the fields are {shown(keys)}")
+        return requested
     # Reversed: of two spellings the file's first wins.
     by_lower = {key.lower(): key for key in reversed(list(keys))}
     return next((by_lower[name] for name in defaults if name in by_lower), None)

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from ray_messaging.replay.traces.fields import RowError
-from ray_messaging.replay.traces.rows import TEXT_FIELDS, Asked, Columns
+from ray_messaging.replay.traces.rows import TEXT_FIELDS, Columns, RequestedFields
 from ray_messaging.replay.traces.source import Source
 
-Reader = Callable[[Source, Asked], Columns]
+Reader = Callable[[Source, RequestedFields], Columns]
 EDGE_FIELDS = ("src", "dst", "time")
 TIMELESS_WIDTH = 2
 TEXT_FIELDS_SET = frozenset(TEXT_FIELDS)
@@ -34,13 +34,13 @@ def reader_for(source: Source) -> Reader:
     return read_csv if "," in first else read_edges
 
 
-def read_edges(source: Source, asked: Asked) -> Columns:
+def read_edges(source: Source, requested: RequestedFields) -> Columns:
     """Read `src dst [time]` lines, split at white space; the first one decides whether there are times.
 
     Lines that begin with # are comments. Raises TraceError with the line.
     """
     try:
-        columns = Columns({name: place for place, name in enumerate(EDGE_FIELDS)}, asked)
+        columns = Columns({name: place for place, name in enumerate(EDGE_FIELDS)}, requested)
     except RowError as broken:
         raise source.broken(1, str(broken)) from None
     width = 0
@@ -62,7 +62,7 @@ def read_edges(source: Source, asked: Asked) -> Columns:
     return _filled(source, columns)
 
 
-def read_csv(source: Source, asked: Asked) -> Columns:
+def read_csv(source: Source, requested: RequestedFields) -> Columns:
     """Read comma-separated rows after a header; quoted cells may hold line breaks.
 
     Raises TraceError with the first line of the row.
@@ -72,7 +72,7 @@ def read_csv(source: Source, asked: Asked) -> Columns:
     for line, cells in _csv_rows(source):
         try:
             if columns is None:
-                columns, width = Columns(_header_keys(cells), asked), len(cells)
+                columns, width = Columns(_header_keys(cells), requested), len(cells)
             else:
                 _add_cells(columns, cells, width)
         except RowError as broken:
@@ -80,7 +80,7 @@ def read_csv(source: Source, asked: Asked) -> Columns:
     return _filled(source, columns)
 
 
-def read_json_lines(source: Source, asked: Asked) -> Columns:
+def read_json_lines(source: Source, requested: RequestedFields) -> Columns:
     """Read one JSON object per line; the first one decides which default names are used.
 
     Raises TraceError with the line.
@@ -92,7 +92,7 @@ def read_json_lines(source: Source, asked: Asked) -> Columns:
         try:
             row = _json_rows.decode(content)
             if columns is None:
-                columns = Columns({name: name for name in row}, asked)
+                columns = Columns({name: name for name in row}, requested)
             _add_object(columns, row)
         except RowError as broken:
             raise source.broken(line, str(broken)) from None

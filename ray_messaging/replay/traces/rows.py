@@ -23,7 +23,7 @@ TIME_FIELDS = ("time", "ts", "timestamp", "seq")
 TEXT_FIELDS = ("text", "message", "content")
 
 
-class Asked(NamedTuple):
+class RequestedFields(NamedTuple):
     """Fields that a user requested; None: the default names."""
 
     sender: str | None = None
@@ -39,18 +39,18 @@ class Columns:
     missing field or an invalid value, ConfigError for an invalid template.
     """
 
-    def __init__(self, keys: Mapping[str, Any], asked: Asked) -> None:
+    def __init__(self, keys: Mapping[str, Any], requested: RequestedFields) -> None:
         self.senders: list[AgentId] = []
         self.receivers: list[AgentId] = []
         # Not a list: 8 bytes a message instead of 32.
         self.times = array("d")
-        sender = _id_getter("sender", asked.sender, FROM_FIELDS, keys)
-        receiver = _id_getter("receiver", asked.receiver, TO_FIELDS, keys)
-        time = find_field("time", asked.time, TIME_FIELDS, keys)
+        sender = _id_getter("sender", requested.sender, FROM_FIELDS, keys)
+        receiver = _id_getter("receiver", requested.receiver, TO_FIELDS, keys)
+        time = find_field("time", requested.time, TIME_FIELDS, keys)
         if sender is None or receiver is None or time is None:
             raise RowError(_none_found({"sender": sender, "receiver": receiver, "time": time}, keys))
         self._sender, self._receiver, self._time = sender, receiver, itemgetter(keys[time])
-        text = find_field("text", asked.text, TEXT_FIELDS, keys)
+        text = find_field("text", requested.text, TEXT_FIELDS, keys)
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
         self._ids = TraceIds()
@@ -78,10 +78,10 @@ class Columns:
         return np.array(self.times, dtype=np.float64)
 
 
-def _id_getter(noun: str, asked: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> Getter | None:
-    if asked is not None and is_template(asked):
-        return compile_template(noun, asked, keys)
-    found = find_field(noun, asked, defaults, keys)
+def _id_getter(noun: str, requested: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> Getter | None:
+    if requested is not None and is_template(requested):
+        return compile_template(noun, requested, keys)
+    found = find_field(noun, requested, defaults, keys)
     return None if found is None else itemgetter(keys[found])
 
 

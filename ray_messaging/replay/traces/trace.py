@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
 from ray_messaging.replay.traces.formats import reader_for
-from ray_messaging.replay.traces.rows import Asked
+from ray_messaging.replay.traces.rows import RequestedFields
 from ray_messaging.replay.traces.source import Source
 
 
@@ -68,7 +68,7 @@ def read_trace(
     Raises TraceError with `file` and `line` (from 1; 0 if the file cannot be opened), and ConfigError for a template
     that is not plain.
     """
-    asked = Asked(from_field, to_field, time_field, text_field)
+    requested = RequestedFields(from_field, to_field, time_field, text_field)
     source = Source(Path(path))
-    columns = reader_for(source)(source, asked)
+    columns = reader_for(source)(source, requested)
     return Trace(columns.senders, columns.receivers, columns.times_array(), columns.texts, source.stem)
