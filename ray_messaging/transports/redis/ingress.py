@@ -11,6 +11,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.common.backoff import REDIS_RESUBSCRIBE
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import Closed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import ChannelSet
@@ -26,7 +27,6 @@ _CHUNK = 1_000
 # Who adds more channels of agents than that at once takes those of all agents by one pattern, and drops what is not for
 # it: each channel costs the server 240 bytes, and when its subscriber goes it stands still for 2 us each.
 WIDE = 30_000
-_PAUSE_S = 0.2
 # A link that died without a word brings nothing, as one does on which nobody says anything: after so much silence the
 # server is asked, and is taken for gone where it does not answer for so long.
 _SILENCE_S, _PONG_S = 5.0, 10.0
@@ -162,7 +162,7 @@ class RedisIngress:
                 if self._connection is not None:
                     self._connection.close()
                     self._connection = None
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(REDIS_RESUBSCRIBE.first_s)
 
     def _ask_for_less(self) -> bool:
         """Do without our ear, or without all agents' channels, or both, as the server does not say what it refused."""

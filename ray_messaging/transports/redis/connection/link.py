@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
@@ -32,6 +31,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, MailboxFull, ServerRefused
@@ -45,7 +45,6 @@ T = TypeVar("T")
 # Called with a connection, and the streams (their keys) that are read over it, each with the last entry that was read.
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 _GLANCE_S = 1.0  # between two questions whether the experiment has ended
 # Patience must be enough for another connection, where one has died without a word.
 _SHORTEST_STALL_S = 1.0
@@ -294,7 +293,7 @@ class RedisLink:
         Raises: ServerRefused at once, Closed once the experiment has ended, ConnectionFailed, MailboxFull.
         """
         deadline, calls = asyncio.get_running_loop().time() + self.patience_s, self._calls
-        pause = _FIRST_PAUSE_S
+        backoff: Backoff | None = None  # most commands succeed at once
         while True:
             try:
                 return await attempt()
@@ -311,12 +310,11 @@ class RedisLink:
                 if (over := await self.over()) is not None:
                     over.unsent = self._calls == calls
                     raise over from error
-                if asyncio.get_running_loop().time() + pause > deadline:
+                backoff = backoff or Backoff(REDIS_RETRY, deadline=deadline)
+                if backoff.exhausted:
                     raise self.translated(error) from error
                 self.observer.retried(self.where, error)
-            # Jitter, so that a server that comes back is not met by everybody at once.
-            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - no secret
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            await backoff.sleep()
 
     async def over(self) -> Closed | None:
         """Return that the experiment has ended, as far as somebody knows; who asks often is told that once a second."""
