@@ -1,1 +1,1 @@
-"""Encoding of batches: frames, their checksum, and notes for the event log."""
+"""Encoding of batches: frames, and notes for the event log."""

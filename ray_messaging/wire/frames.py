@@ -21,7 +21,11 @@ from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.id_column import NONE, STR, IdColumn
 from ray_messaging.model.payload_column import PayloadColumn
-from ray_messaging.wire.checksum import crc32
+
+try:  # CRC-32 by the processor's own instructions, in a tenth of the time
+    from isal.isal_zlib import crc32
+except ImportError:  # not available for this machine
+    from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # prefix of a mailbox's name: the sender of foreign clients' messages
 MAGIC, VERSION = b"RM", 1
