@@ -22,8 +22,8 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
 from ray_messaging.interception.client.verdict_client import PassAll, VerdictClient, verdict_client_for
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.receiving.lease_watch import Gone
-from ray_messaging.receiving.mailbox_lease import KEEP_S
+from ray_messaging.receiving.fetcher import Fetcher
+from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_sender import BulkSender
@@ -74,6 +74,8 @@ class Engine:
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None
+        self.fetcher = Fetcher(transport, self.name, self.settings)
+        self.fetcher.unavailable = self._not_listening
         self._make_verdict_client = make_verdict_client or self._verdict_client_for
         self._interceptor = interceptor
         self._listened = False
@@ -101,7 +103,8 @@ class Engine:
         router = FrameRouter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
         self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s)
         await self.frame_sender.reload()
-        self.subscription = Subscription(self.transport, self.directory, self.name, self.settings, named=self.named)
+        self.subscription = Subscription(self.transport, self.directory, self.fetcher, self.settings, named=self.named)
+        self.fetcher.unavailable = None
         self.accumulator = Accumulator(self.frame_sender, verdict_client, self.settings, self.checks, self.log)
         self.accumulator.step = self._step
         self.accepting = self.accumulator
@@ -112,7 +115,7 @@ class Engine:
         if self.closed:
             return
         self.closed = True
-        self.accepting = None
+        self.accepting, self.fetcher.unavailable = None, self._not_listening
         accumulator, subscription = self.accumulator, self.subscription
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self.transport.close)
@@ -136,6 +139,9 @@ class Engine:
                 await self.frame_sender.leave(KEEP_S if self.named else 0)
         except (TransitError, TimeoutError, Closed) as error:
             logger.info("the server keeps what it knows of sender %s: %r", self.name, error)
+
+    def _not_listening(self) -> MessagingError:
+        return self.not_open(NotListening)
 
     def not_open(self, kind: type[MessagingError]) -> MessagingError:
         """Build the error for a call before `open` or after `close`: Closed, or `kind` before `open`."""
@@ -212,7 +218,7 @@ class Engine:
         await self._succeed()
 
     async def host(
-        self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: Gone | None = None
+        self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: IsDead | None = None
     ) -> None:
         """Claim agents for this messager, and listen on their channels; raise AlreadyExists."""
         hosted = AgentSet.of(agents)

@@ -13,8 +13,8 @@ from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed
 from ray_messaging.message import Message, Messages, Outgoing
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.receiving.fetch_options import Commit
-from ray_messaging.receiving.lease_watch import Gone
+from ray_messaging.receiving.fetcher import CommitMode
+from ray_messaging.receiving.mailbox_lease import IsDead
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports.backend import open_transport
@@ -143,7 +143,7 @@ class Messager(names.ChannelNames):
         await self.engine.subscribe(channels)
 
     async def host_agents(
-        self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: Gone | None = None
+        self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: IsDead | None = None
     ) -> None:
         """Claim agents for this messager, and listen on their channels; raise AlreadyExists if one is claimed.
 
@@ -157,7 +157,7 @@ class Messager(names.ChannelNames):
         *,
         limit: int | None = None,
         timeout: float | None = 0.0,
-        commit: Commit = "next",
+        commit: CommitMode = "next",
         complete: bool = False,
     ) -> Messages:
         """Return new messages, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
@@ -169,7 +169,7 @@ class Messager(names.ChannelNames):
         many reads as that takes (see docs/receiving.md).
         Raises: NotListening, Fenced, FetchTooLarge, ConfigError for commit="acked" or complete=True on MQTT.
         """
-        return await self.engine.receiving.fetch(limit, timeout, commit, complete=complete)
+        return await self.engine.fetcher.fetch(limit, timeout, commit, complete=complete)
 
     async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
         """Commit fetched messages now: one, some, or all that are not committed.
@@ -179,11 +179,11 @@ class Messager(names.ChannelNames):
         Raises: ConfigError for messages that were not fetched here, and on MQTT for some of them; CommitFailed where
         too many ranges would lie apart; Fenced.
         """
-        await self.engine.receiving.ack(messages)
+        await self.engine.fetcher.ack(messages)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they arrive; the request for the next message commits the one before."""
-        return self.engine.receiving.iterate()
+        return self.engine.fetcher.iterate()
 
     def transaction(self) -> Transaction:
         """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/transactions.md).

@@ -14,7 +14,7 @@ from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
 from ray_messaging.message import Messages, Outgoing
 from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.fetch_gate import FetchGate
+from ray_messaging.receiving.fetcher import FetchGate
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.pending_batch import Entry, TransactionBatch
 from ray_messaging.transports.base import Conclusion
@@ -31,7 +31,7 @@ class Transaction:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._batch: TransactionBatch | None = None  # while the block runs
-        self._holding: FetchGate | None = None
+        self._gate: FetchGate | None = None
         self._state: bytes | None = None
         self._receipts: Receipts | None = None
 
@@ -50,8 +50,8 @@ class Transaction:
                 "this server cannot take what was fetched, what is sent and a state in one step (an MQTT broker has no "
                 "scripts): use Redis or Valkey for transactions"
             )
-        self._holding = await engine.receiving.hold()
-        self._state = self._holding.state
+        self._gate = await engine.fetcher.open_transaction()
+        self._state = self._gate.state
         self._batch = TransactionBatch(engine.step)
         return self
 
@@ -59,37 +59,37 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         batch, self._batch = self._running(), None
-        assert self._holding is not None
+        assert self._gate is not None
         if error is not None:
-            self._holding.put_back()
+            self._gate.roll_back()
             return
         batch.step = self._engine.step
-        batch.conclusion = self._holding.conclude(self._state, sends=len(batch) > 0)
+        batch.conclusion = self._gate.conclusion(self._state, sends=len(batch) > 0)
         if batch.conclusion is None:
-            self._holding.let_go(None)
+            self._gate.commit(None)
             self._receipts = Receipts([])
         else:
-            await self._commit(batch, batch.conclusion, self._holding)
+            await self._commit(batch, batch.conclusion, self._gate)
 
-    async def _commit(self, batch: TransactionBatch, conclusion: Conclusion, holding: FetchGate) -> None:
+    async def _commit(self, batch: TransactionBatch, conclusion: Conclusion, gate: FetchGate) -> None:
         try:
             accumulator = self._engine.sending
             await accumulator.transact(batch)
         except BaseException:  # it was not accepted
-            holding.put_back()
+            gate.roll_back()
             raise
         try:
             # It goes on if this is cancelled; the next transaction finds out its outcome.
             self._receipts = await asyncio.shield(batch.future)
         except (OutcomeUnknown, asyncio.CancelledError):
-            holding.doubt(conclusion, partial(_committed, accumulator, batch))
+            gate.resolve_later(conclusion, partial(_committed, accumulator, batch))
             raise
         except BaseException as error:
-            holding.put_back()
+            gate.roll_back()
             if isinstance(error, Fenced) and self._engine.subscription is not None:
                 await self._engine.subscription.stop(error)  # the messages go to its successor
             raise
-        holding.let_go(conclusion)
+        gate.commit(conclusion)
 
     # -- in the block ---------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Transaction:
         Raises: Fenced, FetchTooLarge, TransactionError after the block.
         """
         self._running()
-        return await self._engine.receiving.fetch_held(limit, timeout, self._running, complete=complete)
+        return await self._engine.fetcher.fetch_in_transaction(limit, timeout, self._running, complete=complete)
 
     @property
     def state(self) -> bytes | None:

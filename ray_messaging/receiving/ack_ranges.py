@@ -1,4 +1,4 @@
-"""What whoever acknowledges names: messages, and the rows of a mailbox that they are."""
+"""Rows of a mailbox that messages stand for, to acknowledge them."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -10,11 +10,11 @@ from ray_messaging.transports.base import AckRange, Cursor
 from ray_messaging.transports.ranges import before
 from ray_messaging.wire.frames import FOREIGN_SENDER
 
-Acked = Message | Iterable[Message]  # what `ack` takes; a Messages is quickest
+Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages is quickest
 
 
 class Span(NamedTuple):
-    """Rows of one entry, `low` to `high`, of `rows` that it has; `loan` is the one by which they were fetched."""
+    """Rows `low` to `high` of an entry that has `rows`; `loan` is the delivery lease under which they were fetched."""
 
     entry: str
     low: int
@@ -24,15 +24,15 @@ class Span(NamedTuple):
 
 
 def spans_of(messages: Acked, mailbox: str) -> list[Span]:
-    """Return which rows messages are; raise ConfigError for what was not fetched from this mailbox.
+    """Return the rows of messages; raise ConfigError for a message that was not fetched from this mailbox.
 
-    What foreign clients published past the mailbox has no rows: nobody commits it.
+    Messages that foreign clients published past the mailbox have no rows, and are not committed.
     """
     return spans_in(_slices(messages), mailbox)
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
-    """Return which rows slices are, as `spans_of`."""
+    """Return the rows of slices, as `spans_of`."""
     spans: list[Span] = []
     for batch, low, high, _ in slices:
         origin = batch.origin
@@ -70,7 +70,7 @@ def range_of(span: Span) -> AckRange:
 
 
 def by_loan(spans: Iterable[Span]) -> list[tuple[object, list[Span]]]:
-    """Return the loans that rows were fetched by, and the rows of each."""
+    """Return rows grouped by the delivery lease under which they were fetched."""
     ordered = sorted(spans, key=lambda span: span.loan.number if hasattr(span.loan, "number") else -1)
     loans = groupby(ordered, key=lambda span: span.loan)
     return [(loan, [span._replace(loan=None) for span in found]) for loan, found in loans]

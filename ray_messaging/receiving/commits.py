@@ -1,49 +1,318 @@
-"""Commits: messages handed out are committed at the next fetch, so that whoever dies with some gets them again."""
+"""Account of the messages taken from one mailbox: which are in flight, which acknowledged, which committed.
+
+A message is committed once the server's cursor is behind it. A process that dies gets uncommitted messages again.
+"""
 
 import asyncio
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from copy import copy
+
+import msgspec
 
 from ray_messaging.errors import CommitFailed
+from ray_messaging.message import Slice
 from ray_messaging.receiving.ack_ranges import Span
-from ray_messaging.receiving.in_flight import InFlight
-from ray_messaging.transports.base import Conclusion, Cursor, SelectiveAcks, Transport
-from ray_messaging.transports.ranges import decode_ranges
+from ray_messaging.transports.base import AckRange, Conclusion, Cursor, SelectiveAcks, Transport, place
+from ray_messaging.transports.ranges import begins, decode_ranges, encode_ranges, ends
 
-MOST_RANGES = 10_000  # behind the cursor: each commit tells all of them
+MOST_RANGES = 10_000  # behind the cursor: each commit holds all of them
+_TRIMMED = 64  # finished parts are dropped in groups of at least this many
+
+
+class Part(msgspec.Struct, gc=False):
+    """Rows `low` to `high` of one entry; the first of them has the number `first`."""
+
+    first: int
+    entry: str
+    low: int
+    high: int
+    whole: bool  # it includes the entry's last row
+    nbytes: int  # of a whole frame
+
+    @property
+    def end(self) -> Cursor:
+        """Return the cursor behind it."""
+        return Cursor(self.entry, 0 if self.whole else self.high)
+
+
+class InFlight:
+    """Numbered rows of a mailbox in the order in which they are taken, until the cursor has passed them.
+
+    `front` rows are before the cursor, `taken` rows were taken. Rows acknowledged behind the cursor are kept as
+    intervals of numbers, so that adjacent ones are one interval across entries. `ahead` are ranges that an earlier
+    reader had acknowledged, or whose holders acknowledge them now: they are skipped when they are reached.
+    """
+
+    def __init__(self, cursor: Cursor, acked: Iterable[AckRange] = ()) -> None:
+        self.cursor = cursor
+        self.front = self.taken = 0
+        self.nbytes = 0  # of whole frames before the cursor
+        self.changes = 0  # grows with each change that a commit writes
+        self.ahead = deque(acked)
+        self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]  # never handed out by this reader
+        self._parts: list[Part] = []
+        self._head = 0  # the first unfinished part
+        self._nbytes = 0  # of whole frames that were taken
+        # Indexes, built on demand: most parts are never looked up.
+        self._firsts: list[int] = []
+        self._by_entry: dict[str, Part] = {}
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._apart = 0  # rows in these intervals
+
+    def copy(self) -> "InFlight":
+        """Return a copy; with it in this one's place, rows that are taken meanwhile were never taken."""
+        made = copy(self)
+        made.ahead, made._known = deque(self.ahead), [*self._known]
+        made._parts = [copy(part) for part in self._parts[self._head :]]
+        made._firsts, made._by_entry, made._head = [], {}, 0
+        made._starts, made._ends = [*self._starts], [*self._ends]
+        return made
+
+    # -- taking ---------------------------------------------------------------------------------------------------
+
+    @property
+    def at(self) -> Cursor:
+        """Return the cursor behind all that was taken."""
+        return self._parts[-1].end if self._head < len(self._parts) else self.cursor
+
+    @property
+    def waiting(self) -> int:
+        """Return how many taken rows are behind the cursor."""
+        return self.taken - self.front
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of wholly taken frames behind the cursor."""
+        return sum(part.nbytes for part in self._parts[self._head :])
+
+    def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
+        """Add rows; a frame without rows moves the cursor."""
+        parts = self._parts
+        if not whole:
+            nbytes = 0
+        self._nbytes += nbytes
+        part = parts[-1] if parts else None
+        if part is not None and (part.entry == entry or part.low == part.high == low == high):
+            # Frames without rows are never acknowledged: a flood of them behind an unacknowledged one is one part.
+            part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
+        else:
+            parts.append(Part(self.taken, entry, low, high, whole, nbytes))
+        self.taken += high - low
+        if low == high and self.front == self.taken:
+            self._advance()
+
+    def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
+        """Return whether rows from `low` on were acknowledged before they were taken, and up to which row it holds."""
+        while self.ahead:
+            start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
+            if stop > low:
+                return start <= low, int(min(high, stop if start <= low else start))
+            self.ahead.popleft()
+        return False, high
+
+    def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - as take
+        """Add rows that were acknowledged before."""
+        number, found = self.taken, self.ahead.popleft()
+        self.take(entry, low, high, whole, nbytes)
+        end = Cursor(entry, 0 if whole else high)
+        if place(end) < place(found.end):
+            self.ahead.appendleft(AckRange(end, found.end, max(0, found.rows - (high - low))))
+        self.ack(number, self.taken)
+
+    # -- acknowledging --------------------------------------------------------------------------------------------
+
+    def numbers(self, entry: str, low: int, high: int) -> tuple[int, int]:
+        """Return the numbers of an entry's rows, without those before the cursor."""
+        if len(self._firsts) < len(self._parts):
+            self._index()
+        part = self._by_entry.get(entry)
+        if part is None:
+            return 0, 0
+        offset = part.first - part.low
+        return offset + max(low, part.low), offset + min(high, part.high)
+
+    def _index(self) -> None:
+        for at, part in enumerate(self._parts[len(self._firsts) :], len(self._firsts)):
+            self._firsts.append(part.first)
+            if at >= self._head and part.low < part.high:
+                self._by_entry[part.entry] = part
+
+    def runs(self, rows: Iterable[tuple[str, int, int]]) -> list[tuple[int, int]]:
+        """Return the numbers of rows (entry, low, high) as runs, without those before the cursor."""
+        runs: list[tuple[int, int]] = []
+        for entry, first, last in rows:
+            low, high = self.numbers(entry, first, last)
+            if low < high and runs and runs[-1][1] == low:
+                runs[-1] = runs[-1][0], high
+            elif low < high:
+                runs.append((low, high))
+        return runs
+
+    def ack(self, low: int, high: int) -> int:
+        """Acknowledge rows by their numbers; return how many of them were not acknowledged before."""
+        low = max(low, self.front)
+        if low >= high:
+            return 0
+        starts, stops = self._starts, self._ends
+        if not starts and low == self.front:
+            self.front = high
+            self._advance()
+            return high - low
+        self.changes += 1
+        i, j = bisect_left(stops, low), bisect_right(starts, high)
+        fresh = high - low - sum(max(0, min(stops[k], high) - max(starts[k], low)) for k in range(i, j))
+        if i < j:
+            low, high = min(low, starts[i]), max(high, stops[j - 1])
+        starts[i:j], stops[i:j] = [low], [high]
+        self._apart += fresh
+        if starts[0] == self.front:
+            self._apart -= stops[0] - self.front
+            self.front = stops[0]
+            del starts[0], stops[0]
+            self._advance()
+        return fresh
+
+    def unacked(self, slices: Sequence[Slice]) -> list[Slice]:
+        """Return the unacknowledged parts of slices; messages of foreign clients cannot be acknowledged."""
+        left: list[Slice] = []
+        for part in slices:
+            if part.batch.origin is None:
+                left.append(part)
+                continue
+            low, high = self.numbers(part.batch.origin.entry, part.low, part.high)
+            offset = part.high - high  # rows before the cursor are at the beginning
+            k = bisect_right(self._ends, low)
+            while low < high:
+                start = self._starts[k] if k < len(self._starts) else high
+                if low < start:
+                    left.append(part._replace(low=low + offset, high=min(start, high) + offset))
+                if k == len(self._starts):
+                    break
+                low, k = max(low, self._ends[k]), k + 1
+        return left
+
+    def ack_ahead(self, found: AckRange) -> bool:
+        """Acknowledge rows that were not taken yet; return False if they were handed out."""
+        low, high = place(found.after), place(found.end)
+        if low >= high or any(place(one.after) <= low and high <= place(one.end) for one in self._known):
+            return True
+        if low < place(self.at):
+            return False
+        self.ahead = deque(one for one in self.ahead if place(one.after) < low or place(one.end) > high)
+        insort(self.ahead, found, key=lambda one: place(one.after))
+        self._known.append(found)
+        self.changes += 1
+        return True
+
+    def _advance(self) -> None:
+        """Move the cursor behind all rows that are acknowledged without a gap."""
+        self.changes += 1
+        parts = self._parts
+        if self.front == self.taken:  # nothing is in flight
+            if parts:
+                last = parts[-1]
+                # `Part.end`, inlined: each ack passes here.
+                self.cursor = Cursor(last.entry, 0 if last.whole else last.high)
+                self.nbytes, self._head = self._nbytes, 0
+                parts.clear()
+                self._firsts.clear()
+                self._by_entry.clear()
+            return
+        begin = self._head
+        while (part := parts[self._head]).first + part.high - part.low <= self.front:
+            self.nbytes += part.nbytes
+            self._by_entry.pop(part.entry, None)
+            self._head += 1
+        if self._head > begin:
+            self.cursor = parts[self._head - 1].end
+        if part.first < self.front:
+            part.low, part.first = part.low + self.front - part.first, self.front
+            self.cursor = Cursor(part.entry, part.low)
+            if self._head < len(self._firsts):
+                self._firsts[self._head] = self.front
+        if self._head > _TRIMMED and 2 * self._head > len(parts):
+            del parts[: self._head], self._firsts[: self._head]
+            self._head = 0
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    @property
+    def ranges(self) -> int:
+        """Return how many ranges are acknowledged behind the cursor."""
+        return len(self._starts) + len(self.ahead)
+
+    def acks(self) -> SelectiveAcks:
+        """Return all that is acknowledged behind the cursor."""
+        found, at = [*self.spans(zip(self._starts, self._ends, strict=True)), *self.ahead], self._apart
+        return SelectiveAcks(encode_ranges(found), at + sum(one.rows for one in self.ahead))
+
+    def spans_of(self, slices: Iterable[Slice]) -> tuple[AckRange, ...]:
+        """Return slices as ranges of the mailbox."""
+        found = ((part.batch.origin.entry, part.low, part.high) for part in slices if part.batch.origin is not None)
+        return tuple(self.spans(self.runs(found)))
+
+    def spans(self, runs: Iterable[tuple[int, int]]) -> Iterable[AckRange]:
+        """Return runs of numbers as ranges of the mailbox."""
+        parts, firsts = self._parts, self._firsts
+        if len(firsts) < len(parts):
+            self._index()
+        for low, high in runs:
+            k = bisect_right(firsts, low, self._head) - 1
+            part = parts[k]
+            if low > part.first:
+                after = Cursor(part.entry, part.low + low - part.first)
+            else:
+                after = parts[k - 1].end if k > self._head else self.cursor
+            k = bisect_right(firsts, high - 1, k) - 1
+            part = parts[k]
+            row = part.low + high - part.first
+            yield AckRange(after, part.end if row == part.high else Cursor(part.entry, row), high - low)
 
 
 class Commits:
-    """Move a mailbox's durable cursor behind what was handled; one write at a time, later ones gather meanwhile."""
+    """Durable cursor of a mailbox; one write at a time, later changes are written together."""
 
     def __init__(self, transport: Transport, mailbox: str, epoch: int, cursor: Cursor, acked: bytes) -> None:
         self.in_flight = InFlight(cursor, decode_ranges(acked))
         self._transport = transport
         self._mailbox = mailbox
         self._epoch = epoch
-        self._handed: list[tuple[int, int]] = []  # the numbers of what the next fetch commits
-        self._written = 0  # the changes that the store has
-        self._apart = bool(acked)  # it may have ranges behind the cursor
+        self._handed_out: list[tuple[int, int]] = []  # numbers of the rows that the next fetch commits
+        self._written = 0  # `in_flight.changes` as of the last write
+        self._ranges_stored = bool(acked)  # the server may have ranges behind the cursor
         self._writing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
 
-    def hand(self, low: int, high: int) -> None:
-        """Note what is handed out, to be committed at the next fetch."""
+    def hand_out(self, low: int, high: int) -> None:
+        """Add rows that the next fetch commits."""
         if low < high:
-            self._handed.append((low, high))
+            self._handed_out.append((low, high))
 
-    def acknowledge(self) -> None:
-        """Note that all is handled that the next fetch commits."""
-        for low, high in self._handed:
-            self.in_flight.ack(low, high)
-        self._handed.clear()
+    @property
+    def unwritten(self) -> bool:
+        """Return whether something was acknowledged that the server does not know."""
+        return self.in_flight.changes != self._written
 
-    def acknowledge_all(self) -> None:
-        """Note that all is handled that was taken."""
-        self._handed.clear()
-        self.in_flight.ack(self.in_flight.front, self.in_flight.taken)
+    def acknowledge(self) -> bool:
+        """Acknowledge all rows that this fetch commits; return whether there is something to write."""
+        flight = self.in_flight
+        for low, high in self._handed_out:
+            flight.ack(low, high)
+        self._handed_out.clear()
+        return flight.changes != self._written
+
+    def acknowledge_all(self) -> bool:
+        """Acknowledge all rows that were taken; return whether there is something to write."""
+        flight = self.in_flight
+        self._handed_out.clear()
+        flight.ack(flight.front, flight.taken)
+        return flight.changes != self._written
 
     def acknowledge_some(self, spans: Iterable[Span]) -> int:
-        """Note that some rows are handled; return how many were not. Raises CommitFailed, having noted nothing."""
+        """Acknowledge some rows; return how many were not before. Raises CommitFailed, without any change."""
         flight = self.in_flight
         runs = flight.runs((span.entry, span.low, span.high) for span in spans)
         if flight.ranges + len(runs) > MOST_RANGES:
@@ -54,20 +323,15 @@ class Commits:
                 raise too_many(self._mailbox, sum(high - low for low, high in runs))
         return sum(flight.ack(low, high) for low, high in runs)
 
-    @property
-    def open(self) -> bool:
-        """Tell whether something was handled that the store does not know of."""
-        return self.in_flight.changes != self._written
-
     def _acks(self) -> SelectiveAcks | None:
-        """Return what is acknowledged behind the cursor; None: nothing is, nor has the store any."""
-        if not self.in_flight.ranges and not self._apart:
+        """Return all that is acknowledged behind the cursor; None: nothing is, and the server has nothing."""
+        if not self._ranges_stored and not self.in_flight.ranges:
             return None
-        self._apart = True  # until it is known to have none
+        self._ranges_stored = True  # until the server has confirmed that it has none
         return self.in_flight.acks()
 
     def conclusion(self, state: bytes | None, *, fetched: bool, changed: bool) -> Conclusion:
-        """Return what a transaction, which has handled all that it fetched, tells the store."""
+        """Return the changes of a transaction, which has handled all that it fetched."""
         flight = self.in_flight
         cursor = flight.cursor if fetched else None
         acks = self._acks() if fetched else None
@@ -76,30 +340,32 @@ class Commits:
         )
 
     def concluded(self, conclusion: Conclusion) -> None:
-        """Note that the store was told by a transaction."""
+        """Record that the server has the changes of a transaction."""
         if conclusion.cursor is not None:
-            self._told(self.in_flight.changes, conclusion.acks)
+            self._record_write(self.in_flight.changes, conclusion.acks)
 
-    def _told(self, changes: int, acks: SelectiveAcks | None) -> None:
+    def _record_write(self, changes: int, acks: SelectiveAcks | None) -> None:
         self._written = changes
-        self._apart = acks is not None and acks.ranges != b""
+        self._ranges_stored = acks is not None and acks.ranges != b""
 
     async def write(self) -> None:
-        """Write the cursor, unless the store has it; raise Fenced where a newer reader holds the mailbox."""
+        """Write the cursor, unless the server has it; raise Fenced if a newer reader has the mailbox."""
         async with self._writing:
-            if self.open:
-                # Totals: a write that is repeated, or takes the next one along, counts nothing twice.
-                flight, changes, acks = self.in_flight, self.in_flight.changes, self._acks()
+            flight = self.in_flight
+            changes = flight.changes
+            if changes != self._written:
+                # Totals: a write that is repeated, or includes the next one, counts nothing twice.
+                acks = self._acks()
                 await self._transport.commit(
                     self._mailbox, self._epoch, flight.cursor, messages=flight.front, nbytes=flight.nbytes, acks=acks
                 )
-                self._told(changes, acks)
+                self._record_write(changes, acks)
 
     def write_soon(self) -> None:
-        """Write the cursor in the background, unless that is under way."""
+        """Write the cursor in the background, unless a write is in progress."""
         if self._background is None or self._background.done():
             if self._background is not None:
-                self._background.result()  # what went wrong before
+                self._background.result()  # raises the error of the last write
             self._background = asyncio.create_task(self.write(), name="ray_messaging commit")
 
     async def close(self) -> None:
@@ -109,7 +375,7 @@ class Commits:
 
 
 def too_many(mailbox: str, messages: int) -> CommitFailed:
-    """Build the error for what is acknowledged in too many places."""
+    """Build the error for acknowledgements in too many separate places."""
     return CommitFailed(
         f"{messages:,} messages of {mailbox!r} are not acknowledged: with them, more than {MOST_RANGES:,} ranges would "
         "lie behind messages that are still out. Acknowledge older messages first, or fetch fewer at a time",

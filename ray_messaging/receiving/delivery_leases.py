@@ -1,4 +1,4 @@
-"""Lend messages to callers in other processes: what a caller did not return as handled is handed out again."""
+"""Delivery leases: messages handed to callers in other processes, and redelivered unless they are acknowledged."""
 
 import asyncio
 import secrets
@@ -11,18 +11,30 @@ from typing import NamedTuple
 from ray_messaging.errors import CommitFailed
 from ray_messaging.message import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
-from ray_messaging.receiving.fetch_options import NEXT, FetchOptions
+from ray_messaging.receiving.fetcher import CommitMode
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transports.base import AckRange, place
 
-# Whoever waits for messages looks this often, in seconds, for loans that others gave up.
+# Seconds between two looks of a waiting fetch for leases that others gave up.
 _LOOK_S = 1.0
-# So many loans that were returned are remembered: Ray may repeat the call that returned one.
+# Returned leases that are remembered: Ray may repeat the call that returned one.
 _RETURNED = 10_000
 
 
+class FetchOptions(NamedTuple):
+    """Options of a handle's fetch; `number` counts its fetches, and the answer to number `received` has come last."""
+
+    commit: CommitMode = "next"
+    complete: bool = False
+    number: int = 0
+    received: int = 0
+
+
+NEXT = FetchOptions()
+
+
 class Token(NamedTuple):
-    """Name a loan: whose and which, what of the mailbox it is, so that a successor can take it back, too, and when."""
+    """Name of a delivery lease. With its rows of the mailbox a successor of its process can take it back, too."""
 
     process: str
     number: int
@@ -31,80 +43,80 @@ class Token(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Loan:
+class _Lease:
     token: Token
     holder: str
-    due: float  # loop time from which on others may have it
+    due: float  # loop time of its end: then another caller gets it
     slices: list[Slice]
-    rows: int  # that are not acknowledged
-    asked: int = 0  # the number of the fetch it answers; 0: its holder returns it with the next one
+    rows: int  # unacknowledged ones
+    asked: int = 0  # number of the fetch that it answers; 0: its holder returns it with the next one
 
 
 class DeliveryLeases:
-    """Keep account of what is in callers' hands; what they return is committed, whatever is still out before it.
+    """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still out.
 
-    A loan goes out again at once to a holder that asks anew without having got it (its answer was lost), and to whoever
-    asks once its holder gave it up, or after `lease_s`. Then it has another token, so that the old one returns nothing.
+    A lease goes out again at once to a holder that fetches again without having received it (its answer was lost), and
+    to any caller once its holder gave it up, or after `lease_s`. It then has another token, and the old one is void.
     """
 
     def __init__(self, _exp_id: str, subscription: Subscription, lease_s: float) -> None:
-        self._subscription = subscription
+        self._fetcher = subscription.fetcher
         self._lease_s = lease_s
-        self._loans: dict[int, _Loan] = {}
+        self._leases: dict[int, _Lease] = {}
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._process = secrets.token_hex(4)
         self._last = 0
 
     @property
     def lent(self) -> int:
-        """Return how many messages are in callers' hands."""
-        return sum(loan.rows for loan in self._loans.values())
+        """Return how many messages callers hold."""
+        return sum(lease.rows for lease in self._leases.values())
 
     # -- returning ------------------------------------------------------------------------------------------------
 
     async def give_back(self, _holder: str, token: Token | None) -> None:
-        """Commit a loan; raise CommitFailed where it has gone to another holder."""
+        """Commit a lease; raise CommitFailed if another holder has it."""
         _, late = await self.give_back_some([] if token is None else [(token, None)])
         if late is not None:
             raise late
 
     async def give_back_some(
-        self, loans: Sequence[tuple[Token, Sequence[Span] | None]]
+        self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit some rows of loans, or all (None), in one write; return the loans that are over, and what failed."""
+        """Commit some rows of leases, or all (None), in one write; return the leases that are over, and an error."""
         over: list[Token] = []
         late: CommitFailed | None = None
-        for token, some in loans:
+        for token, some in leases:
             try:
                 if self._acknowledge(token, some):
                     over.append(token)
             except CommitFailed as error:
                 late = error
                 over += [] if self._has(token) else [token]
-        await self._subscription.commits.write()
+        await self._fetcher.commits.write()
         return over, late
 
     def _has(self, token: Token) -> bool:
-        return token.process == self._process and token.number in self._loans
+        return token.process == self._process and token.number in self._leases
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Note that a loan, or some of it, is handled; tell whether nothing of it is left."""
+        """Acknowledge a lease, or some of its rows; return whether nothing of it is left."""
         if not self._has(token):
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
-        loan = self._loans[token.number]
-        spans = spans_in(loan.slices, self._subscription.name) if some is None else some
-        loan.rows -= self._subscription.commits.acknowledge_some(spans)
-        if some is None or loan.rows <= 0:
-            del self._loans[token.number]
+        lease = self._leases[token.number]
+        spans = spans_in(lease.slices, self._fetcher.name) if some is None else some
+        lease.rows -= self._fetcher.commits.acknowledge_some(spans)
+        if some is None or lease.rows <= 0:
+            del self._leases[token.number]
             self._note_returned(token)
             return True
         return False
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Note that what a process before us had lent is handled, unless others have it by now."""
+        """Acknowledge a lease of an earlier process, unless other callers have its messages by now."""
         ranges = token.spans if some is None else [range_of(span) for span in some]
-        flight = self._subscription.commits.in_flight
-        # Those that can be acknowledged are, whatever became of the others.
+        flight = self._fetcher.commits.in_flight
+        # All that can be acknowledged is, even if some cannot.
         if token.process == self._process or not all([flight.ack_ahead(found) for found in ranges]):  # noqa: C419
             raise self._late(token, sum(found.rows for found in ranges))
         if some is None:
@@ -117,7 +129,7 @@ class DeliveryLeases:
             self._returned.popitem(last=False)
 
     def _late(self, token: Token, messages: int) -> CommitFailed:
-        held_s, name = max(0.0, time.time() - token.lent_at), self._subscription.name
+        held_s, name = max(0.0, time.time() - token.lent_at), self._fetcher.name
         return CommitFailed(
             f"{messages:,} messages of group {name!r} were held for {held_s:,.1f} s and have gone to another fetch "
             f"meanwhile, so that both handle them: what is held for longer than MessagingConfig.loan_s "
@@ -130,9 +142,9 @@ class DeliveryLeases:
         )
 
     async def give_up(self, holder: str, token: Token | None) -> None:
-        """Let whoever asks next have a loan: its holder failed."""
-        if token is not None and self._has(token) and self._loans[token.number].holder == holder:
-            self._loans[token.number].due = 0.0
+        """End a lease early, as its holder failed: the next caller gets it."""
+        if token is not None and self._has(token) and self._leases[token.number].holder == holder:
+            self._leases[token.number].due = 0.0
 
     # -- lending --------------------------------------------------------------------------------------------------
 
@@ -142,60 +154,60 @@ class DeliveryLeases:
         token: Token | None,
         limit: int | None,
         timeout: float | None,
-        asking: FetchOptions = NEXT,
+        options: FetchOptions = NEXT,
     ) -> tuple[Token | None, Messages]:
-        """Take back the loan of a token, then lend what is there; return its token (None: nothing) and the messages."""
+        """Take back the lease of a token, then lease new messages; return them and their token (None: nothing)."""
         await self.give_back(holder, token)
         clock = asyncio.get_running_loop().time
         deadline = None if timeout is None else clock() + timeout
         while True:
-            again = self._again(holder, asking, clock())
-            if again and not asking.complete:
-                loan: _Loan | None = self._cut(again[0], holder, asking, limit)
+            again = self._expired(holder, options, clock())
+            if again and not options.complete:
+                lease: _Lease | None = self._cut(again[0], holder, options, limit)
             else:
                 left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
-                loan = await self._take(holder, asking, limit, 0.0 if again else left)
-            if loan is not None:
-                loan.holder, loan.due, loan.asked = holder, clock() + self._lease_s, asking.number
-                more = any(each is not loan for each in self._again(holder, asking, clock()))
-                messages = self._subscription.messages(loan.slices, more=more)
-                if asking.commit == "acked":
-                    self._keep_acked_alone(loan)
-                return loan.token, messages
+                lease = await self._take(holder, options, limit, 0.0 if again else left)
+            if lease is not None:
+                lease.holder, lease.due, lease.asked = holder, clock() + self._lease_s, options.number
+                more = any(each is not lease for each in self._expired(holder, options, clock()))
+                messages = self._fetcher.messages(lease.slices, more=more)
+                if options.commit == "acked":
+                    self._drop_foreign(lease)
+                return lease.token, messages
             if deadline is not None and clock() >= deadline:
-                return None, self._subscription.messages([])
+                return None, self._fetcher.messages([])
 
-    def _keep_acked_alone(self, loan: _Loan) -> None:
-        """Keep of a loan what its holder will acknowledge: what foreign clients published went out, once."""
-        loan.slices = [part for part in loan.slices if part.batch.origin is not None]
-        loan.rows = _rows(loan.slices)
-        if not loan.rows:
-            del self._loans[loan.token.number]
-            self._note_returned(loan.token)
+    def _drop_foreign(self, lease: _Lease) -> None:
+        """Drop foreign clients' messages from a lease: they are handed out once, and not acknowledged."""
+        lease.slices = [part for part in lease.slices if part.batch.origin is not None]
+        lease.rows = _rows(lease.slices)
+        if not lease.rows:
+            del self._leases[lease.token.number]
+            self._note_returned(lease.token)
 
-    async def _take(self, holder: str, asking: FetchOptions, limit: int | None, timeout: float) -> _Loan | None:
-        """Enter what the inbox has; where all is asked for, together with what is to go out again."""
-        taken = await self._subscription.take(limit, timeout, complete=asking.complete)
+    async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
+        """Lease the messages in the inbox; for a complete fetch, together with expired leases."""
+        taken = await self._fetcher.take(limit, timeout, complete=options.complete)
         slices = taken.slices
         if taken.passed and not slices:
-            await self._subscription.commits.write()  # what cannot be read fills the mailbox until then
-        if asking.complete:
-            again = self._again(holder, asking, asyncio.get_running_loop().time())
+            await self._fetcher.commits.write()  # unreadable frames fill the mailbox until then
+        if options.complete:
+            again = self._expired(holder, options, asyncio.get_running_loop().time())
             if len(again) == 1 and not slices:
-                return self._cut(again[0], holder, asking, None)
-            slices = [*(part for loan in again for part in self._left_of(loan)), *slices]
+                return self._cut(again[0], holder, options, None)
+            slices = [*(part for lease in again for part in self._left_of(lease)), *slices]
         return self._enter(slices) if slices else None
 
-    def _again(self, holder: str, asking: FetchOptions, now: float) -> list[_Loan]:
-        """Find the loans that are to go out again, in the mailbox's order."""
-        found = [loan for loan in self._loans.values() if loan.due <= now or _is_lost(loan, holder, asking)]
+    def _expired(self, holder: str, options: FetchOptions, now: float) -> list[_Lease]:
+        """Return the leases that go out again, in the mailbox's order."""
+        found = [lease for lease in self._leases.values() if lease.due <= now or _is_lost(lease, holder, options)]
         return sorted(found, key=_first)
 
-    def _cut(self, loan: _Loan, holder: str, asking: FetchOptions, limit: int | None) -> _Loan:
-        """Return a loan that goes out again, up to the limit; what was another's, or is cut, gets another token."""
-        if (limit is None or _rows(loan.slices) <= limit) and _is_lost(loan, holder, asking):
-            return loan
-        slices = self._left_of(loan)
+    def _cut(self, lease: _Lease, holder: str, options: FetchOptions, limit: int | None) -> _Lease:
+        """Return a lease that goes out again, cut at the limit; a cut one, or one of another holder, gets a new token."""
+        if (limit is None or _rows(lease.slices) <= limit) and _is_lost(lease, holder, options):
+            return lease
+        slices = self._left_of(lease)
         first, left = [], _rows(slices) if limit is None else limit
         while slices and left > 0:
             part = slices[0]
@@ -206,30 +218,30 @@ class DeliveryLeases:
         made = self._enter(first)
         if slices:
             rest = self._enter(slices)
-            rest.holder, rest.due, rest.asked = loan.holder, loan.due, loan.asked
+            rest.holder, rest.due, rest.asked = lease.holder, lease.due, lease.asked
         return made
 
-    def _left_of(self, loan: _Loan) -> list[Slice]:
-        """Take a loan apart; return what of it is not acknowledged."""
-        del self._loans[loan.token.number]
-        return self._subscription.commits.in_flight.unacked(loan.slices)
+    def _left_of(self, lease: _Lease) -> list[Slice]:
+        """Remove a lease; return its unacknowledged slices."""
+        del self._leases[lease.token.number]
+        return self._fetcher.commits.in_flight.unacked(lease.slices)
 
-    def _enter(self, slices: list[Slice]) -> _Loan:
+    def _enter(self, slices: list[Slice]) -> _Lease:
         self._last += 1
-        spans = self._subscription.commits.in_flight.spans_of(slices)
+        spans = self._fetcher.commits.in_flight.spans_of(slices)
         token = Token(self._process, self._last, spans, time.time())
-        loan = self._loans[self._last] = _Loan(token, "", 0.0, slices, _rows(slices))
-        return loan
+        lease = self._leases[self._last] = _Lease(token, "", 0.0, slices, _rows(slices))
+        return lease
 
 
 def _rows(slices: Sequence[Slice]) -> int:
     return sum(part.high - part.low for part in slices)
 
 
-def _is_lost(loan: _Loan, holder: str, asking: FetchOptions) -> bool:
-    """Tell whether a holder that asks has not got a loan of its own: its answer was lost."""
-    return loan.holder == holder and (not loan.asked or loan.asked > asking.received)
+def _is_lost(lease: _Lease, holder: str, options: FetchOptions) -> bool:
+    """Return whether the holder that fetches has never received its lease: the answer was lost."""
+    return lease.holder == holder and (not lease.asked or lease.asked > options.received)
 
 
-def _first(loan: _Loan) -> tuple[int, int, float]:
-    return place(loan.token.spans[0].after) if loan.token.spans else (0, 0, 0.0)
+def _first(lease: _Lease) -> tuple[int, int, float]:
+    return place(lease.token.spans[0].after) if lease.token.spans else (0, 0, 0.0)

@@ -1,4 +1,4 @@
-"""What foreign clients publish: a batch of one message each, bounded where nobody fetches."""
+"""Messages of foreign clients: each publication is a batch of one message, bounded if nothing is fetched."""
 
 import logging
 import time
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
-    """Build the batch of a publication, the `number`th that a mailbox has got."""
+    """Build the batch of a publication, the `number`th of a mailbox."""
     try:
         agent_id, topic = parse_channel(directory.exp_id, ingress.channel, directory.patterns)
-    except InvalidAddress:  # a pattern may match channels that are none of ours
+    except InvalidAddress:  # a pattern may match channels outside our scheme
         agent_id, topic = None, ":" + ingress.channel
     return Batch(
         sender=FOREIGN_SENDER + mailbox,
@@ -35,9 +35,9 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
 
 
 class ForeignMessages:
-    """Put what foreign clients publish into an inbox; drop, and count, what is above its limit or `limit_bytes`.
+    """Publications on their way into an inbox; those above its limit, or `limit_bytes`, are dropped and counted.
 
-    No mailbox holds any of it, so that only this bounds it.
+    They are in no mailbox, so that only this bounds them.
     """
 
     def __init__(self, inbox: Inbox, directory: Directory, mailbox: str, limit_bytes: int) -> None:
@@ -50,9 +50,9 @@ class ForeignMessages:
         self._limit_bytes = limit_bytes
 
     def arrived(self, ingress: Ingress) -> None:
-        """Take one publication."""
+        """Put one publication into the inbox."""
         inbox, nbytes = self._inbox, len(ingress.data)
-        # One that is larger than the limit waits for nobody: it comes in where nothing else of its kind is.
+        # A publication above the limit is accepted if the inbox has no other publication.
         too_much = inbox.foreign_bytes > 0 and inbox.foreign_bytes + nbytes > self._limit_bytes
         if inbox.size >= inbox.limit or too_much:
             self.dropped += 1

@@ -1,4 +1,4 @@
-"""The inbox: a bounded buffer of frames between the reader and those who fetch."""
+"""Bounded buffer of frames between the reader and the fetching side."""
 
 import asyncio
 from collections import deque
@@ -8,16 +8,16 @@ import msgspec
 
 from ray_messaging.message import Slice
 from ray_messaging.model.batch import Batch
-from ray_messaging.receiving.in_flight import InFlight
+from ray_messaging.receiving.commits import InFlight
 from ray_messaging.transports.base import START
 from ray_messaging.transports.ranges import order
 
 
 class Piece(msgspec.Struct):
-    """A frame in the inbox; `entry` is its place in the mailbox, None for what a foreign client published."""
+    """A frame in the inbox; `entry` is its place in the mailbox, None for a foreign client's publication."""
 
     entry: str | None
-    batch: Batch | None  # None: it could not be read, and only the cursor must pass it
+    batch: Batch | None  # None: it has no messages to read, and only moves the cursor
     low: int
     high: int
     nbytes: int
@@ -25,17 +25,17 @@ class Piece(msgspec.Struct):
 
 
 class Inbox:
-    """Buffer frames up to a limit in messages; they are taken apart by those who fetch."""
+    """Frames up to a limit in messages; a fetch may take a part of a frame."""
 
     def __init__(self, limit: int) -> None:
         self.limit = self._base = limit
         self.size = 0
-        self.read_to = START.entry  # all up to here was put in
-        self.foreign_bytes = 0  # of what foreign clients published
+        self.read_to = START.entry  # everything up to this entry was put in
+        self.foreign_bytes = 0  # of foreign publications
         self._pieces: deque[Piece] = deque()
-        self._kept: list[Piece] | None = None  # what was taken since `keep`
-        self._reaching = 0  # who waits for some entry
-        self._dry = False  # the mailbox was read to its end since somebody waits for that
+        self._kept: list[Piece] | None = None  # taken since `keep`
+        self._reaching = 0  # calls of `reach` in progress
+        self._dry = False  # the mailbox was read to its end since the last `reach` began
         self._arrived = asyncio.Event()
         self._grown = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -44,7 +44,7 @@ class Inbox:
         """Add a frame."""
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.batch is None and piece.batch is None:
-            # Nobody fetches these, so that a flood of them would have no end: one stands for all.
+            # These are never fetched: one piece stands for a flood of them.
             last.entry, last.nbytes = piece.entry, last.nbytes + piece.nbytes
         else:
             self._pieces.append(piece)
@@ -57,27 +57,27 @@ class Inbox:
         self._grown.set()
 
     def wake(self) -> None:
-        """Wake those who wait for a message: the reader has something to say."""
+        """Wake waiting fetches: the reader has stopped."""
         self._arrived.set()
         self._grown.set()
 
     def note_dry(self) -> None:
-        """Note that a read, which waited for more, has found nothing."""
+        """Record that a blocking read has found nothing."""
         self._dry = True
         self._grown.set()
 
-    async def reach(self, entry: str, room: int, check: Callable[[], object]) -> bool:
-        """Wait until all up to an entry was put in, `room` messages at most; False: there is not room for all.
+    async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
+        """Wait until everything up to an entry was put in; return False if that is more than `capacity` messages.
 
-        The limit gives way meanwhile. `check` raises where no more will come.
+        The limit is raised meanwhile. `check` raises if nothing more will come.
         """
         end, self._dry, base = order(entry), False, self._base
         self._reaching += 1
         try:
             while order(self.read_to) < end and not self._dry:
-                if self.size > room:
+                if self.size > capacity:
                     return False
-                self.limit = max(base, 2 * room)
+                self.limit = max(base, 2 * capacity)
                 self._emptied.set()
                 self._grown.clear()
                 await self._grown.wait()
@@ -88,21 +88,21 @@ class Inbox:
         return True
 
     async def arrival(self) -> None:
-        """Wait until something is there, or the reader has something to say."""
+        """Wait until something is there, or the reader has stopped."""
         await self._arrived.wait()
 
-    def has_room(self, rows: int) -> bool:
-        """Tell whether so many messages fit; an empty inbox takes any."""
+    def has_capacity(self, rows: int) -> bool:
+        """Return whether so many messages fit; an empty inbox takes any number."""
         return not self.size or self.size + rows <= self.limit
 
-    async def room(self, rows: int) -> None:
+    async def wait_capacity(self, rows: int) -> None:
         """Wait until so many messages fit."""
-        while not self.has_room(rows):
+        while not self.has_capacity(rows):
             self._emptied.clear()
             await self._emptied.wait()
 
     def take(self, limit: int | None, in_flight: InFlight) -> list[Slice]:
-        """Take up to `limit` messages out; what is of the mailbox is in flight then."""
+        """Take out up to `limit` messages; those of the mailbox are in flight from then on."""
         slices: list[Slice] = []
         left = self.size if limit is None else min(limit, self.size)
         while self._pieces and (left or self._pieces[0].batch is None):
@@ -116,7 +116,7 @@ class Inbox:
             if piece.entry is None:
                 self.foreign_bytes -= piece.nbytes
             elif known:
-                in_flight.pass_over(piece.entry, piece.low, high, whole, piece.nbytes)
+                in_flight.skip(piece.entry, piece.low, high, whole, piece.nbytes)
             else:
                 in_flight.take(piece.entry, piece.low, high, whole, piece.nbytes)
             if piece.batch is not None and not known:
@@ -134,15 +134,15 @@ class Inbox:
         return slices
 
     def keep(self) -> None:
-        """Keep what is taken from now on, so that it can be put back."""
+        """Keep all that is taken from now on, so that it can be put back."""
         self._kept = []
 
-    def let_go(self) -> None:
-        """Keep nothing any more."""
+    def discard_kept(self) -> None:
+        """Drop all that was kept since `keep`, and keep nothing more."""
         self._kept = None
 
     def put_back(self) -> None:
-        """Put what is kept back where it was; it may pass the limit for a while."""
+        """Put everything that was kept back in its place; it may exceed the limit for a while."""
         kept, self._kept = self._kept or [], None
         for piece in reversed(kept):
             self.size += piece.high - piece.low

@@ -1,31 +1,120 @@
-"""The lease of a mailbox, renewed as long as its messager lives."""
+"""Leases of mailboxes: ours, renewed while its messager lives, and those of others, watched until they are over.
+
+A lease is over for an observer that has seen it unchanged, by its own clock, for as long as it lasts.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.errors import Fenced, MessagingError, NotListening
-from ray_messaging.receiving.lease_watch import LeaseWatch
-from ray_messaging.transports.base import Transport
+from ray_messaging.errors import AlreadyExists, Fenced, MessagingError, NotListening
+from ray_messaging.transports.base import Held, Transport
 
 logger = logging.getLogger(__name__)
 
-# The state of a nameless sender outlives it by this much, in seconds: longer than any retry.
+# Returns whether an owner is dead for good, as Ray knows.
+IsDead = Callable[[str], Awaitable[bool]]
+
+# The state of a nameless sender outlives it by this many seconds: longer than any retry.
 KEEP_S = 86_400.0
-# A process that stood still for longer than this, in seconds, may have a successor by now: it asks before it hands
-# anything out. Whoever looks does so this often.
+# A process that stood still for longer than this, in seconds, may have a successor: it asks the server before it hands
+# anything out. The check runs this often.
 _STILL_S = 0.25
-_LOOK_S = 0.1
+_CHECK_S = 0.1
+_WATCHED = 64  # leases of others
+_LEAST_S = 0.01  # between two looks at a lease
+
+
+class _WatchedLease:
+    """A lease as it was first seen, and how long it has stayed unchanged.
+
+    One look counts for a third of the lease at most, because it is renewed that often: while this process stood still,
+    or the server was away, the owner may not have been able to renew it either.
+    """
+
+    def __init__(self, lease: str) -> None:
+        self.lease = lease
+        self.lasts_s = _lasts_s(lease)
+        self._unchanged_s = 0.0
+        self._seen_at = monotonic()
+
+    def is_over(self) -> bool:
+        """Record that it is still unchanged; return whether it is over."""
+        now = monotonic()
+        self._unchanged_s += min(now - self._seen_at, self.lasts_s / 3)
+        self._seen_at = now
+        return self._unchanged_s >= self.lasts_s * 0.999
+
+
+class LeaseWatch:
+    """Watch over other messagers' leases; each messager watches some, and ends those that are over."""
+
+    def __init__(self, transport: Transport, name: str) -> None:
+        self._transport = transport
+        self._name = name
+        self._watched: dict[str, _WatchedLease] = {}
+
+    async def look(self) -> None:
+        """Look at the watched leases, and at some others by chance."""
+        found = await self._transport.leases(list(self._watched))
+        over = {}
+        for name, lease in found.items():
+            watched = self._watched.get(name)
+            if watched is not None and watched.lease == lease and watched.is_over():
+                over[name] = lease
+        self._watched = {
+            name: watched
+            for name, watched in self._watched.items()
+            if found.get(name) == watched.lease and name not in over
+        }
+        for name, lease in found.items():
+            if name != self._name and name not in over and len(self._watched) < _WATCHED:
+                self._watched.setdefault(name, _WatchedLease(lease))
+        if over:
+            await self._transport.end_leases(over)
+
+
+async def outlast(transport: Transport, mailbox: str, held: Held, is_dead: IsDead | None) -> str:
+    """Return another owner's lease of a mailbox once it is over; raise AlreadyExists if the owner lives.
+
+    A live owner, by the server's clock or by `is_dead`, is not waited for. If the lease is over by the server's clock,
+    it is watched until it is over by ours: the server's clock may have been stepped.
+    """
+    if is_dead is not None and await is_dead(held.owner):
+        return held.lease
+    watched = _WatchedLease(held.lease)
+    while held.overdue:
+        await asyncio.sleep(max(_LEAST_S, watched.lasts_s / 30))
+        lease = (await transport.leases([mailbox])).get(mailbox)
+        if lease is None:
+            return ""
+        if lease != watched.lease:
+            break
+        if watched.is_over():
+            return lease
+    raise AlreadyExists(
+        f"mailbox {mailbox!r} is held by {held.owner!r}, which is alive: choose another name, or close it (if it died, "
+        f"wait {watched.lasts_s:g} s)",
+        kind="group",
+        value=mailbox,
+        owner=held.owner,
+    )
+
+
+def _lasts_s(lease: str) -> float:
+    parts = lease.split(":")
+    return int(parts[1]) / 1000 if len(parts) > 1 and parts[1].isdecimal() else 0.0
 
 
 class MailboxLease:
-    """Renew the lease of a mailbox (`epoch` is its reader's, None before there is one), and keep the sender's state.
+    """Lease of our mailbox, and the sender's state on the server; renewed by `run`, which also watches other leases.
 
-    Whoever renews its own watches those of others.
-
-    `stop` is told why it cannot be renewed any more.
+    Args:
+        epoch: returns the reader's epoch; None before there is a reader.
+        stop: is called with the error after which the lease cannot be renewed.
     """
 
     def __init__(
@@ -46,15 +135,15 @@ class MailboxLease:
         self._stop = stop
         self._keep_s = 0 if named else KEEP_S
         self._others = LeaseWatch(transport, name)
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._stood_still = False
 
     def loop(self, task: "asyncio.Task[None]") -> TaskHealth:
-        """Tell how the task that runs this is doing."""
+        """Return the health of the task that runs this."""
         return TaskHealth("lease", not task.done(), True, time.monotonic() - self.renewed_at, limit_s=self._lease_s)
 
     async def run(self) -> None:
-        """Renew it until it is taken over or removed."""
+        """Renew the lease until the mailbox is taken over or removed."""
         while True:
             await self._pause()
             try:
@@ -74,24 +163,24 @@ class MailboxLease:
                 return
 
     async def _pause(self) -> None:
-        """Wait until it is time to renew; note meanwhile where this process stands still."""
+        """Wait until it is time to renew; notice meanwhile if this process stands still."""
         due = time.monotonic() + self._lease_s / 3
         while (left := due - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, _LOOK_S))
-            self.look()
+            await asyncio.sleep(min(left, _CHECK_S))
+            self.has_stood_still()
 
-    def look(self) -> bool:
-        """Tell whether this process stood still since the lease was renewed last: then `confirm` it."""
+    def has_stood_still(self) -> bool:
+        """Return whether this process stood still since the lease was renewed; then `confirm` it."""
         now = time.monotonic()
-        if now - self._looked_at > _STILL_S:
+        if now - self._checked_at > _STILL_S:
             self._stood_still = True
-        self._looked_at = now
+        self._checked_at = now
         return self._stood_still
 
     async def confirm(self) -> None:
-        """Ask whether the mailbox is still ours, where this process stood still.
+        """Ask the server whether the mailbox is still ours, after this process stood still.
 
-        What was read ahead may have been handed out, and committed, by a successor meanwhile.
+        A successor may have handed out and committed messages that we have read ahead.
         Raises: Fenced, NotListening, ConnectionFailed.
         """
         try:

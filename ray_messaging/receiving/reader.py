@@ -1,4 +1,4 @@
-"""The reader: from the mailbox into the inbox, as long as there is room."""
+"""Task that reads a mailbox into the inbox while there is capacity."""
 
 import asyncio
 import logging
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 _BLOCK_S = 5.0
 _FRAMES = 32  # per read
-# And about so many bytes: the server serves nobody else while it copies them.
+# And about so many bytes: the server does nothing else while it copies them.
 _READ_BYTES = 2 * 2**20
-_FRAME_BYTES = 64 * 2**10  # of a frame, before the first has come
-# Large frames, or many of them, must not keep the loop from others for longer than this, in seconds.
+_FRAME_BYTES = 64 * 2**10  # assumed size of the first frame
+# Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
 
 
 class Reader:
-    """Read one mailbox; `frame_rows` is the largest frame that senders write into it."""
+    """Reader of one mailbox; `frame_rows` is the largest frame that senders write into it."""
 
     def __init__(self, transport: Transport, mailbox: str, inbox: Inbox, cursor: Cursor, frame_rows: int) -> None:
         self.error: MessagingError | None = None
-        self.behind = True  # the mailbox may hold more than was read
+        self.behind = True  # the mailbox may have unread frames
         self.unreadable = 0
-        self.foreign = 0  # messages of foreign clients that came through the mailbox
+        self.foreign = 0  # messages of foreign clients in the mailbox
         self._transport = transport
         self._mailbox = mailbox
         self._inbox = inbox
@@ -47,7 +47,7 @@ class Reader:
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
 
     def loop(self) -> TaskHealth:
-        """Tell how reading is doing; while the inbox is full it waits for whoever fetches."""
+        """Return the health of reading; while the inbox is full it waits for a fetch."""
         error = "" if self.error is None else str(self.error)
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
@@ -56,7 +56,7 @@ class Reader:
         await end(self._task)
 
     def stop(self, error: MessagingError) -> None:
-        """Stop for good; whoever fetches gets the error."""
+        """Stop for good; fetches raise the error."""
         self._task.cancel()
         self.error = error
         self._inbox.wake()
@@ -74,13 +74,13 @@ class Reader:
         inbox, last = self._inbox, self._inbox.read_to
         frame_bytes = _FRAME_BYTES
         while True:
-            if not inbox.has_room(self._frame_rows):
+            if not inbox.has_capacity(self._frame_rows):
                 self._waits = True
-                await inbox.room(self._frame_rows)
+                await inbox.wait_capacity(self._frame_rows)
             self._waits, self._turned_at = False, time.monotonic()
-            room = (inbox.limit - inbox.size) // self._frame_rows
-            count = max(1, min(_FRAMES, room, _READ_BYTES // frame_bytes))
-            frames = await self._insist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
+            capacity = (inbox.limit - inbox.size) // self._frame_rows
+            count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
+            frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
             turned_at = time.monotonic()
             self.behind = len(frames) > 0
             if not frames:
@@ -96,13 +96,13 @@ class Reader:
                     turned_at = now
                     await asyncio.sleep(0)
             self.behind = len(frames) == count
-            # Whoever waits for these goes first: asking for more takes a system call.
+            # Waiting fetches go first: the next read takes a system call.
             await asyncio.sleep(0)
             if frames:
                 frame_bytes = max(1, *(len(frame) for _, frame in frames))
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Wait for a server that is away, or out of memory, as its messages do."""
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call while the server is away, or out of memory: its messages wait, too."""
         while True:
             try:
                 return await call()
@@ -125,8 +125,8 @@ class Reader:
         return Piece(entry, batch if low < rows else None, low, rows, len(frame))
 
     async def _bury(self, entry: str, frame: bytes, error: FrameError) -> Piece:
-        """Bring a frame that cannot be read to the dead letters."""
+        """Move an unreadable frame to the dead letters."""
         self.unreadable += 1
         logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
-        await self._insist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
+        await self._persist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))
         return Piece(entry, None, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""What a messager wants to hear: channels, patterns, and the agents it hosts."""
+"""Subscription of a messager: channels, patterns, and the agents that it hosts."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ChannelSet
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
-    """Be all that one messager listens on; a change makes new wishes, so that one that fails leaves no trace.
+    """All channels, patterns and agents of one messager; a change makes a new spec, so that a failure changes nothing.
 
     `fresh` and `fresh_globs` are the exact channels and the patterns that the last change added.
     """
@@ -36,7 +36,7 @@ class SubscriptionSpec:
         added: dict[str, set[AgentId]] = {}
         for channel in channels:
             if isinstance(channel, str) and self.patterns.is_pattern(channel):
-                self.patterns.compile(channel)  # which refuses one that is malformed
+                self.patterns.compile(channel)  # raises for a malformed pattern
                 globs.append(channel)
                 continue
             agent_id, topic = parse_channel(self.exp_id, channel, self.patterns)
@@ -79,14 +79,14 @@ class SubscriptionSpec:
             [*self.plain],
             [*self.globs],
             self.exclusive,
-            # A quarter of a limit: a frame that is larger than what is left must not wait for an empty mailbox.
+            # A quarter of a limit: a frame must not have to wait until the mailbox is empty.
             max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
             max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
         )
 
 
 def check_claims(record: Record, directory: Directory) -> None:
-    """Raise AlreadyExists where another mailbox hosts an agent that a record claims for itself alone."""
+    """Raise AlreadyExists if another mailbox hosts an agent that a record claims exclusively."""
     if not record.exclusive:
         return
     taken = directory.owner_of(record.agents(), besides=record.mailbox)

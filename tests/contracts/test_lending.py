@@ -5,8 +5,7 @@ from support.contracts import WAIT_S, fetch_all, vanish
 
 from ray_messaging import CommitFailed, Outgoing
 from ray_messaging.receiving.ack_ranges import by_loan, spans_of
-from ray_messaging.receiving.delivery_leases import DeliveryLeases
-from ray_messaging.receiving.fetch_options import FetchOptions
+from ray_messaging.receiving.delivery_leases import DeliveryLeases, FetchOptions
 
 pytestmark = pytest.mark.beyond_mqtt("acks")
 

@@ -15,8 +15,7 @@ from ray_messaging.model.id_column import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
-from ray_messaging.receiving.delivery_leases import DeliveryLeases, Token
-from ray_messaging.receiving.fetch_options import NEXT, FetchOptions
+from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
 
 
 class GroupHost:

@@ -18,8 +18,8 @@ from ray_messaging.message import Messages, Outgoing
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, spans_of
-from ray_messaging.receiving.delivery_leases import Token
-from ray_messaging.receiving.fetch_options import Commit, FetchOptions, check_commit, check_limit
+from ray_messaging.receiving.delivery_leases import FetchOptions, Token
+from ray_messaging.receiving.fetcher import CommitMode, check_commit, check_limit
 from ray_messaging.sending.accumulation.bulk_input import columns_of, entries_of, frames_of_columns, frames_of_entries
 
 
@@ -117,7 +117,7 @@ class Group:
         *,
         limit: int | None = None,
         timeout: float | None = 0.0,
-        commit: Commit = "next",
+        commit: CommitMode = "next",
         complete: bool = False,
     ) -> "Fetched":
         """Return the arrived messages; wait up to `timeout` seconds (None: for ever) for the first.

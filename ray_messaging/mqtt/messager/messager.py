@@ -146,8 +146,8 @@ class Messager(metaclass=ActorClass):
         if commit and self.name is None and self._listening and self._subscribed.is_set() and capacity > 0:
             # The mailbox ends here, so its messages are kept for later fetches.
             with suppress(MessagingError):  # the mailbox is lost
-                taken = await engine.receiving.take(capacity, 0.0)
-                engine.receiving.commits.hand(taken.low, taken.high)
+                taken = await engine.fetcher.take(capacity, 0.0)
+                engine.fetcher.commits.hand_out(taken.low, taken.high)
                 self._left = Deliveries(Messages(engine.exp_id, [*self._left.messages.slices, *taken.slices]))
         self._listening = False
         self._subscribed.set()
@@ -290,7 +290,7 @@ class Messager(metaclass=ActorClass):
             return self._nothing
         try:
             left_s = None if timeout is None else max(0.0, timeout - (now() - began))
-            return Deliveries(await engine.receiving.fetch(limit, left_s))
+            return Deliveries(await engine.fetcher.fetch(limit, left_s))
         except Closed:  # meanwhile
             return self._take_left(limit)
 
@@ -298,7 +298,7 @@ class Messager(metaclass=ActorClass):
         """Commit the fetched messages now."""
         engine = self._listening_engine()
         if self._subscribed.is_set():
-            await engine.receiving.ack()
+            await engine.fetcher.ack()
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Iterate over messages as they come, until the messager disconnects.
@@ -310,7 +310,7 @@ class Messager(metaclass=ActorClass):
             yield self._take_left(1)[0]
         await self._subscribed.wait()
         with suppress(Closed):
-            async for message in engine.receiving.iterate():
+            async for message in engine.fetcher.iterate():
                 yield Delivery(message)
 
     def _listening_engine(self) -> Engine:

@@ -8,7 +8,7 @@ from ray_messaging.message import Slice
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.receiving.ack_ranges import range_of, spans_in
-from ray_messaging.receiving.in_flight import InFlight
+from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import START, Cursor
 from ray_messaging.transports.ranges import decode_ranges, decode_rows, encode_rows, order, rows_of

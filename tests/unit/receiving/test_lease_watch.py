@@ -3,8 +3,8 @@
 import pytest
 
 from ray_messaging.errors import AlreadyExists
-from ray_messaging.receiving import lease_watch as leases
-from ray_messaging.receiving.lease_watch import LeaseWatch, outlast
+from ray_messaging.receiving import mailbox_lease as leases
+from ray_messaging.receiving.mailbox_lease import LeaseWatch, outlast
 from ray_messaging.transports.base import Held
 
 

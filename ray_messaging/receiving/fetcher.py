@@ -1,0 +1,353 @@
+"""Fetching from one mailbox: to the user, message by message, or to a transaction that may put everything back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from time import monotonic
+from typing import Literal, NamedTuple
+
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import (
+    ConfigError,
+    ConnectionFailed,
+    FetchTooLarge,
+    MessagingError,
+    NotListening,
+    TransactionError,
+)
+from ray_messaging.message import Message, Messages, Slice
+from ray_messaging.receiving.ack_ranges import Acked, spans_of
+from ray_messaging.receiving.commits import Commits, InFlight
+from ray_messaging.receiving.inbox import Inbox
+from ray_messaging.receiving.mailbox_lease import MailboxLease
+from ray_messaging.receiving.reader import Reader
+from ray_messaging.transports.base import Conclusion, Transport
+
+CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
+
+_UNLIMITED = nullcontext()
+_TRANSACTION_OPEN = (
+    "a transaction of this messager is open: fetch by `tx.fetch_messages()` in its block, and leave the block before "
+    "anything else fetches, commits, or opens another one"
+)
+
+
+class Taken(NamedTuple):
+    """Messages taken out of the inbox, the numbers of their rows, and whether the cursor can move because of it."""
+
+    slices: list[Slice]
+    low: int
+    high: int
+    passed: bool
+
+    def after(self, earlier: "Taken") -> "Taken":
+        """Return this result, joined with an earlier one that had no messages."""
+        return self._replace(passed=self.passed or earlier.passed)
+
+
+class FetchGate:
+    """Exclusive access of one transaction to the messages, and the state that the last transaction left.
+
+    If the outcome of the last transaction is unknown, the next caller finds it out first.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.state: bytes | None = None
+        self._inbox = inbox
+        self._commits: Commits | None = None  # while a transaction is open
+        self._before: InFlight | None = None  # as it was when the transaction was opened
+        self._find_out: Callable[[], Awaitable[None]] | None = None
+        self._finding_out = asyncio.Lock()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no transaction is open, and the outcome of the last one is known."""
+        return self._commits is None and self._find_out is None
+
+    async def wait_free(self) -> None:
+        """Wait for the outcome of the last transaction; raise TransactionError while one is open."""
+        if self._commits is None and self._find_out is not None:
+            async with self._finding_out:
+                if self._find_out is not None:
+                    await self._find_out()
+        if self._commits is not None:
+            raise TransactionError(_TRANSACTION_OPEN)
+
+    async def open(self, commits: Commits) -> None:
+        """Begin a transaction: commit earlier fetches, and keep from now on all that is taken."""
+        self._commits = commits
+        self._inbox.keep()
+        commits.acknowledge()
+        self._before = commits.in_flight.copy()
+        try:
+            await commits.write()
+        except BaseException:
+            self.roll_back()
+            raise
+
+    def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
+        """Return the changes of the transaction beside its messages; None: there are no changes, nor messages."""
+        assert self._commits is not None
+        assert self._before is not None
+        flight, changed = self._commits.in_flight, state != self.state
+        fetched = flight.at != self._before.at
+        flight.ack(self._before.taken, flight.taken)
+        if not fetched and not changed and not sends:
+            return None
+        return self._commits.conclusion(state, fetched=fetched, changed=changed)
+
+    def roll_back(self) -> None:
+        """End the transaction: its messages can be fetched again."""
+        self._inbox.put_back()
+        if self._commits is not None and self._before is not None:
+            self._commits.in_flight = self._before
+        self._commits = None
+
+    def commit(self, conclusion: Conclusion | None) -> None:
+        """End the transaction: the server has confirmed it."""
+        self._inbox.discard_kept()
+        if conclusion is not None and self._commits is not None:
+            self._commits.concluded(conclusion)
+            self.state = conclusion.state
+        self._commits = None
+
+    def resolve_later(self, conclusion: Conclusion, was_committed: Callable[[], Awaitable[bool]]) -> None:
+        """End the transaction with an unknown outcome; the next caller asks `was_committed`."""
+        commits, self._commits = self._commits, None
+
+        async def find_out() -> None:
+            committed = await was_committed()
+            self._commits, self._find_out = commits, None
+            if committed:
+                self.commit(conclusion)
+            else:
+                self.roll_back()
+
+        self._find_out = find_out
+
+
+class Fetcher:
+    """The fetching side of one messager; usable once `unavailable` is None, and filled by the first subscription.
+
+    `unavailable` makes the error for a messager that is not open.
+    """
+
+    def __init__(self, transport: Transport, name: str, settings: MessagingConfig) -> None:
+        self.name = name
+        self.inbox = Inbox(settings.inbox_messages)
+        self.gate = FetchGate(self.inbox)
+        self.unavailable: Callable[[], MessagingError] | None = None
+        self._exp_id = transport.exp_id
+        self._transport = transport
+        self._settings = settings
+        self._reader: Reader | None = None
+        self._commits: Commits | None = None
+        self._lease: MailboxLease | None = None
+        self._fetching = asyncio.Lock()
+
+    def start(self, reader: Reader, commits: Commits, lease: MailboxLease) -> None:
+        """Fetch from a mailbox that is ours now."""
+        self._reader, self._commits, self._lease = reader, commits, lease
+
+    @property
+    def commits(self) -> Commits:
+        """Return the account of taken and acknowledged messages; raise NotListening, Fenced, Closed."""
+        if self._reader is None or self._commits is None:
+            raise NotListening(
+                "this messager listens on nothing: `await messager.subscribe_and_start_listening([...])` first"
+            )
+        if self._reader.error is not None:
+            raise self._reader.error.with_traceback(None)
+        return self._commits
+
+    async def fetch(
+        self, limit: int | None, timeout: float | None, commit: CommitMode = "next", *, complete: bool = False
+    ) -> Messages:
+        """Commit the messages of the last fetch, and return those that are there; wait for the first."""
+        if self.unavailable is not None:
+            raise self.unavailable()
+        if limit is not None or commit != "next":
+            self._check(limit, commit, complete=complete)
+        if self._reader is None and timeout == 0:
+            await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe
+            return Messages(self._exp_id, [])
+        async with self._fetching:
+            commits = self.commits
+            if not self.gate.is_free:
+                await self.gate.wait_free()
+            due = monotonic() + timeout if timeout else None
+            while True:
+                if commits.acknowledge():
+                    await commits.write()
+                taken = await self.take(limit, timeout, complete=complete)
+                if commit == "next":
+                    commits.hand_out(taken.low, taken.high)
+                if taken.slices or not taken.passed:
+                    return self.messages(taken.slices)
+                timeout = timeout if due is None else max(0.0, due - monotonic())
+
+    def _check(self, limit: int | None, commit: CommitMode, *, complete: bool) -> None:
+        check_limit(limit, complete=complete)
+        check_commit(commit)
+        if commit == "acked":
+            self._check_acks()
+
+    def _check_open(self) -> None:
+        if self.unavailable is not None:
+            raise self.unavailable()
+
+    def _check_acks(self) -> None:
+        if not self._transport.acks_apart:
+            raise ConfigError(
+                "an MQTT broker keeps no acknowledgement of single messages: commit='acked', and ack of some messages, "
+                "need Redis or Valkey. Handle what a fetch returned, then ack() all of it"
+            )
+
+    def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
+        """Return slices as messages; their `more` is true if the mailbox may have others."""
+        behind = self._reader is not None and self._reader.behind
+        return Messages(self._exp_id, slices, more or self.inbox.size > 0 or behind)
+
+    async def take(
+        self,
+        limit: int | None,
+        timeout: float | None,
+        check: Callable[[], object] | None = None,
+        *,
+        complete: bool = False,
+    ) -> Taken:
+        """Take messages out of the inbox; wait for the first.
+
+        The wait also ends with a frame that has no messages: such frames fill the mailbox until they are committed.
+
+        Args:
+            limit: most messages; None: no limit.
+            timeout: seconds; None: no limit.
+            check: raises if the caller may take nothing any more.
+            complete: take all that the mailbox has now.
+        """
+        if complete:
+            await self._read_to_end()
+        taken = await self._take_now(limit, check)
+        try:
+            if not taken.slices and timeout == 0:
+                await asyncio.sleep(0)  # a polling caller must let the reader run
+                taken = (await self._take_now(limit, check)).after(taken)
+            elif not taken.slices and not taken.passed:
+                deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+                while not taken.slices and not taken.passed:
+                    async with _UNLIMITED if deadline is None else asyncio.timeout_at(deadline):
+                        await self.inbox.arrival()
+                    if complete:  # the timeout is for the first message only
+                        await self._read_to_end()
+                    taken = await self._take_now(limit, check)
+        except TimeoutError:
+            pass
+        except ConnectionFailed:
+            if not taken.passed:  # else the cursor must move behind what was taken
+                raise
+        return taken
+
+    async def _take_now(self, limit: int | None, check: Callable[[], object] | None) -> Taken:
+        commits = self.commits
+        if self._lease is not None and self._lease.has_stood_still():
+            await self._lease.confirm()
+        if check is not None:
+            check()
+        flight = commits.in_flight
+        low, changes = flight.taken, flight.changes
+        slices = self.inbox.take(limit, flight)
+        return Taken(slices, low, flight.taken, flight.taken > low or flight.changes != changes)
+
+    async def _read_to_end(self) -> None:
+        """Wait until the inbox has all that the mailbox has now; raise FetchTooLarge."""
+        settings, flight = self._settings, self.commits.in_flight
+        end = await self._transport.end_of(self.name)
+        there, nbytes = end.messages - flight.waiting, end.nbytes - flight.waiting_bytes
+        fits = there <= settings.complete_messages and nbytes <= settings.complete_bytes
+        if not fits or not await self.inbox.reach(end.entry, settings.complete_messages, lambda: self.commits):
+            raise FetchTooLarge(
+                f"{max(there, self.inbox.size):,} messages wait in {self.name!r}, of {nbytes:,} bytes, and a complete "
+                f"fetch takes {settings.complete_messages:,} of {settings.complete_bytes:,} bytes. Nothing was taken: "
+                "fetch in parts, while `messages.more` says that there is more, or raise "
+                "MessagingConfig.complete_messages or complete_bytes",
+                messages=max(there, self.inbox.size),
+                size=nbytes,
+                limit_messages=settings.complete_messages,
+                limit=settings.complete_bytes,
+            )
+
+    async def ack(self, messages: Acked | None = None) -> None:
+        """Commit some messages, or all that were fetched (None)."""
+        self._check_open()
+        commits = self.commits
+        if messages is None:
+            await self.gate.wait_free()
+            unwritten = commits.acknowledge_all()
+        else:
+            self._check_acks()
+            spans = spans_of(messages, self.name)
+            await self.gate.wait_free()
+            commits.acknowledge_some(spans)
+            unwritten = commits.unwritten
+        if unwritten:
+            await commits.write()
+
+    def iterate(self) -> AsyncIterator[Message]:
+        """Yield message by message; each is committed in the background once the next one is requested."""
+        self._check_open()
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Message]:
+        while True:
+            async with self._fetching:
+                commits = self.commits
+                await self.gate.wait_free()
+                commits.acknowledge()
+                commits.write_soon()
+                taken = await self.take(1, None)
+                commits.hand_out(taken.low, taken.high)
+            for batch, low, _, pattern in taken.slices:
+                yield Message(self._exp_id, batch, low, pattern)
+
+    # -- transactions ---------------------------------------------------------------------------------------------
+
+    async def open_transaction(self) -> FetchGate:
+        """Give the mailbox to a transaction, and commit earlier fetches."""
+        self._check_open()
+        commits = self.commits
+        await self.gate.wait_free()
+        if self._fetching.locked():
+            raise TransactionError("somebody waits for this messager's messages, by fetch or iteration: let that end")
+        await self.gate.open(commits)
+        return self.gate
+
+    async def fetch_in_transaction(
+        self, limit: int | None, timeout: float | None, check: Callable[[], object], *, complete: bool = False
+    ) -> Messages:
+        """Return messages to the transaction that has the mailbox; wait for the first.
+
+        `check` raises once the transaction has ended: later messages are not for it.
+        """
+        self._check_open()
+        check_limit(limit, complete=complete)
+        due = monotonic() + timeout if timeout else None
+        taken = await self.take(limit, timeout, check, complete=complete)
+        while not taken.slices and taken.passed:
+            timeout = timeout if due is None else max(0.0, due - monotonic())
+            taken = await self.take(limit, timeout, check, complete=complete)
+        return self.messages(taken.slices)
+
+
+def check_limit(limit: int | None, *, complete: bool = False) -> None:
+    """Raise ConfigError for an impossible number of messages."""
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
+    if limit is not None and complete:
+        raise ConfigError("complete=True fetches all that the server has: leave out the limit, or complete")
+
+
+def check_commit(commit: str) -> None:
+    """Raise ConfigError for an unknown commit mode."""
+    if commit not in {"next", "acked"}:
+        raise ConfigError(f"commit must be 'next' (by the next fetch) or 'acked' (by ack alone), not {commit!r}")
