@@ -204,7 +204,7 @@ class DeliveryLeases:
         return sorted(found, key=_first)
 
     def _cut(self, lease: _Lease, holder: str, options: FetchOptions, limit: int | None) -> _Lease:
-        """Return a lease that goes out again, cut at the limit; a cut one, or one of another holder, gets a new token."""
+        """Return a lease that goes out again, cut at the limit. Cut, or from another holder, it gets a new token."""
         if (limit is None or _rows(lease.slices) <= limit) and _is_lost(lease, holder, options):
             return lease
         slices = self._left_of(lease)

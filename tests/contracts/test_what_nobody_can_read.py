@@ -119,4 +119,4 @@ async def test_behind_what_a_caller_keeps_a_flood_is_one_loan(pair, messagers, s
         return await store.waiting("box") == 0
 
     await until(handled)
-    assert (lending.lent, len(lending._loans)) == (0, 0)
+    assert (lending.lent, len(lending._leases)) == (0, 0)
