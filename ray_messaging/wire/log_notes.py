@@ -54,5 +54,5 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FrameError(f"a note for the event log cannot be read: {error}") from error
     if not 0 <= note.fate <= 3 or any(len(part) and int(part.max()) >= rows for part in named):
-        raise FrameError("a note for the event log names rows that do not exist")
+        raise FrameError("a note for the event log names rows that are not there")
     return note

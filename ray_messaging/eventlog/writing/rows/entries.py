@@ -62,7 +62,7 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
         return note.fate
     if takers is None or len(takers) != rows:
         raise FrameError(
-            f"a note for the event log counts the subscribers of {len(takers or ())} messages, not of {rows}"
+            f"a note for the event log counts the takers of {len(takers or ())} messages, not of {rows}"
         )
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 
