@@ -92,7 +92,9 @@ async def _try(config: RedisConfig, exp_id: str) -> list[Finding]:
         return [critical("server trial", str(why), _RIGHTS)]
     except TimeoutError:
         return [critical("server trial", f"no message came through within {TRY_S:g} s", _RIGHTS)]
-    return [ok("server trial", f"a message arrived after {took_ms:.1f} ms, and all commands that we need are allowed")]
+    return [
+        ok("server trial", f"a message was there after {took_ms:.1f} ms, and all commands that we need are allowed")
+    ]
 
 
 async def _send_one(config: RedisConfig, exp_id: str) -> float:

@@ -61,9 +61,7 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
     if note.fate != PUBLISHED or note.counted:
         return note.fate
     if takers is None or len(takers) != rows:
-        raise FrameError(
-            f"a note for the event log counts the takers of {len(takers or ())} messages, not of {rows}"
-        )
+        raise FrameError(f"a note for the event log counts the takers of {len(takers or ())} messages, not of {rows}")
     return np.where(np.asarray(takers, np.int64) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
 
 
