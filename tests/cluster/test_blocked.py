@@ -70,7 +70,10 @@ def listen(messaging, after, count):
     return [(event.payload["n"], event.cursor) for event in asyncio.run(some())]
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["the log lives", "the log dies"])
+@pytest.mark.parametrize(
+    "crash",
+    [pytest.param(False, id="the log lives"), pytest.param(True, id="the log dies", marks=pytest.mark.long)],
+)
 def test_another_process_goes_on_at_a_cursor(logged, crash):
     messaging, west, _ = logged
     start = ray.get(messaging.log_actor.count_blocked.remote())
@@ -86,6 +89,7 @@ def test_another_process_goes_on_at_a_cursor(logged, crash):
     assert found == [(n, start + n + 1) for n in range(40)]
 
 
+@pytest.mark.long
 def test_a_callback_that_raises_is_called_again(logged, caplog):
     messaging, west, _ = logged
     called = queue.Queue()
@@ -158,6 +162,7 @@ def unhandled(monkeypatch):
     return found
 
 
+@pytest.mark.long
 async def test_a_listener_that_was_closed_before_the_end_prints_nothing(ray_cluster, tmp_path, unhandled):
     messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
     log = messaging.log_actor

@@ -129,6 +129,6 @@ CASES = [
     Case("server stands still for 30 s", partial(frozen, stop_s=30), long=True),
     Case("server out of memory, then drained", out_of_memory),
     Case("disk full, then freed, AOF everysec", partial(disk_full, appendfsync="everysec")),
-    Case("disk full, then freed, AOF always", partial(disk_full, appendfsync="always")),
+    Case("disk full, then freed, AOF always", partial(disk_full, appendfsync="always"), long=True),
     Case("two embedded servers on one directory", two_on_one_directory),
 ]
