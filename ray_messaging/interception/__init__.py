@@ -1,1 +1,1 @@
-"""Verdicts: the rules, the interceptor that applies them, and the way a messager asks it."""
+"""Interception: rules that judge messages before they are delivered."""

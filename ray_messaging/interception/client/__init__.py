@@ -1,1 +1,1 @@
-"""The interceptor as a messager asks it."""
+"""A messager's access to the interceptor."""

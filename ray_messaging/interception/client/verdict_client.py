@@ -100,12 +100,15 @@ class LocalVerdictClient:
 
     async def judge(self, batch: Batch) -> VerdictReply:
         """Return the verdicts on a batch; a repeated batch gets the same ones."""
-        answer = self._interceptor.judge(batch)
-        return decode_verdicts(answer if isinstance(answer, bytes) else await answer)
+        return await self._ask(batch, patient=False)
 
     async def wait(self, batch: Batch) -> VerdictReply:
         """Return the verdicts on deferred rows, once there are any, or after a while."""
-        return decode_verdicts(await self._interceptor.wait(batch))
+        return await self._ask(batch, patient=True)
+
+    async def _ask(self, batch: Batch, *, patient: bool) -> VerdictReply:
+        answer = self._interceptor.answer(batch, patient=patient)
+        return decode_verdicts(answer if isinstance(answer, bytes) else await answer)
 
     async def close(self) -> None:
         """Do nothing."""

@@ -36,9 +36,9 @@ class Block(SlowRule):
 
     A block is called for one message at a time, in the order of sending, because such classes count. So its time per
     message delays all others that wait for it. Messages from the user or to the user pass without a call: AgentSociety
-    asks about messages between agents only. A pair with None in the black set stands for all agents.
+    judges messages between agents only. A pair with None in the black set stands for all agents.
 
-    What a block keeps in attributes of its own is lost with the interceptor's process.
+    A block's own attributes are lost with the interceptor's process.
 
     Args:
         block: the instance.

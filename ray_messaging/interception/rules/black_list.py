@@ -5,7 +5,7 @@ from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.interception.rules.rule import Rule, Verdict
-from ray_messaging.interception.rules.support.pairs import Pair, PairIndex, blocks, check_pairs, name_of
+from ray_messaging.interception.rules.support.pairs import FEW_ROWS, Pair, PairIndex, blocks, check_pairs, name_of
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.model.batch import Batch
 
@@ -75,7 +75,8 @@ class BlackList(Rule):
         if not self._listed:
             return {}
         found: dict[int, str] = {}
-        for row in self._index.candidates(batch.from_ids, batch.to_ids):
+        few = batch.rows <= FEW_ROWS
+        for row in range(batch.rows) if few else self._index.candidates(batch.from_ids, batch.to_ids):
             pair = self._hit(batch.from_ids[row], batch.to_ids[row])
             if pair is not None:
                 found[row] = f"{_side(pair[0])} may not write to {_side(pair[1])}"

@@ -1,1 +1,1 @@
-"""The interceptor: rules in order, in an actor of its own."""
+"""The interceptor."""

@@ -50,9 +50,8 @@ _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer tha
 class Interceptor:
     """Ordered rules that judge batches; a plain object, so that Ray wraps none of its hot code.
 
-    One batch takes this path: `judge` (or `answer`, for a batch that arrives as a frame) looks for an earlier answer,
-    a `RulePipeline` applies the rules, the verdict is counted and encoded, and the answer is kept for a sender that
-    asks again.
+    One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
+    counted and encoded, and the answer is kept for a sender that asks again.
 
     Args:
         store: where the rules' state is kept. With it, a batch that changed the state is answered after the state is
@@ -94,36 +93,24 @@ class Interceptor:
 
     # -- judging --------------------------------------------------------------------------------------------------
 
-    def judge(self, batch: Batch) -> bytes | Awaitable[bytes]:
-        """Return the encoded verdicts on a batch of this process; a repeated batch gets the same answer again.
-
-        Raises: Fenced, where a newer interceptor has taken over.
-        """
-        self._check()
-        if batch.lines is not None and not self.rules.wants_payload:
-            batch = _without_payloads(batch)  # as over the network: rules that do not ask for payloads see none
-        return self._judge_once(batch)
-
-    def answer(self, request: bytes, *, patient: bool = False) -> bytes | Awaitable[bytes]:
-        """Answer a request for verdicts (a frame); a repeated batch gets the same answer again.
+    def answer(self, request: bytes | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
+        """Return the encoded verdicts on a batch; a repeated batch gets the same answer again.
 
         Args:
+            request: the batch: as a frame, or as it is from a messager of this process.
             patient: the request is about deferred rows, and its answer waits for news of them.
 
-        Raises: Fenced, FrameError.
+        Raises: Fenced, where a newer interceptor has taken over; FrameError.
         """
         self._check()
-        batch = decode(request)
+        batch = request if isinstance(request, Batch) else decode(request)
         if patient:
-            return self.wait(batch)
-        if batch.lines is None and self.rules.wants_payload:
-            return self._payload_wanted()
-        return self._judge_once(batch)
-
-    def wait(self, batch: Batch) -> Awaitable[bytes]:
-        """Return the verdicts on deferred rows, once there are any, or after a while."""
-        # A task: it ends well even where its result is never awaited.
-        return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
+            # A task: it ends well even where its result is never awaited.
+            return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
+        if not self.rules.wants_payload:
+            # Rules that do not ask for payloads get none, also in this process.
+            return self._judge_once(batch if batch.lines is None else _without_payloads(batch))
+        return self._payload_wanted() if batch.lines is None else self._judge_once(batch)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
         """Return whether one message may pass: the call of AgentSociety's interceptor."""
@@ -263,7 +250,7 @@ class Interceptor:
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._state.answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load what a predecessor saved; with `merge`, beside the state that newly given rules bring along."""
+        """Load the state saved by a predecessor; with `merge`, beside the state of newly given rules."""
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)

@@ -20,8 +20,8 @@ class RuleCalls:
         self._watch = watch
         self._abandoned: dict[asyncio.Task[object], Rule] = {}
 
-    async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, what: str) -> T | BaseException:
-        """Return the result of a call, or its error; after `limit_s` a TimeoutError that names the missing `what`."""
+    async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
+        """Return the result of a call, or its error; after `limit_s` a TimeoutError that names the missing `result`."""
         if self._abandoned and sum(other is rule for other in self._abandoned.values()) >= _MAX_ABANDONED:
             return TimeoutError(f"{_MAX_ABANDONED} earlier calls go on although they were cancelled: let them end")
         task = asyncio.create_task(self._call(rule, call), name=f"ray_messaging rule {rule.name}")
@@ -32,7 +32,7 @@ class RuleCalls:
                 task.cancel()
                 self._abandoned[task] = rule
                 task.add_done_callback(self._abandoned.pop)
-        return task.result() if task.done() else TimeoutError(f"no {what} within {limit_s:g} s")
+        return task.result() if task.done() else TimeoutError(f"no {result} within {limit_s:g} s")
 
     async def _call(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T | BaseException:
         try:

@@ -34,8 +34,8 @@ class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
     The server checks a snapshot's number as it checks epochs. The number is on the server before the snapshot is given
-    to a messager, and a change of the rules returns only once a higher number is there. So no send passes by outdated
-    rules, whatever a messager believes.
+    to a messager, and a change of the rules returns only once a higher number is there. So no message passes
+    by outdated rules.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None) -> None:

@@ -258,9 +258,9 @@ class SlowRuleRunner:
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return what is known of a batch, once there is a first verdict or PATIENCE_S are over.
+        """Return the known verdicts on a batch, once there is a first one or PATIENCE_S are over.
 
-        Rows without a verdict are deferred. Messages that nothing is known of are resumed first.
+        Rows without a verdict are deferred. Unknown messages are resumed first.
         """
         unknown = self.unknown(batch)
         if unknown:

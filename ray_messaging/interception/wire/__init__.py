@@ -1,1 +1,1 @@
-"""What travels between a messager and the interceptor."""
+"""Requests and answers between messagers and the interceptor."""

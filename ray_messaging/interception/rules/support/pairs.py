@@ -18,7 +18,7 @@ _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
 _LEAST_SLOTS = 2**16  # a false hit costs a lookup, as much as the arithmetic of a hundred rows
 _LEAST_ROOM = 16
-_FEW = 8  # rows: a lookup of each is faster than arithmetic on the columns
+FEW_ROWS = 8  # up to so many, a lookup of each is faster than arithmetic on the columns
 
 
 def check_pair(pair: object, rule: str) -> Pair:
@@ -90,7 +90,7 @@ class PairIndex:
 
     def candidates(self, from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
         """Return the rows that may be among the pairs, ascending."""
-        if self._everybody or len(from_ids) <= _FEW:
+        if self._everybody or len(from_ids) <= FEW_ROWS:
             return list(range(len(from_ids)))
         sender = from_ids.values.view(np.uint64) * _SPREAD_FROM
         receiver = to_ids.values.view(np.uint64) * _SPREAD_TO

@@ -1,1 +1,1 @@
-"""What rules must not forget, kept on the server."""
+"""State of rules, saved on the server."""

@@ -63,7 +63,7 @@ class StateWriter:
         self._closed = False
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
-        """Write answers with all that the tables hold now; done once both are on the server."""
+        """Write answers with the current content of the tables; done once both are on the server."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._closed:
             done.set_exception(_closed())
@@ -89,7 +89,7 @@ class StateWriter:
 
     @property
     def behind(self) -> bool:
-        """Return whether the server lacks some of what the tables hold."""
+        """Return whether the server lacks some content of the tables."""
         return self.changed or (self._task is not None and not self._task.done())
 
     @property
