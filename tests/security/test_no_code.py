@@ -28,7 +28,7 @@ ALLOWED = {
     ("cluster/rule_store.py", "cloudpickle"),
     ("cluster/rule_store.py", "loads"),
     # The name of the optional package is written there.
-    ("interception/rules/openai_endpoint.py", "importlib.import_module"),
+    ("interception/rules/support/openai_endpoint.py", "importlib.import_module"),
     # Only its length is looked at.
     ("cluster/lifecycle.py", "cloudpickle"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.
