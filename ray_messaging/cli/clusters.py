@@ -45,7 +45,7 @@ def join_ray(exp_id: str | None = None) -> bool:
     return True
 
 
-def asked_clusters() -> str:
+def searched_clusters() -> str:
     """Return in words the Ray clusters in which `join_ray` has searched."""
     asked = ray.get_runtime_context().gcs_address
     others = [] if _named() else [cluster for cluster in local_clusters() if cluster != asked]

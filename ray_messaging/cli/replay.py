@@ -22,7 +22,7 @@ from ray_messaging.cli.rule_specs import parse_rules
 from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
 from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.interception.rules import RateLimit, Rule
-from ray_messaging.replay.plan import Plan, Traffic, deal, due_times
+from ray_messaging.replay.plan import Plan, Traffic, assign_groups, due_times
 from ray_messaging.replay.traces.trace import read_trace
 
 
@@ -64,7 +64,7 @@ def replay(
         parsed = parse_rules(rules or [])
         names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}
         traffic = Traffic.of(read_trace(trace, **names))
-        plan = Plan(traffic, deal(traffic.agents, groups), speed=pace)
+        plan = Plan(traffic, assign_groups(traffic.agents, groups), speed=pace)
         console = output()
         _note(plan, groups, parsed, pace)
         console.print(

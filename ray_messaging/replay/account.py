@@ -96,7 +96,7 @@ class Account:
         }
 
 
-def draw_up(plan: Plan, shares: list[Share], sent: list[Sent], tallies: list[Tally]) -> Account:
+def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: list[Tally]) -> Account:
     """Build the account from the groups' sent and received messages."""
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
     delivered = codes == DELIVERED

@@ -15,7 +15,7 @@ from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.messager import Messager
 from ray_messaging.receipt import DELIVERED
-from ray_messaging.replay.account import Account, draw_up, fate_codes, percentiles
+from ray_messaging.replay.account import Account, build_account, fate_codes, percentiles
 from ray_messaging.replay.checker import Tally
 from ray_messaging.replay.plan import Plan, Reference, Share
 from ray_messaging.replay.worker import Sent, Worker
@@ -113,7 +113,7 @@ class Engine:
         for actor, count in zip(self._actors, counts, strict=True):
             actor.expect.remote(count)
         tallies: list[Tally] = self._watch(receiving, [], on_progress, sum(counts))
-        return draw_up(self._plan, self._shares, sent, tallies)
+        return build_account(self._plan, self._shares, sent, tallies)
 
     def lone_latency_ms(self) -> dict[str, float | None]:
         """Measure single messages between the first two groups, from send to fetch: p50 and p99 in ms."""

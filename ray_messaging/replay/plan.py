@@ -129,7 +129,7 @@ class Plan:
         )
 
 
-def deal(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
+def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
     """Assign agents to groups in turn; return each one's group. Fewer agents than groups leave groups out."""
     return (np.arange(len(agents)) % groups).astype(np.int32)
 

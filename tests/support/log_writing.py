@@ -8,7 +8,7 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.rows.columns import record_batch
-from ray_messaging.eventlog.writing.rows.entries import pieces, take
+from ray_messaging.eventlog.writing.rows.entries import decode_entry, pieces
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
@@ -35,14 +35,14 @@ def batch_of(rows, *, first=0, sender="s", payload=None, **columns):
 
 def rows_of(*items, exp_id="exp", limit=2**30):
     """Return the log's rows of some entries, as dicts."""
-    parts = [part for item in items if (part := take(item).part) is not None]
+    parts = [part for item in items if (part := decode_entry(item).part) is not None]
     found = [piece for part in parts for piece, _ in pieces(part, 0, limit)]
     return record_batch(exp_id, found).to_pylist()
 
 
 def expected(item, exp_id="exp"):
     """Return the rows that the log must have of an entry; slow, by the public classes of single messages."""
-    batch = take(item).part.batch
+    batch = decode_entry(item).part.batch
     found = []
     for row in range(len(batch)):
         message = Message(exp_id, batch, row)

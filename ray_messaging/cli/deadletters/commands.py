@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ray_messaging.cli.clusters import asked_clusters, join_ray
+from ray_messaging.cli.clusters import join_ray, searched_clusters
 from ray_messaging.cli.deadletters.show import record, show_letter, show_letters
 from ray_messaging.cli.session import check_file, clean_errors, output
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
@@ -147,7 +147,7 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
         return Messaging.connect(exp_id).dead_letters
     except UnknownName as error:
         raise ConfigError(
-            f"no experiment {exp_id!r} runs in the Ray cluster {asked_clusters()}: set RAY_ADDRESS for "
+            f"no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}: set RAY_ADDRESS for "
             "another cluster, or --redis for the server of an ended experiment"
         ) from error
 

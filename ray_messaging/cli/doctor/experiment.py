@@ -1,6 +1,6 @@
 """Health check of a running experiment, from the command line."""
 
-from ray_messaging.cli.clusters import asked_clusters, join_ray
+from ray_messaging.cli.clusters import join_ray, searched_clusters
 from ray_messaging.cluster.handles.actor_calls import named_actors
 from ray_messaging.cluster.health_check import check_health
 from ray_messaging.cluster.spec import Experiment
@@ -21,7 +21,7 @@ def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
     actors = named_actors(f"{exp_id}/")
     if not actors:
         raise UnknownName(
-            f"no experiment {exp_id!r} runs in the Ray cluster {asked_clusters()}; there are: "
+            f"no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}; there are: "
             f"{', '.join(running_experiments()) or 'none'}. set RAY_ADDRESS for another cluster",
             kind="experiment",
             value=exp_id,

@@ -67,18 +67,18 @@ def _buffers(text: str) -> Iterator[tuple[str, int, int, int]]:
 
 def _trial(config: RedisConfig, exp_id: str | None) -> list[Finding]:
     """Send a message through a key space of our own, and remove that."""
-    willing = config.model_copy(update={"allow_eviction": True})  # eviction is reported already
+    tolerant = config.model_copy(update={"allow_eviction": True})  # eviction is reported already
     space = exp_id or f"doctor-{secrets.token_hex(8)}"
     try:
-        taken = bool(_keys(willing, space))
+        taken = bool(_keys(tolerant, space))
     except (RedisError, OSError) as error:
         return [critical("server trial", f"its keys cannot be listed: {error}", _RIGHTS)]
     if taken:
         return [ok("server trial", f"not made: experiment {exp_id!r} has data there")]
     try:
-        tried = asyncio.run(_try(willing, space))
+        tried = asyncio.run(_try(tolerant, space))
     finally:  # after Ctrl-C, too
-        erased = _erase(willing, space)
+        erased = _erase(tolerant, space)
     return tried + erased
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ray_messaging.cli.clusters import asked_clusters, join_ray
+from ray_messaging.cli.clusters import join_ray, searched_clusters
 from ray_messaging.cli.session import clean_errors
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, InvalidQuery, UnknownName
@@ -140,6 +140,6 @@ def open_log(target: str) -> EventLog:
         return Messaging.connect(target).log
     except UnknownName as error:
         raise ConfigError(
-            f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster {asked_clusters()}: "
-            "pass the log_dir of a run; RAY_ADDRESS says which cluster to ask"
+            f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster "
+            f"{searched_clusters()}: pass the log_dir of a run, or set RAY_ADDRESS for another cluster"
         ) from error

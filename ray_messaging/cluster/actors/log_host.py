@@ -19,7 +19,7 @@ from ray_messaging.eventlog.reading.query import REACHED, answer
 from ray_messaging.eventlog.reading.result_columns import INTERNAL
 from ray_messaging.eventlog.writing.log_errors import died_before_loss
 from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_ROWS
-from ray_messaging.eventlog.writing.segment_store import when_free
+from ray_messaging.eventlog.writing.segment_store import with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.base import Limits
@@ -80,7 +80,7 @@ class LogHost:
         if await self._known():
             return
         await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
-        await when_free(self._folder, self._claim_folder, asyncio.sleep)
+        await with_folder_lock(self._folder, self._claim_folder, asyncio.sleep)
         await self._server.set_log_mark("run", self._experiment.run)
 
     def _claim_folder(self) -> None:

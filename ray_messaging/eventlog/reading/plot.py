@@ -63,7 +63,7 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if not drawn:
-        _say_nothing(axes)
+        _draw_empty(axes)
         return
     unit, seconds = _unit(width * len(fates[drawn[0]]))
     edges = [bin_ * width / seconds for bin_ in range(len(fates[drawn[0]]) + 1)]
@@ -103,7 +103,7 @@ def _draw_groups(figure: Any, axes: Any, groups: dict[str, Any]) -> None:  # noq
     senders, mailboxes, delivered = groups["from"], groups["to"], groups["delivered"]
     axes.set_title("Delivered from messager (row) to mailbox (column)", loc="left", fontsize=11)
     if not delivered:
-        _say_nothing(axes)
+        _draw_empty(axes)
         return
     most = max(max(row) for row in delivered)
     image = axes.imshow(delivered, cmap=_MAP, vmin=0, vmax=max(1, most), aspect="auto")
@@ -130,7 +130,7 @@ def _shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
-def _say_nothing(axes: Any) -> None:  # noqa: ANN401 - matplotlib's Axes
+def _draw_empty(axes: Any) -> None:  # noqa: ANN401 - matplotlib's Axes
     axes.text(0.5, 0.5, "nothing", ha="center", va="center", transform=axes.transAxes, color="#777777")
     axes.set_xticks([])
     axes.set_yticks([])

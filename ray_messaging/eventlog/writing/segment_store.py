@@ -66,7 +66,7 @@ class SegmentStore:
     async def take_over(self, epoch: int) -> None:
         """Start with an epoch that fences every earlier writer; list the segments. Raises LogError."""
         self.epoch = epoch
-        found = await when_free(self._folder, self._list, self._pause)
+        found = await with_folder_lock(self._folder, self._list, self._pause)
         self.closed = [*map(_without_cursors, found[:-1]), *found[-1:]]
 
     def _list(self) -> list[Segment]:
@@ -211,7 +211,7 @@ class SegmentStore:
         )
 
 
-async def when_free(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:
+async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:
     """Run `work` in a thread under the folder's lock, after other processes release it. Raises LogError."""
     deadline = time.monotonic() + _TAKE_OVER_S
     while True:

@@ -14,7 +14,7 @@ from ray_messaging.common import task_health
 from ray_messaging.common.backoff import LOG_READ_RETRY
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
-from ray_messaging.eventlog.writing.rows.entries import NOTHING, payload_bytes, pieces, take
+from ray_messaging.eventlog.writing.rows.entries import NOTHING, decode_entry, payload_bytes, pieces
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.base import LOG, LOG_STREAM
 from ray_messaging.transports.log_store import LogItem, LogStore, LogStreams
@@ -125,7 +125,7 @@ class StreamReader:
         """Yield an entry's rows piece by piece; the entry is done with the last one."""
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
-            part, messages = take(item) if item.frame else NOTHING
+            part, messages = decode_entry(item) if item.frame else NOTHING
         except FrameError as error:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", item.entry, item.stream, error)

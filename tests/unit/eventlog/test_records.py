@@ -9,7 +9,7 @@ from support.log_writing import batch_of, expected, note_of, rows_of
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import record_batch
-from ray_messaging.eventlog.writing.rows.entries import payload_bytes, pieces, take
+from ray_messaging.eventlog.writing.rows.entries import decode_entry, payload_bytes, pieces
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.id_column import IdColumn
 from ray_messaging.model.payload_column import PayloadColumn
@@ -87,7 +87,7 @@ def test_any_frames_become_the_rows_that_their_messages_are(frames):
 def test_pieces_of_an_entry_are_its_rows(batch, limit):
     whole = rows_of(item_of(batch))
     assert rows_of(item_of(batch), limit=limit) == whole
-    part = take(item_of(batch)).part
+    part = decode_entry(item_of(batch)).part
     for begin in range(len(batch)):
         cut = [*pieces(part, begin, limit)]
         assert [end for _, end in cut][-1] == len(batch)
@@ -97,7 +97,7 @@ def test_pieces_of_an_entry_are_its_rows(batch, limit):
 @given(st.lists(batches(), min_size=1, max_size=3))
 @settings(max_examples=20)
 def test_the_columns_are_the_schema_s_and_whole(frames):
-    found = record_batch("exp", [take(item_of(batch)).part for batch in frames])
+    found = record_batch("exp", [decode_entry(item_of(batch)).part for batch in frames])
     found.validate(full=True)
     assert found.schema == SCHEMA
 
@@ -106,7 +106,7 @@ def test_the_rows_do_not_keep_the_frame_alive():
     batch = batch_of(100, step=np.arange(100), sent_at=np.arange(100.0), numbers=np.arange(100, dtype=np.uint32))
     item = item_of(batch)
     before = rows_of(item)
-    part = take(item).part
+    part = decode_entry(item).part
     found = record_batch("exp", [part])
     # Whatever the columns share with the frame would change with it.
     frame = part.batch.step.base
@@ -161,7 +161,7 @@ def test_more_rows_than_columns_share_memory_for():
     batch = batch_of(rows, payload={"n": 1})
     note = note_of("undeliverable")
     for item in (item_of(batch), noted_item(batch, note)):
-        found = record_batch("exp", [take(item).part])
+        found = record_batch("exp", [decode_entry(item).part])
         found.validate(full=True)
         assert found["row"].to_numpy().tolist() == [*range(rows)]
         assert {found[name].null_count for name in ("step", "labels", "rule", "from_name", "payload_before")} == {rows}
@@ -188,12 +188,12 @@ def test_times_of_a_mad_clock_can_still_be_read(time):
 
 def test_a_step_beyond_64_bits_makes_no_row():
     with pytest.raises(FrameError, match=str(2**63)):
-        take(item_of(batch_of(1, step=2**63)))
+        decode_entry(item_of(batch_of(1, step=2**63)))
 
 
 def test_a_frame_without_payloads_makes_no_row():
     with pytest.raises(FrameError, match="no payloads"):
-        take(item_of(batch_of(1, lines=None)))
+        decode_entry(item_of(batch_of(1, lines=None)))
 
 
 # -- notes ------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_rows_that_a_note_tells_of_are_left_to_it():
         ("s-1-0", 0, '{"n":0}', ["spicy"]),
         ("s-1-3", 3, '{"n":3}', ["spicy"]),
     ]
-    part, messages = take(item_of(batch_of(2, noted=np.array([0, 1], np.uint32))))
+    part, messages = decode_entry(item_of(batch_of(2, noted=np.array([0, 1], np.uint32))))
     assert (part, messages) == (None, 2)
 
 
@@ -253,7 +253,7 @@ def test_pieces_of_a_note_keep_each_row_s_facts():
 
 def test_what_was_said_before_a_rewrite_counts_in_a_piece():
     note = note_of("delivered", mailbox="m", why=[("soften", "", [0, 1, 2])], before=[([0, 2], b"x" * 1000)])
-    part = take(noted_item(batch_of(4, lines=PayloadColumn.of([b"{}"], np.zeros(4, np.uint32))), note)).part
+    part = decode_entry(noted_item(batch_of(4, lines=PayloadColumn.of([b"{}"], np.zeros(4, np.uint32))), note)).part
     assert payload_bytes(part) > 2000
     assert [end for _, end in pieces(part, 0, 1200)] == [2, 4]
 
@@ -261,13 +261,13 @@ def test_what_was_said_before_a_rewrite_counts_in_a_piece():
 @pytest.mark.parametrize("rows", [[4], [0, 7]])
 def test_a_note_on_rows_that_are_not_there_is_refused(rows):
     with pytest.raises(FrameError, match="not there"):
-        take(noted_item(batch_of(4), note_of("delivered", mailbox="m", before=[(rows, b"{}")])))
+        decode_entry(noted_item(batch_of(4), note_of("delivered", mailbox="m", before=[(rows, b"{}")])))
 
 
 @pytest.mark.parametrize("takers", [None, [], [1]])
 def test_a_note_with_the_takers_of_other_messages_makes_no_row(takers):
     with pytest.raises(FrameError, match="takers"):
-        take(noted_item(batch_of(2), note_of("published"), takers))
+        decode_entry(noted_item(batch_of(2), note_of("published"), takers))
 
 
 def test_frames_of_all_kinds_become_one_batch():

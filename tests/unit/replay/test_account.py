@@ -8,7 +8,7 @@ import pytest
 from support.traffic import arrive, plan_of
 
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, UNKNOWN
-from ray_messaging.replay.account import draw_up, percentiles
+from ray_messaging.replay.account import build_account, percentiles
 from ray_messaging.replay.checker import Checker
 from ray_messaging.replay.worker import Sent
 
@@ -31,7 +31,7 @@ def account():
         blocked = Counter({"black_list": fates.count(B)}) if B in fates else Counter()
         sent = [Sent(codes[share.rows], Counter(), 9.0, 10.0) for share in shares]
         sent[0] = sent[0]._replace(blocked_by=blocked)
-        return draw_up(plan, shares, sent, tallies)
+        return build_account(plan, shares, sent, tallies)
 
     return account
 

@@ -5,7 +5,7 @@ import pytest
 from support.traffic import plan_of, traffic_of
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.plan import Plan, Traffic, deal, digests, due_times
+from ray_messaging.replay.plan import Plan, Traffic, assign_groups, digests, due_times
 from ray_messaging.replay.traces.trace import Trace
 
 ROWS = [(1, 2), (2, 1), ("ann", 1), (1, "ann"), (1, 2)]
@@ -42,8 +42,8 @@ def test_reference_numbers_ordered_pairs():
 
 
 def test_dealing_fills_groups_evenly_and_no_more_than_there_are_agents():
-    assert deal(range(5), 2).tolist() == [0, 1, 0, 1, 0]
-    assert Plan(traffic_of([(1, 2)]), deal([1, 2], 9)).groups == 2
+    assert assign_groups(range(5), 2).tolist() == [0, 1, 0, 1, 0]
+    assert Plan(traffic_of([(1, 2)]), assign_groups([1, 2], 9)).groups == 2
 
 
 def test_a_group_without_agents_is_refused():

@@ -14,7 +14,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Outgoing
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.replay import worker as module
-from ray_messaging.replay.account import draw_up, fate_codes
+from ray_messaging.replay.account import build_account, fate_codes
 from ray_messaging.replay.worker import Worker
 from ray_messaging.transports.memory import MemoryServer
 
@@ -51,7 +51,7 @@ async def play(plan, made, *, lost=0):
     counts = np.bincount(plan.group_of[plan.traffic.receivers[delivered]], minlength=plan.groups).tolist()
     for worker, count in zip(made, counts, strict=True):
         worker.expect(count + lost)
-    return draw_up(plan, plan.shares(), sent, await asyncio.gather(*receiving))
+    return build_account(plan, plan.shares(), sent, await asyncio.gather(*receiving))
 
 
 async def test_everything_arrives(workers):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from ray_messaging.errors import OutcomeUnknown
-from ray_messaging.eventlog.writing.rows.entries import take
+from ray_messaging.eventlog.writing.rows.entries import decode_entry
 from ray_messaging.interception.rules import BlackList, Rule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Outgoing
@@ -36,7 +36,7 @@ async def told(log):
     found = []
     for item in await log.read_log({LOG_STREAM: "0-0"}, 1_000, 0):
         if item.frame:
-            part = take(item).part
+            part = decode_entry(item).part
             fates = part.fates if not isinstance(part.fates, int) else [part.fates] * len(part.batch)
             found += [
                 (FATES[fate], part.mailbox, part.batch.from_ids[row], part.batch.to_ids[row], part.batch.lines.row(row))
@@ -82,7 +82,7 @@ async def test_what_a_rule_rewrote_is_told_with_what_it_was(opener, apart, log):
     sender, receiver = await opener(apart, Interceptor("x", [Polite()])), await opener(apart, host=[1])
     await sender.send_message(sender.get_agent_chat_channel(1), {"text": "damn"}, 5)
     (item,) = [item for item in await log.read_log({LOG_STREAM: "0-0"}, 10, 0) if item.frame]
-    part = take(item).part
+    part = decode_entry(item).part
     assert part.batch.lines.row(0) == b'{"text":"..."}'
     assert (part.note.why[0].rule, part.note.before[0].line) == ("polite", b'{"text":"damn"}')
     (message,) = await receiver.fetch_messages(timeout=WAIT_S)

@@ -148,8 +148,8 @@ def _part_of_group(
         return None
     others = [name for name in columns if name not in filtered]
     rest = file.read_row_group(group, columns=others, use_threads=False)
-    return _put_together(
-        rest if first_columns is None else _side_by_side(first_columns, rest), columns, hits, first, filters
+    return _select_hits(
+        rest if first_columns is None else _join_columns(first_columns, rest), columns, hits, first, filters
     )
 
 
@@ -158,7 +158,7 @@ def _part_of(table: pa.Table, first: int, filters: Filters, columns: Sequence[st
     hits = _hits(table, first, filters) if filters.columns else None
     if hits is not None and not len(hits):
         return None
-    return _put_together(table, columns, hits, first, filters)
+    return _select_hits(table, columns, hits, first, filters)
 
 
 def _hits(table: pa.Table, first: int, filters: Filters) -> Any:  # noqa: ANN401 - row numbers (n,)
@@ -169,7 +169,7 @@ def _hits(table: pa.Table, first: int, filters: Filters) -> Any:  # noqa: ANN401
     return hits if filters.limit is None else hits[: filters.limit]
 
 
-def _put_together(
+def _select_hits(
     table: pa.Table,
     columns: Sequence[str],
     hits: Any,  # noqa: ANN401 - as `_hits`
@@ -190,7 +190,7 @@ def _put_together(
     return table.append_column(POSITION, positions)
 
 
-def _side_by_side(left: pa.Table, right: pa.Table) -> pa.Table:
+def _join_columns(left: pa.Table, right: pa.Table) -> pa.Table:
     for name in right.column_names:
         left = left.append_column(right.schema.field(name), right[name])
     return left

@@ -62,7 +62,7 @@ def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> 
         found, codes = _distinct(to.values)
         names = (_few_channels if len(found) <= _FEW else _channels)(exp_id, found.tobytes(), topics[0])
         return pa.DictionaryArray.from_arrays(pa.array(codes), names, safe=False), coded(same(len(codes)), topics[:1])
-    texts, codes = _spelled(to)
+    texts, codes = _as_texts(to)
     of = np.zeros(len(codes), np.int32) if of is None else of
     plain = np.array([topic[0] == ":" for topic in topics])
     subtopic = coded(pa.array(of, mask=plain[of] if plain.any() else None), topics)
@@ -88,7 +88,7 @@ def _channels(exp_id: str, ids: bytes, topic: str) -> pa.StringArray:
 _few_channels = lru_cache(maxsize=8)(_channels)
 
 
-def _spelled(to: Ends) -> tuple[pa.Array, Codes]:
+def _as_texts(to: Ends) -> tuple[pa.Array, Codes]:
     """Return the distinct ids as texts, and each row's index among them; None is spelled "None"."""
     if to.kinds is None:
         found, codes = _distinct(to.values)

@@ -29,7 +29,7 @@ class Taken(NamedTuple):
 NOTHING = Taken(None, 0)
 
 
-def take(item: LogItem) -> Taken:
+def decode_entry(item: LogItem) -> Taken:
     """Decode an entry that has a frame; raise FrameError.
 
     Rows of a mailbox that have a note in the log stream are left to that note.

@@ -26,24 +26,24 @@ class _Block(NamedTuple):
 
 def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
     """Return the ids of all messages, in the form of `Batch.message_id`."""
-    room = sum(map(len, batches)) // _FEW_ROWS
+    max_blocks = sum(map(len, batches)) // _FEW_ROWS
     blocks: list[_Block] = []
     for batch in batches:
-        found = _blocks(batch, room - len(blocks))
+        found = _blocks(batch, max_blocks - len(blocks))
         if found is None:
-            return _spelled(batches)
+            return _formatted(batches)
         blocks += found
-    return _put_together(blocks)
+    return _assemble(blocks)
 
 
-def _blocks(batch: Batch, room: int) -> list[_Block] | None:
+def _blocks(batch: Batch, max_blocks: int) -> list[_Block] | None:
     """Return a batch's ids as blocks; None: there would be too many, or a number has fewer than four digits."""
     first, last, numbers = batch.first, batch.first + len(batch) - 1, batch.numbers
     if numbers is not None:
         first, last = batch.first + int(numbers[0]), batch.first + int(numbers[-1])
         if last - first != len(numbers) - 1 or (numbers[1:] <= numbers[:-1]).any():  # with gaps, or unsorted
-            return _scattered(batch, room)
-    if first < _BLOCK // 10 or last // _BLOCK - first // _BLOCK >= room:
+            return _scattered(batch, max_blocks)
+    if first < _BLOCK // 10 or last // _BLOCK - first // _BLOCK >= max_blocks:
         return None
     return [
         _Block(_head(batch, head), slice(low - head * _BLOCK, high - head * _BLOCK), high - low)
@@ -52,11 +52,11 @@ def _blocks(batch: Batch, room: int) -> list[_Block] | None:
     ]
 
 
-def _scattered(batch: Batch, room: int) -> list[_Block] | None:
+def _scattered(batch: Batch, max_blocks: int) -> list[_Block] | None:
     numbers = _numbers(batch)
     heads = numbers // _BLOCK
     cuts = (np.flatnonzero(heads[1:] != heads[:-1]) + 1).tolist()
-    if len(cuts) >= room or int(numbers.min()) < _BLOCK // 10:
+    if len(cuts) >= max_blocks or int(numbers.min()) < _BLOCK // 10:
         return None
     return [
         _Block(_head(batch, int(heads[low])), numbers[low:high] - heads[low] * _BLOCK, high - low)
@@ -68,7 +68,7 @@ def _head(batch: Batch, head: int) -> bytes:
     return f"{batch.sender}-{batch.epoch}-{head or ''}".encode()
 
 
-def _put_together(blocks: Sequence[_Block]) -> pa.StringArray:
+def _assemble(blocks: Sequence[_Block]) -> pa.StringArray:
     data = bytearray().join((block.head + bytes(_DIGITS)) * block.rows for block in blocks)
     offsets = np.zeros(sum(block.rows for block in blocks) + 1, np.int32)
     row = at = 0
@@ -80,7 +80,7 @@ def _put_together(blocks: Sequence[_Block]) -> pa.StringArray:
     return pa.StringArray.from_buffers(row, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
-def _spelled(batches: Sequence[Batch]) -> pa.StringArray:
+def _formatted(batches: Sequence[Batch]) -> pa.StringArray:
     texts = pc.cast(pa.array(np.concatenate([_numbers(batch) for batch in batches])), pa.string())
     prefixes = [f"{batch.sender}-{batch.epoch}-" for batch in batches]
     if len(set(prefixes)) == 1:
