@@ -22,6 +22,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
 from ray_messaging.interception.client.verdict_client import PassAll, VerdictClient, verdict_client_for
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.observability.observer import NO_OBSERVER, Observer
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
 from ray_messaging.receiving.subscription import Subscription
@@ -57,12 +58,15 @@ class Engine:
         parse: Callable[[str], Address] | None = None,
         make_verdict_client: Callable[[object], VerdictClient] | None = None,
         user_is_explicit: bool = False,
+        observer: Observer | None = None,
     ) -> None:
         self.exp_id = transport.exp_id
         self.name = names.check_name("name", name) if name is not None else f"anon-{secrets.token_hex(8)}"
         self.named = name is not None
         self.settings = settings or MessagingConfig()
         self.transport = transport
+        self._observer = observer or NO_OBSERVER
+        self.transport.observe(self._observer)
         self.directory = Directory(self.exp_id, transport.patterns)
         self.parse = parse or partial(names.parse_channel, self.exp_id, patterns=transport.patterns)
         # Read once, because pydantic's attributes are slow.
@@ -74,7 +78,7 @@ class Engine:
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None
-        self.fetcher = Fetcher(transport, self.name, self.settings)
+        self.fetcher = Fetcher(transport, self.name, self.settings, self._observer)
         self.fetcher.unavailable = self._not_listening
         self._make_verdict_client = make_verdict_client or self._verdict_client_for
         self._interceptor = interceptor
@@ -101,7 +105,7 @@ class Engine:
     async def _start(self, verdict_client: VerdictClient) -> None:
         keep_s = 0 if self.named else KEEP_S
         router = FrameRouter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
-        self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s)
+        self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self._observer)
         await self.frame_sender.reload()
         self.subscription = Subscription(self.transport, self.directory, self.fetcher, self.settings, named=self.named)
         self.fetcher.unavailable = None

@@ -12,6 +12,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed
 from ray_messaging.message import Message, Messages, Outgoing
+from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.fetcher import CommitMode
 from ray_messaging.receiving.mailbox_lease import IsDead
@@ -27,7 +28,7 @@ class Messager(names.ChannelNames):
     Args: `config` is a RedisConfig, its URL, an MqttConfig or a MemoryServer. `message_interceptor` is
     `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
     mailbox outlives this process, and the next messager of that name goes on where this one stopped; without one it
-    goes when this messager closes.
+    goes when this messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection.
     Use it as an async context manager, or call `init` and `close`.
     """
 
@@ -41,12 +42,18 @@ class Messager(names.ChannelNames):
         *,
         name: str | None = None,
         settings: MessagingConfig | None = None,
+        observer: Observer | None = None,
     ) -> None:
         super().__init__(exp_id)
         self.settings = settings or MessagingConfig()
         transport = open_transport(config, exp_id, self.settings)
         self.engine = Engine(
-            transport, message_interceptor, name=name, settings=self.settings, user_is_explicit=self._user_is_explicit
+            transport,
+            message_interceptor,
+            name=name,
+            settings=self.settings,
+            user_is_explicit=self._user_is_explicit,
+            observer=observer,
         )
         self.name = self.engine.name
 

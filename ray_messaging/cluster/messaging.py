@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ray_messaging.interception.rules.rule import Rule
     from ray_messaging.messager import GroupMessager
     from ray_messaging.observability.health.findings import Health
+    from ray_messaging.observability.observer import Observer
 
 # The modules behind a call are imported by the call: a process that only connects needs neither the actors' code nor
 # pyarrow (80 MB), and `from ray_messaging import Messaging` costs little more than `import ray`.
@@ -200,7 +201,12 @@ class Messaging:
     # -- messagers in users' own actors ---------------------------------------------------------------------------
 
     async def open_messager(
-        self, name: str, agents: Iterable[AgentId], *, subtopics: Sequence[str] = SUBTOPICS
+        self,
+        name: str,
+        agents: Iterable[AgentId],
+        *,
+        subtopics: Sequence[str] = SUBTOPICS,
+        observer: "Observer | None" = None,
     ) -> "GroupMessager":
         """Open a group inside your own actor: a messager that hosts agents, without an extra hop. Close it yourself.
 
@@ -210,7 +216,7 @@ class Messaging:
         """
         from ray_messaging.cluster.handles.messagers import open_messager
 
-        return await open_messager(self._connection, name, agents, subtopics)
+        return await open_messager(self._connection, name, agents, subtopics, observer)
 
     def closed_messagers(self) -> list[str]:
         """Return the names of closed or dead messagers; their mailboxes wait on the server for successors.

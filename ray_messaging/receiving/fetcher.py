@@ -16,6 +16,7 @@ from ray_messaging.errors import (
     TransactionError,
 )
 from ray_messaging.message import Message, Messages, Slice
+from ray_messaging.observability.observer import NO_OBSERVER, Observer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
@@ -132,8 +133,11 @@ class Fetcher:
     `unavailable` makes the error for a messager that is not open.
     """
 
-    def __init__(self, transport: Transport, name: str, settings: MessagingConfig) -> None:
+    def __init__(
+        self, transport: Transport, name: str, settings: MessagingConfig, observer: Observer = NO_OBSERVER
+    ) -> None:
         self.name = name
+        self._observer = observer
         self.inbox = Inbox(settings.inbox_messages)
         self.gate = FetchGate(self.inbox)
         self.unavailable: Callable[[], MessagingError] | None = None
@@ -246,6 +250,8 @@ class Fetcher:
         except ConnectionFailed:
             if not taken.passed:  # else the cursor must move behind what was taken
                 raise
+        if taken.slices:
+            self._observer.messages_fetched(sum(piece.high - piece.low for piece in taken.slices))
         return taken
 
     async def _take_now(self, limit: int | None, check: Callable[[], object] | None) -> Taken:

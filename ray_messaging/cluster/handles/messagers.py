@@ -12,17 +12,27 @@ from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.common.process_tuning import relax_process
 from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager
+from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.backend import backend_of
 
 
 async def open_messager(
-    connection: ExperimentConnection, name: str, agents: Iterable[AgentId], subtopics: Sequence[str]
+    connection: ExperimentConnection,
+    name: str,
+    agents: Iterable[AgentId],
+    subtopics: Sequence[str],
+    observer: Observer | None,
 ) -> GroupMessager:
     """Open a messager in this process that hosts agents; raise AlreadyExists where its name or an agent is taken."""
     check_agents(agents)
     experiment = await connection.with_password_async()
     messager = GroupMessager(
-        experiment.redis, experiment.exp_id, connection.interceptor, name=name, settings=experiment.group_settings
+        experiment.redis,
+        experiment.exp_id,
+        connection.interceptor,
+        name=name,
+        settings=experiment.group_settings,
+        observer=observer,
     )
     context = ray.get_runtime_context()
     owner = f"{experiment.run}/{context.get_actor_id() or context.get_worker_id()}"

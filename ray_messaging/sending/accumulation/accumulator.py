@@ -1,7 +1,7 @@
 """The accumulator, which collects messages into batches, and its limits."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat, starmap
 from time import monotonic, time
@@ -111,6 +111,7 @@ class Accumulator:
         self._checks = checks
         self._addresses = checks.addresses
         self._log = log
+        self._observer = frames.observer
         self._small = min(LARGE_LINE, settings.payload_bytes)  # a shorter payload needs no further check
         self._close_within_s = settings.send_timeout_s + settings.interceptor_timeout_s
         self._step: int | None = None
@@ -341,6 +342,9 @@ class Accumulator:
     def batch_done(self, batch: InFlightBatch) -> None:
         """Note that all rows of a batch have their receipts."""
         self._log.add(batch.outgoing, batch.outcome)
+        if batch.outcome.blocks:
+            for rule, messages in Counter(rule for rule, _ in batch.outcome.blocks.values()).items():
+                self._observer.messages_blocked(rule, messages)
         if self._flushes:
             self._end_flushes()
 

@@ -18,6 +18,7 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
+from ray_messaging.observability.observer import NO_OBSERVER, Observer
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, OutboundFrame
@@ -52,9 +53,16 @@ class FrameSender:
     """
 
     def __init__(
-        self, transport: Transport, directory: Directory, router: FrameRouter, sender: str, keep_s: float
+        self,
+        transport: Transport,
+        directory: Directory,
+        router: FrameRouter,
+        sender: str,
+        keep_s: float,
+        observer: Observer = NO_OBSERVER,
     ) -> None:
         self.sender = sender
+        self.observer = observer
         self.epoch = 0
         self.transactions = 0  # that the server has, as far as is known here
         self.subscriber_counts: list[int] = []  # of the last publications, as of the last epoch
@@ -294,6 +302,8 @@ class FrameSender:
         if frame.mailbox == LOG:
             frame.in_flight.stop(frame.batch_rows())
             return
+        if frame.mailbox != UNOWNED:
+            self.observer.frame_written(frame.mailbox, frame.count, len(frame.data))
         logs_first = self._transport.logs_apart and self._directory.logged
         if frame.mailbox != UNOWNED and not logs_first:
             frame.in_flight.deliver(frame.rows, frame.mailbox, DELIVERED)

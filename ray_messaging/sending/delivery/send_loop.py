@@ -174,8 +174,10 @@ class SendLoop:
     async def _judge(self, in_flight: InFlightBatch, rows: Rows | None) -> None:
         """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
         try:
+            asked_at = time.perf_counter()
             verdicts = await self.verdict_client.judge(in_flight.batch)
             verdict = verdicts.batch_verdict(in_flight.batch.rows)
+            self._frames.observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         except MessagingError as error:
             in_flight.fail(rows, error)
             return
@@ -236,8 +238,10 @@ class SendLoop:
         if again:
             await self.verdict_client.close()  # a predecessor that still answers must not be asked again
         if not in_flight.errors:
+            asked_at = time.perf_counter()
             verdicts = await self.verdict_client.judge(in_flight.batch)
             verdict = verdicts.batch_verdict(in_flight.batch.rows)
+            self._frames.observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
             in_flight.apply(verdict)
             free = self.deferred.hold(in_flight, None, verdict.deferred, verdicts.epoch)
             epochs = {verdicts.epoch} if free is None or len(free) else set[int]()
