@@ -272,7 +272,7 @@ class MessagingConfig(_Settings):
     @classmethod
     def _accept_former_name(cls, settings: Any) -> Any:  # noqa: ANN401 - whatever pydantic is given
         if isinstance(settings, dict) and "standing_verdicts" in settings:
-            _warn_of_former_name()
+            _warn_of_former_name(4)
             settings = {"delegate_rules": settings["standing_verdicts"], **settings}
             del settings["standing_verdicts"]
         return settings
@@ -280,12 +280,13 @@ class MessagingConfig(_Settings):
     @property
     def standing_verdicts(self) -> bool:
         """The former name of `delegate_rules`."""
-        _warn_of_former_name()
+        _warn_of_former_name(3)
         return self.delegate_rules
 
 
-def _warn_of_former_name() -> None:
-    warnings.warn("standing_verdicts is now named delegate_rules: write that", DeprecationWarning, stacklevel=3)
+def _warn_of_former_name(stack_level: int) -> None:
+    message = "standing_verdicts is now named delegate_rules: use that name"
+    warnings.warn(message, DeprecationWarning, stacklevel=stack_level)
 
 
 OnExisting = Literal["error", "resume", "reset"]

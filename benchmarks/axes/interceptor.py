@@ -15,7 +15,7 @@ ABOUT = "bulk, awaited and lone messages without an interceptor, with rules on i
 AGENTS = 2_000
 RULES: dict[str, dict[str, Any]] = {
     "ids": {"rules": [BLACK_LIST]},
-    "ids, each batch asked": {"rules": [BLACK_LIST], "settings": MessagingConfig(standing_verdicts=False)},
+    "ids, each batch asked": {"rules": [BLACK_LIST], "settings": MessagingConfig(delegate_rules=False)},
     "payload": {"rules": [BLACK_LIST, rules.MaxLength(10_000)]},
     "payload, by pattern": {"rules": [BLACK_LIST, rules.Pattern(["forbidden", "secret word"])]},
 }
