@@ -80,7 +80,7 @@ def pairs():
 
 @pytest.fixture
 def pair(messaging, pairs):
-    """Give new handles of two groups of four agents each, whose mailboxes are empty."""
+    """Give new handles of two groups of four agents each, with empty mailboxes."""
     if not pairs or any(messaging.stats()["waiting"][group.name] for group in pairs[-1]):
         number = len(pairs)
         low = 1_000_000 + 10 * number

@@ -1,4 +1,4 @@
-"""Fixtures of the contract suites, and what of them an MQTT broker cannot promise."""
+"""Fixtures of the contract suites, and the promises that an MQTT broker cannot keep."""
 
 import contextlib
 

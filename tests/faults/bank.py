@@ -1,4 +1,4 @@
-"""A process that steps exactly once: it adds up what comes, and sends each running total on; and ways to end it."""
+"""A process of exactly-once steps: it adds up numbers and sends each running total on; and ways to end it."""
 
 import asyncio
 import contextlib
@@ -96,7 +96,7 @@ def _arm(transport, crash):
 
 
 def state_of(process):
-    """Return the kernel's letter for what a process does: T where it was stopped."""
+    """Return the kernel's state letter of a process: T if it was stopped."""
     with contextlib.suppress(FileNotFoundError):
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""

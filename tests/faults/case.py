@@ -1,4 +1,4 @@
-"""A case: a fault, what is promised under it, and the run that counts; tests and the benchmark share them."""
+"""A case: a fault, the promise under it, and the run that counts; the tests and the table share them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ALL = "nothing lost, nothing twice, in order"
 
 @dataclass(frozen=True)
 class Promise:
-    """What DESIGN promises for a fault; `but` names the flaws that it leaves open: lost, duplicates, order_breaks..."""
+    """The promise for a fault; `but` names the flaws that it allows: lost, duplicates, order_breaks..."""
 
     text: str = ALL
     but: frozenset[str] = frozenset()
@@ -28,7 +28,7 @@ def weaker(text: str, *but: str) -> Promise:
 
 @dataclass(frozen=True)
 class Case:
-    """Name a fault; `run` gets an empty folder and returns the Account. `long` ones take more than a few seconds."""
+    """A named fault; `run` gets an empty folder and returns the Account. `long` cases take more than a few seconds."""
 
     name: str
     run: Callable[[Path], Account]

@@ -14,15 +14,15 @@ _MAY_ARRIVE = {"delivered", "unknown", "pending"}
 
 @dataclass
 class Account:
-    """What became of the messages of one run.
+    """Counts of the messages of one run, by outcome.
 
     `lost` were acknowledged as delivered and never received. `duplicates` were received again after they were
     committed, or twice by one incarnation of a receiver. `order_breaks` came before an older message of their pair.
-    `phantoms` were received though nobody sent them, or though their sender was told that they were not sent.
-    `unknown` are sends that were told so, or whose sender died before it was told anything; `came_of_unknown` of these
-    arrived. `log_breaks` are messages of which the event log says something else. `longest_gap_s` lies between two
-    arrivals, `drain_s` between the fault's end (the last send, where there is none) and the last arrival of what was
-    sent before it. `facts` hold what a case measured besides.
+    `phantoms` were received though they were not sent, or though their sender got a refusal.
+    `unknown` are sends with that fate, or without one as their sender died; `came_of_unknown` of these arrived.
+    `log_breaks` are messages with another fate in the event log. `longest_gap_s` lies between two arrivals, `drain_s`
+    between the end of the fault (or the last send) and the last arrival of an earlier message. `facts` hold further
+    measurements of a case.
     """
 
     sent: int = 0
@@ -44,7 +44,7 @@ class Account:
 
     @property
     def flaws(self) -> dict[str, int]:
-        """Return what breaks the strongest promise, counted; empty where nothing does."""
+        """Return the counted breaks of the strongest promise; empty if there are none."""
         kinds = ("lost", "duplicates", "order_breaks", "phantoms", "log_breaks")
         return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind)}
 
@@ -58,7 +58,7 @@ class Account:
 
 
 class _Received:
-    """Follow what receivers got, in the order of time."""
+    """The received messages, in the order of time."""
 
     def __init__(self) -> None:
         self.count: Counter[Key] = Counter()

@@ -1,4 +1,4 @@
-"""What becomes of messages when a node of Ray, a driver, or a task dies."""
+"""Cases in which a node of Ray, a driver, or a task dies."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def _url(config):
 
 @ray.remote(num_cpus=0, max_retries=0)
 def _hold(group, path):
-    """Fetch, and die with what was fetched."""
+    """Fetch, and die with the fetched messages."""
     while not (messages := group.fetch(timeout=5)):
         pass
     Inbox(path).take(messages)
@@ -90,7 +90,7 @@ def tasks_die_with_batches(folder, times=5):
 
 
 def calls_are_repeated(folder):
-    """Make each call of `relay` twice at once, as Ray does with one whose answer it has lost."""
+    """Make each call of `relay` twice at once, as Ray does after it lost an answer."""
     with a_town() as town:
         with traffic_in(town, folder, repeated=True) as traffic:
             traffic.goes_on(500)

@@ -1,4 +1,4 @@
-"""What becomes of messages when the embedded server dies, its guard, or the actor that owns it."""
+"""Cases in which the embedded server, its guard, or its owner actor dies."""
 
 import os
 import signal

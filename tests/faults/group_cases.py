@@ -1,4 +1,4 @@
-"""What becomes of messages when the process of a group dies, or stands still beside its replacement."""
+"""Cases in which the process of a group dies, or is stopped beside its replacement."""
 
 from contextlib import ExitStack
 

@@ -1,4 +1,4 @@
-"""What somebody else wrote into a mailbox by hand: it goes to the dead letters, and the reader goes on."""
+"""Foreign data in a mailbox: they go to the dead letters, and the reader goes on."""
 
 import struct
 import zlib
@@ -36,7 +36,7 @@ def sealed(body, *, version=VERSION, header_length=None):
 
 
 def malformed():
-    """Return frames that are none, by what is wrong with them."""
+    """Return malformed frames, by their error."""
     whole = valid()
     header = ["hand", 1, 0, 2**40, 0, 0, ["agent-chat"], [], [], None, 0.0]
     return {

@@ -1,4 +1,4 @@
-"""Faults, by hand: what happens to servers, to their files, and to processes."""
+"""Injection of faults into servers, their files, and processes."""
 
 import os
 import resource

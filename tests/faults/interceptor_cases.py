@@ -1,4 +1,4 @@
-"""What becomes of messages when the interceptor dies in the middle of a batch, or lives on beside its replacement."""
+"""Cases in which the interceptor dies in the middle of a batch, or lives on beside its replacement."""
 
 from contextlib import ExitStack
 
@@ -20,7 +20,7 @@ def _rules():
 
 
 def dies_judging(folder, points=("answer", "save"), sides=("before", "after")):
-    """End the interceptor's process right before, and after, it answers a batch, or saves what it has counted."""
+    """End the interceptor's process right before and after it answers a batch, or saves its counts."""
     with a_town(*_rules(), log_dir=folder / "log") as town:
         with traffic_in(town, folder, (*PAIRS, SILENCED)) as traffic:
             for point in points:

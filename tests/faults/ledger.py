@@ -1,4 +1,4 @@
-"""What a sender knows of each message, and what a receiver got: files that survive the kill of who writes them.
+"""Ledgers of senders and records of receivers: files that survive a kill of their writers.
 
 A message's key is (from_id, to_id, n): the n-th of its pair. A line is written by one system call and never changed.
 """
@@ -23,7 +23,7 @@ _decode = msgspec.json.decode
 
 
 class _Lines:
-    """A file that only grows; it may be opened again by who comes next."""
+    """An append-only file; a successor may open it again."""
 
     def __init__(self, path):
         self.path = Path(path)
@@ -51,7 +51,7 @@ class Growing:
         self.errors = []
 
     def read(self):
-        """Take what came since; return itself."""
+        """Read the new lines; return itself."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -89,13 +89,13 @@ class Ledger(_Lines):
         return from_id, to_id, n
 
     def begin(self, keys):
-        """Write down what is about to be sent; return the number of this call."""
+        """Write the messages of a call before it is made; return its number."""
         self._calls += 1
         self.write("begin", self._calls, time.time(), keys)
         return self._calls
 
     def settle(self, call, fates, why=""):
-        """Write down what became of a call's messages, one fate for each."""
+        """Write the fates of a call's messages."""
         self.write("settle", call, time.time(), "".join(_LETTER_OF[str(fate)] for fate in fates), why)
 
 
@@ -137,7 +137,7 @@ def fates_after(error, count):
 
 
 class Inbox(_Lines):
-    """Keep what a receiver got; opening it begins an incarnation."""
+    """Record of a receiver; opening it begins an incarnation."""
 
     def __init__(self, path, incarnation=""):
         super().__init__(path)
@@ -145,7 +145,7 @@ class Inbox(_Lines):
         self.write("open", self.incarnation, time.time())
 
     def take(self, messages):
-        """Note that a fetch returned: what came before is committed, and these are in hand."""
+        """Note that a fetch returned: the previous messages are committed, and these are in hand."""
         self.committed()
         if len(messages):
             self.fetched([key_of(message) for message in messages])

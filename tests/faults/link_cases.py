@@ -1,4 +1,4 @@
-"""Links that cut, go silent, or hold back: each case returns what was counted."""
+"""Cases of links that cut, go silent, or hold back; each returns its account."""
 
 import time
 
@@ -25,7 +25,7 @@ def replies_cut(folder, *, way="many", messages=1000):
 
 
 def half_open(folder, *, times):
-    """Let the connections go silent both ways, without an end: whoever waits must give up by itself."""
+    """Let the connections go silent in both directions without a close: the clients must give up by themselves."""
     with Stage(folder, appendfsync="everysec") as stage, Proxy(stage.server.config) as proxy:
         stage.talk(config=proxy.config.model_copy(update={"timeout": SHORT_S}))
         for _ in range(times):

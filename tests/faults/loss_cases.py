@@ -1,4 +1,4 @@
-"""Servers that forget what they had taken: here the promise is weaker, and the cases measure by how much."""
+"""Cases of servers that lose data they had taken: the promise is weaker, and the cases measure by how much."""
 
 import re
 import shutil
@@ -52,14 +52,14 @@ def goes_back(folder):
 
 
 def told(account, sender):
-    """Note how often a sender said that the server had lost what it had taken; it must have."""
+    """Note how often a sender reported the loss; it must have."""
     account.facts["senders_said"] = said = sender.logged("the server lost")
     assert said, "the sender did not say that something was lost"
     return account
 
 
 def flushed(folder):
-    """Empty the server in the middle: who talks by it must hear of it."""
+    """Empty the server in the middle: its clients must get an error."""
     with Stage(folder, appendfsync="everysec") as stage:
         sender, receivers = stage.talk(2)
         with stage.server.client() as client:

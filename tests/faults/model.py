@@ -35,7 +35,7 @@ _WAYS = {
 
 
 class Faulty:
-    """Be a transport of which some calls are lost, lack an answer, come twice, or come late."""
+    """A transport with calls that are lost, unanswered, repeated, or late."""
 
     def __init__(self, real, rng, share):
         self.real, self.rng, self.share = real, rng, share
@@ -83,7 +83,7 @@ def _cut():
 
 
 class Model:
-    """Have three messagers write to each other; `a` and `b` handle what comes in transactions, `c` fetches it."""
+    """Three messagers that write to each other; `a` and `b` handle messages in transactions, `c` fetches them."""
 
     def __init__(self, seed, server, exp_id, *, share):
         self.rng = random.Random(seed)
@@ -100,7 +100,7 @@ class Model:
         self._logging = asyncio.Lock()
 
     async def run(self, steps):
-        """Go so many steps on each side, let the dust settle, and return what each mailbox's reader has kept."""
+        """Go `steps` steps on each side, let all calls end, and return the messages of each mailbox's reader."""
         await self.admin.connect()
         self._log_epoch = await self.admin.open_log(Limits(10_000, 2**26, 60.0, leased=False))
         for name in NAMES:
@@ -163,7 +163,7 @@ class Model:
         task.add_done_callback(self.tasks.discard)
 
     def messages(self, name, count):
-        """Number new messages of a messager, and choose to whom they go."""
+        """Number new messages of a messager, and choose their receivers."""
         chosen = {}
         for _ in range(count):
             n = len(self.sender)
@@ -218,7 +218,7 @@ class Model:
         self.fates.update(zip(sent, tx.receipts.fates.tolist(), strict=True))
 
     async def log(self):
-        """Read as the event log does: what stands in the streams is the truth."""
+        """Read as the event log does: the streams are the truth."""
         async with self._logging:
             return await self._log()
 
@@ -243,7 +243,7 @@ class Model:
         return bool(marks)
 
     async def rest(self):
-        """Handle what is left."""
+        """Handle the remaining messages."""
         kept, left = {}, [1]
         for name in "ab":
             while left:
@@ -263,7 +263,7 @@ class Model:
 
 
 def compare(model, kept):
-    """Say what is wrong in the books; nothing, where all is well."""
+    """Return the differences between the books; empty if there are none."""
     places = defaultdict(list)
     for mailbox, numbers in model.written.items():
         for n in numbers:

@@ -1,7 +1,7 @@
 """A process from which workers are forked: importing takes them a second, forking a hundredth of that.
 
-The nursery itself serves nobody and has one thread, so that its children begin clean. It ends when whoever started it
-does, and children that end are nobody's concern: who asked for them watches them by their pidfd.
+The nursery has one thread and no other work, so that its children begin clean. It ends with its parent process, and
+does not wait for its children: the caller watches them by pidfd.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Senders, receivers, log writers and servers that die or stand still, and what comes after them."""
+"""Cases in which senders, receivers, log writers and servers die or are stopped, and their successors."""
 
 import json
 import random
@@ -28,7 +28,7 @@ class Cast:
         stage.more_received(300)
 
     def enter(self, role):
-        """Let somebody enter; who comes next writes on in the same file."""
+        """Start a process in a role; its successor appends to the same file."""
         stage, self.number = self.stage, self.number + 1
         known = {"sender": ("ledger", stage.ledgers), "receiver": ("inbox", stage.inboxes)}[role]
         file = {known[0]: str(known[1][0])} if known[1] else {}
@@ -38,7 +38,7 @@ class Cast:
         return stage.receiver(options.pop("agents"), **options)
 
     def replace(self, role):
-        """Kill whoever plays a role, and let a successor enter."""
+        """Kill the process in a role, and start a successor."""
         self.now[role].kill()
         self.now[role] = self.enter(role)
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 
 class Proxy:
-    """Pass bytes on to `config`'s server, but for what a test sets.
+    """A proxy of `config`'s server, with faults that a test sets.
 
     `cut_replies` is the chance (0 to 1) that a reply is lost and its connection cut. `swallow` takes all bytes of
     connections that are open, both ways, and says nothing: the peer looks alive. `black_hole` accepts new connections

@@ -1,4 +1,4 @@
-"""What is asked of a case on Ray."""
+"""Checks of a case on Ray."""
 
 
 def assert_held(case, folder):

@@ -71,7 +71,7 @@ def _create(messaging, name, agents, actor_options):
 
 
 def by_value():
-    """Let Ray's workers, which cannot import tests, have what is defined here; doing so twice does no harm."""
+    """Pickle the helper modules by value for Ray's workers, which cannot import tests; may be called twice."""
     from faults import ledger
     from faults import ray_support as here
 
@@ -83,7 +83,7 @@ def by_value():
 
 
 def holder_of(actor, point):
-    """Return the object within an actor's process whose method a crash point is."""
+    """Return the object in an actor's process that has the method of a crash point."""
     if point == "answer":
         return actor._newest.interceptor
     if point == "save":
@@ -154,7 +154,7 @@ def stopped_at(actor, point, when, *, nth=1):
 
 
 class _Twin(GroupActor):
-    """Take a group over as the process does that Ray starts for an actor whose node it has lost."""
+    """A second process of a group, as Ray starts one after it lost an actor's node."""
 
     async def __init__(self, experiment, name, owner):
         interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
@@ -162,7 +162,7 @@ class _Twin(GroupActor):
         self._host = GroupHost(experiment, interceptor, name, owner)
 
     async def connect(self):
-        """Open the connections only, so that what follows can be armed."""
+        """Open the connections only, so that the later steps can be armed."""
         await self._host.messager.init()
 
     async def resume(self):

@@ -1,4 +1,4 @@
-"""Traffic between two groups over Ray: senders and receivers that go on whatever dies, and what became of it all."""
+"""Traffic between two groups over Ray: senders and receivers that survive any fault, and the account."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ REFUSALS = (Fenced, Closed, NotListening)
 
 
 class Twice:
-    """An actor each of whose calls of `relay` is made twice, as one is whose answer Ray has lost."""
+    """An actor that runs each call of `relay` twice, as Ray repeats a call after it lost the answer."""
 
     def __init__(self, actor):
         self.actor, self.relay = actor, self
@@ -31,7 +31,7 @@ class Twice:
 
 
 class Sender(Busy):
-    """Send small batches of one pair in order; write down what became of each message."""
+    """Send small batches of one pair in order; write the fate of each message."""
 
     def __init__(self, folder, group, pair):
         super().__init__()
@@ -65,7 +65,7 @@ class Sender(Busy):
 
 
 class Receiver(Busy):
-    """Fetch what comes to a group; each process of the group that refuses us ends an incarnation."""
+    """Fetch a group's messages; each process of the group that refuses us ends an incarnation."""
 
     def __init__(self, folder, group, name):
         super().__init__()
@@ -92,7 +92,7 @@ class Receiver(Busy):
         self.finish()
 
     def finish(self):
-        """Commit what is held."""
+        """Commit the held messages."""
         try:
             self.handle.ack()
         except REFUSALS as error:
@@ -112,7 +112,7 @@ class Traffic:
         self.twins, self.senders_on_twins = 0, []
 
     def goes_on(self, rows=100):
-        """Wait until every sender has so many more receipts, and whoever is written to has what they acknowledge."""
+        """Wait until every sender has `rows` more receipts, and the receivers have the acknowledged messages."""
         sent = [sender.answered for sender in self.senders]
         wait_for(
             lambda: all(s.answered >= n + rows for s, n in zip(self.senders, sent, strict=True)), "further receipts"
@@ -135,7 +135,7 @@ class Traffic:
 
     @property
     def refusals(self):
-        """Return how often somebody was told that whom it asked has a successor."""
+        """Return the number of refusals by processes with a successor."""
         threads = [*self.all_senders, *self.receivers.values()]
         return sum(isinstance(error, Fenced) for thread in threads for error in thread.met)
 
@@ -144,7 +144,7 @@ class Traffic:
         return [*self.senders, *self.senders_on_twins]
 
     def acknowledged(self):
-        """Return the keys of what was acknowledged."""
+        """Return the keys of the acknowledged messages."""
         sends = [send for sender in self.all_senders for send in read_ledger(sender.ledger.path)]
         return {send.key for send in sends if send.fate == "delivered"}
 
@@ -164,7 +164,7 @@ class Traffic:
         return [s.ledger.path for s in self.all_senders], [r.path for r in self.receivers.values()]
 
     def account(self, **facts):
-        """Compare what was sent, received, and logged where there is a log."""
+        """Compare the sent, received and, with a log, the logged messages."""
         log = self.town.messaging.log if self.town.messaging._connection.experiment.log_dir is not None else None
         ledgers, inboxes = self.files
         account = check(ledgers, inboxes, None if log is None else rows_of(log), healed_at=self.healed_at)

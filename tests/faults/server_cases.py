@@ -1,4 +1,4 @@
-"""Servers that die, stand still, run out of memory or disk, or forget: each case returns what was counted."""
+"""Cases of servers that die, are stopped, or run out of memory or disk; each returns its account."""
 
 import random
 import time
@@ -80,7 +80,7 @@ def disk_full(folder, *, appendfsync):
 
 
 def server_says(server):
-    """Return what the server answers to a write."""
+    """Return the server's answer to a write."""
     with server.client() as client:
         try:
             client.set("probe", 1)

@@ -34,7 +34,7 @@ def until(condition, what, wait_s=WAIT_S):
 
 
 class Worker:
-    """A process of `faults.workload`: what it says, and what it logs."""
+    """A process of `faults.workload`, with its events and its log."""
 
     def __init__(self, folder, options):
         self.options = options
@@ -77,7 +77,7 @@ class Worker:
         return heard
 
     def end(self, *, stop=True):
-        """Tell it to stop (or let it come to its end), and return what it says then."""
+        """Stop the process (or wait for its end), and return its last event."""
         if self._done is None:
             if stop:
                 with suppress(BrokenPipeError):
@@ -185,11 +185,11 @@ class Stage:
     # -- what is seen of it -------------------------------------------------------------------------------------------
 
     def sent(self):
-        """Count what has a fate that nobody can take back: delivered."""
+        """Count the delivered messages."""
         return sum(self._growing(path).delivered for path in self.ledgers)
 
     def received(self):
-        """Count what was fetched."""
+        """Count the fetched messages."""
         return sum(self._growing(path).fetched for path in self.inboxes)
 
     def errors(self, kind=""):
@@ -235,19 +235,19 @@ class Stage:
         return self.count(None if log is None else log())
 
     def count(self, log=None):
-        """Compare what is written down by now."""
+        """Compare the ledgers and records so far."""
         account = check(self.ledgers, self.inboxes, log, healed_at=self.healed_at)
         account.facts |= self.facts
         return account
 
     def _add(self, counts):
-        """Add what a process counted to the facts."""
+        """Add the counts of a process to the facts."""
         for name, count in counts.items():
             if count:
                 self.facts[name] = self.facts.get(name, 0) + count
 
     async def _mark_end(self, agents, token):
-        """Send a last message to each receiver: what comes before it has come, as a mailbox keeps its order."""
+        """Send a last message to each receiver: mailboxes keep order, so all earlier ones have come before it."""
         async with Messager(
             self.server.config, self.exp_id, settings=MessagingConfig(send_timeout_s=WAIT_S)
         ) as messager:

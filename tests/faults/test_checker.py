@@ -1,4 +1,4 @@
-"""The checker finds what it is there to find: a harness that sees nothing would prove nothing."""
+"""The checker finds each kind of flaw: a blind harness would prove nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whatever the server's answers do, all is written once, in order, and each step is done whole or not at all."""
+"""With any loss of answers, all is written once and in order, and each step is done whole or not at all."""
 
 import asyncio
 

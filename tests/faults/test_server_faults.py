@@ -1,4 +1,4 @@
-"""Every fault of the servers and of the links to them: what is promised is counted by real processes."""
+"""Every fault of the servers and of the links to them, with promises counted by real processes."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Senders and receivers as processes of their own, which `faults.nursery` starts.
 
-They say on stdout what they reached, a JSON object a line ({"event": ...}), obey the lines on stdin, and end when it
-does, so that none outlives its test.
+They report events on stdout, a JSON object a line ({"event": ...}), obey the lines on stdin, and end when it closes, so
+that none outlives its test.
 """
 
 import asyncio
