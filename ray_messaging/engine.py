@@ -20,7 +20,12 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
-from ray_messaging.interception.client.verdict_client import PassAll, VerdictClient, verdict_client_for
+from ray_messaging.interception.client.verdict_client import (
+    PassAll,
+    RemoteVerdictClient,
+    VerdictClient,
+    verdict_client_for,
+)
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import NO_OBSERVER, Observer
 from ray_messaging.receiving.fetcher import Fetcher
@@ -166,8 +171,8 @@ class Engine:
 
     async def _ended(self) -> Closed | None:
         """Return the error of an experiment that has ended; None: it has not, as far as the interceptor knows."""
-        ask = None if self.accumulator is None else getattr(self.accumulator.verdict_client, "ended", None)
-        return None if ask is None else await ask()
+        verdict_client = None if self.accumulator is None else self.accumulator.verdict_client
+        return await verdict_client.ended() if isinstance(verdict_client, RemoteVerdictClient) else None
 
     @property
     def interceptor(self) -> object:
@@ -219,7 +224,7 @@ class Engine:
     async def subscribe(self, channels: Iterable[str]) -> None:
         """Listen on channels and patterns; more can be added later."""
         await self.receiving.subscribe(channels)
-        await self._succeed()
+        await self._take_name()
 
     async def host(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: IsDead | None = None
@@ -227,11 +232,11 @@ class Engine:
         """Claim agents for this messager, and listen on their channels; raise AlreadyExists."""
         hosted = AgentSet.of(agents)
         await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
-        await self._succeed()
+        await self._take_name()
         if self.settings.strict_senders:
             self.checks.allow_only(hosted)
 
-    async def _succeed(self) -> None:
+    async def _take_name(self) -> None:
         """Fence an earlier sender of this name: with the mailbox, its name is ours."""
         self._listened = True
         if self.named and self.frame_sender is not None:
@@ -245,10 +250,11 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Return counters."""
         accumulator, subscription = self.accumulator, self.subscription
-        delegated = 0 if accumulator is None else getattr(accumulator.verdict_client, "delegated", 0)
+        verdict_client = None if accumulator is None else accumulator.verdict_client
+        delegated = verdict_client.delegated if isinstance(verdict_client, RemoteVerdictClient) else 0
         return {
             "name": self.name,
-            "interceptor": "none" if accumulator is None else accumulator.verdict_client.route,
+            "interceptor": "none" if verdict_client is None else verdict_client.route,
             "delegated": delegated,
             "standing": delegated,  # the former name of the key
             "outbox": 0 if accumulator is None else accumulator.rows,

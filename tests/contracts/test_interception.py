@@ -8,7 +8,7 @@ from support.contracts import Only, Whole, allow, fetch_all, until
 from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.sending.delivery import frame_router as cutter
+from ray_messaging.sending.delivery import frame_router
 from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.log_notes import decode_log_note
@@ -400,7 +400,7 @@ async def test_a_rewritten_broadcast_is_still_shared(messagers):
 
 @pytest.mark.beyond_mqtt("event-log")
 async def test_what_goes_to_no_mailbox_is_split_too(messagers, monkeypatch):
-    monkeypatch.setattr(cutter, "_UNOWNED_BYTES", 10_000)
+    monkeypatch.setattr(frame_router, "_UNOWNED_BYTES", 10_000)
     sender = await messagers(Interceptor("x", [Loud()]))
     transport = sender.engine.transport
     epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))

@@ -26,7 +26,7 @@ from ray_messaging import (
 from ray_messaging.interception.rules import BlackList, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending.delivery import transaction_sender as transacting
+from ray_messaging.sending.delivery import transaction_sender
 from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.wire.frames import decode
@@ -832,7 +832,7 @@ async def test_it_takes_so_many_messages_and_bytes(messagers, shop, monkeypatch)
         with pytest.raises(PayloadTooLarge, match="bytes of payload"):
             tx.send_message(to(bank, 3), {"n": "x" * 500})
     assert len(await fetch_all(shop, 16_388)) == 16_388
-    monkeypatch.setattr(transacting, "TRANSACTION_BYTES", 1000)
+    monkeypatch.setattr(transaction_sender, "TRANSACTION_BYTES", 1000)
     with pytest.raises(PayloadTooLarge, match="copy"):
         async with bank.transaction() as tx:
             tx.send_message(to(bank, 2), {"n": "x" * 1000})

@@ -8,7 +8,7 @@ from support.contracts import fetch_all
 
 from ray_messaging import engine
 from ray_messaging.receiving.mailbox_lease import KEEP_S
-from ray_messaging.sending.delivery import frame_sender as shipper
+from ray_messaging.sending.delivery import frame_sender
 
 pytestmark = pytest.mark.beyond_mqtt("what a sender leaves")
 
@@ -75,7 +75,7 @@ async def test_who_was_taken_over_leaves_its_successors_state_alone(messagers, s
 
 
 async def test_a_sender_forgets_mailboxes_that_are_gone(messagers, store, monkeypatch):
-    monkeypatch.setattr(shipper, "_GONE", 4)
+    monkeypatch.setattr(frame_sender, "_GONE", 4)
     sender = await messagers()
     for number in range(10):
         visitor = await messagers(listen=[f"visit-{number}"])
@@ -89,7 +89,7 @@ async def test_a_sender_forgets_mailboxes_that_are_gone(messagers, store, monkey
 
 
 async def test_a_name_that_comes_again_gets_each_message_once(messagers, store, monkeypatch):
-    monkeypatch.setattr(shipper, "_GONE", 1)
+    monkeypatch.setattr(frame_sender, "_GONE", 1)
     sender = await messagers()
     for number in range(5):
         guest = await messagers(name="guest", listen=["guest"])

@@ -19,9 +19,8 @@ from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.verdicts import FOREIGN, VerdictReply
 from ray_messaging.message import Outgoing
-from ray_messaging.sending.accumulation import accumulator
+from ray_messaging.sending.accumulation import accumulator, pending_batch
 from ray_messaging.sending.accumulation import bulk_input as bulk
-from ray_messaging.sending.accumulation import pending_batch as parcel
 from ray_messaging.sending.accumulation.accumulator import CapacityLimiter
 from ray_messaging.sending.accumulation.bulk_input import (
     columns_of,
@@ -278,7 +277,7 @@ async def test_a_fan_out_is_counted_once_on_the_way_in_and_out(pair):
 
 
 async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
-    monkeypatch.setattr(parcel, "BATCH_BYTES", 50_000)
+    monkeypatch.setattr(pending_batch, "BATCH_BYTES", 50_000)
     monkeypatch.setattr(bulk, "BATCH_BYTES", 50_000)
     sender, receiver = await pair()
     gate = sender.engine.accumulator.verdict_client

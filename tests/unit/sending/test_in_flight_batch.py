@@ -18,34 +18,34 @@ ROWS = 6
 
 
 class Made:
-    """A posting of some rows that are awaited one by one, and some that a bulk send waits for."""
+    """A batch in flight: rows with a future each, and rows of a bulk send."""
 
     def __init__(self, singles, bulk=0):
         loop = asyncio.new_event_loop()
-        draft = RowBatch(None)
+        pending = RowBatch(None)
         self.singles = [loop.create_future() for _ in range(singles)]
         for row, future in enumerate(self.singles):
-            draft.cells += (1, row, "chat", b"{}", 1.0, future)
+            pending.cells += (1, row, "chat", b"{}", 1.0, future)
         self.many = loop.create_future()
         if bulk:
-            draft.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)
-            draft.bulks.append(BulkWaiter(singles, singles + bulk, self.many))
+            pending.extend(Entry(1, list(range(bulk)), "chat", b"{}"), 1.0)
+            pending.bulks.append(BulkWaiter(singles, singles + bulk, self.many))
         self.finished = []
         self.closed = []
-        self.posting = InFlightBatch(draft, draft.seal("s", 1, 0), self)
+        self.in_flight = InFlightBatch(pending, pending.seal("s", 1, 0), self)
         loop.close()
 
-    def batch_done(self, posting):
-        self.finished.append(posting)
+    def batch_done(self, in_flight):
+        self.finished.append(in_flight)
 
     def rows_done(self, count, nbytes):
         self.closed.append((count, nbytes))
 
     def block(self, chosen):
         """Block rows as a rule does, without a log: they are settled at once."""
-        self.posting.apply(BatchVerdict(blocked=dict.fromkeys(chosen, ("black_list", "no"))))
-        stopped = [row for row in self.posting.open_rows.tolist() if row in self.posting.stopped]
-        self.posting.stop(rows(*stopped))
+        self.in_flight.apply(BatchVerdict(blocked=dict.fromkeys(chosen, ("black_list", "no"))))
+        stopped = [row for row in self.in_flight.open_rows.tolist() if row in self.in_flight.stopped]
+        self.in_flight.stop(rows(*stopped))
 
     def fate(self, row):
         """Return what whoever waits for a row was told: a fate, the name of an error, or None."""
@@ -65,70 +65,70 @@ def full():
 
 def test_a_row_that_failed_can_neither_be_blocked_nor_settled_and_hurts_no_neighbour():
     made = Made(2)
-    made.posting.fail(rows(0), full())
+    made.in_flight.fail(rows(0), full())
     made.block([0, 1])
     assert [made.fate(row) for row in range(2)] == ["MailboxFull", "blocked"]
-    assert made.posting.outcome.fates.tolist() == [UNKNOWN, BLOCKED]
-    assert set(made.posting.outcome.blocks) == {1}
-    assert made.finished == [made.posting]
+    assert made.in_flight.outcome.fates.tolist() == [UNKNOWN, BLOCKED]
+    assert set(made.in_flight.outcome.blocks) == {1}
+    assert made.finished == [made.in_flight]
 
 
 def test_a_neighbour_stays_open_when_a_row_that_failed_is_blocked_by_the_next_interceptor():
     made = Made(2)
-    made.posting.fail(rows(0), full())
+    made.in_flight.fail(rows(0), full())
     made.block([0])
-    assert made.posting.open
-    assert made.posting.open_rows.tolist() == [1]
+    assert made.in_flight.open
+    assert made.in_flight.open_rows.tolist() == [1]
     assert not made.finished
-    made.posting.settle(rows(1), DELIVERED)
+    made.in_flight.settle(rows(1), DELIVERED)
     assert [made.fate(row) for row in range(2)] == ["MailboxFull", "delivered"]
-    assert made.finished == [made.posting]
+    assert made.finished == [made.in_flight]
 
 
 def test_a_row_that_somebody_has_can_no_longer_be_blocked():
     made = Made(2)
-    posting = made.posting
-    posting.copies = np.array([2, 2])
-    posting.deliver(rows(0), "a", DELIVERED)
+    in_flight = made.in_flight
+    in_flight.copies = np.array([2, 2])
+    in_flight.deliver(rows(0), "a", DELIVERED)
     made.block([0, 1])
     assert [made.fate(row) for row in range(2)] == [None, "blocked"]
-    posting.deliver(rows(0), "b", DELIVERED)
+    in_flight.deliver(rows(0), "b", DELIVERED)
     assert made.fate(0) == "delivered"
-    assert posting.placed == {0: {"a", "b"}}
-    assert made.finished == [posting]
+    assert in_flight.placed == {0: {"a", "b"}}
+    assert made.finished == [in_flight]
 
 
 def test_the_first_word_on_a_row_counts():
     made = Made(3)
-    posting = made.posting
-    posting.settle(rows(0), DELIVERED)
-    posting.fail(rows(0, 1), full())
-    posting.settle(rows(0, 1, 2), np.array([PUBLISHED, PUBLISHED, UNDELIVERABLE], np.uint8))
-    posting.fail(None, Closed("closed"))
-    posting.settle(None, PUBLISHED)
+    in_flight = made.in_flight
+    in_flight.settle(rows(0), DELIVERED)
+    in_flight.fail(rows(0, 1), full())
+    in_flight.settle(rows(0, 1, 2), np.array([PUBLISHED, PUBLISHED, UNDELIVERABLE], np.uint8))
+    in_flight.fail(None, Closed("closed"))
+    in_flight.settle(None, PUBLISHED)
     assert [made.fate(row) for row in range(3)] == ["delivered", "MailboxFull", "undeliverable"]
-    assert posting.outcome.fates.tolist() == [DELIVERED, UNKNOWN, UNDELIVERABLE]
-    assert made.finished == [posting]
+    assert in_flight.outcome.fates.tolist() == [DELIVERED, UNKNOWN, UNDELIVERABLE]
+    assert made.finished == [in_flight]
 
 
 def test_a_bulk_send_is_told_when_all_of_its_own_rows_are_known():
     made = Made(1, bulk=3)
-    posting = made.posting
-    posting.settle(rows(1, 3), DELIVERED)
+    in_flight = made.in_flight
+    in_flight.settle(rows(1, 3), DELIVERED)
     assert not made.many.done()
-    posting.fail(rows(2), full())
+    in_flight.fail(rows(2), full())
     error = made.many.exception()
     assert [receipt and receipt.fate for receipt in error.receipts] == ["delivered", None, "delivered"]
     assert error.message_ids == ["s-1-2"]
     assert error.mailbox == "box"
     assert (made.fate(0), made.finished) == (None, [])
-    posting.settle(rows(0), PUBLISHED)
-    assert (made.fate(0), made.finished) == ("published", [posting])
+    in_flight.settle(rows(0), PUBLISHED)
+    assert (made.fate(0), made.finished) == ("published", [in_flight])
 
 
 def test_errors_of_two_sends_are_two_errors():
     made = Made(2)
-    made.posting.fail(None, full())
+    made.in_flight.fail(None, full())
     first, second = (future.exception() for future in made.singles)
     assert first is not second
     assert (first.message_ids, second.message_ids) == (["s-1-0"], ["s-1-1"])
@@ -140,9 +140,9 @@ def test_who_was_cancelled_is_passed_by(way):
     made.singles[0].cancel = None
     made.singles[0].set_result("gone")
     if way == "settle":
-        made.posting.settle(None, DELIVERED)
+        made.in_flight.settle(None, DELIVERED)
     elif way == "fail":
-        made.posting.fail(None, full())
+        made.in_flight.fail(None, full())
     else:
         made.block(range(2))
     assert made.fate(1) is not None
@@ -161,8 +161,8 @@ STEPS = st.lists(
 @given(STEPS, st.integers(0, ROWS))
 def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles):  # noqa: C901 - a step each
     made = Made(singles, ROWS - singles)
-    posting = made.posting
-    posting.copies = np.full(ROWS, 2)
+    in_flight = made.in_flight
+    in_flight.copies = np.full(ROWS, 2)
     expected = {}
     mailboxes = iter(range(100))
     for step, chosen in steps:
@@ -170,30 +170,30 @@ def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles)
             chosen = range(ROWS)
         mine = [row for row in chosen if row not in expected]
         if step.startswith("settle"):
-            posting.settle(None if step.endswith("all") else rows(*chosen), DELIVERED)
+            in_flight.settle(None if step.endswith("all") else rows(*chosen), DELIVERED)
             expected |= dict.fromkeys(mine, DELIVERED)
         elif step.startswith("fail"):
-            posting.fail(None if step.endswith("all") else rows(*chosen), full())
+            in_flight.fail(None if step.endswith("all") else rows(*chosen), full())
             expected |= dict.fromkeys(mine, UNKNOWN)
         elif step == "block":
             made.block(chosen)
-            expected |= {row: BLOCKED for row in mine if row not in posting.placed}
+            expected |= {row: BLOCKED for row in mine if row not in in_flight.placed}
         elif mine:
-            posting.deliver(rows(*mine), str(next(mailboxes)), DELIVERED)
-            expected |= {row: DELIVERED for row in mine if len(posting.placed[row]) == 2}
-        assert posting.outcome.fates.tolist() == [expected.get(row, UNKNOWN) for row in range(ROWS)]
-        assert posting.open_rows.tolist() == [row for row in range(ROWS) if row not in expected]
-        assert posting.open == (len(expected) < ROWS)
+            in_flight.deliver(rows(*mine), str(next(mailboxes)), DELIVERED)
+            expected |= {row: DELIVERED for row in mine if len(in_flight.placed[row]) == 2}
+        assert in_flight.outcome.fates.tolist() == [expected.get(row, UNKNOWN) for row in range(ROWS)]
+        assert in_flight.open_rows.tolist() == [row for row in range(ROWS) if row not in expected]
+        assert in_flight.open == (len(expected) < ROWS)
         assert [future.done() for future in made.singles] == [row in expected for row in range(singles)]
         if singles < ROWS:
             assert made.many.done() == all(row in expected for row in range(singles, ROWS))
-        assert len(made.finished) == (not posting.open)
+        assert len(made.finished) == (not in_flight.open)
         assert sum(count for count, _ in made.closed) == len(expected)
         nbytes = sum(nbytes for _, nbytes in made.closed)
-        assert 0 <= nbytes <= posting.batch.lines.nbytes
-        assert posting.open or nbytes == posting.batch.lines.nbytes
-        assert set(posting.outcome.blocks) >= {row for row, fate in expected.items() if fate == BLOCKED}
-        assert not any(expected.get(row) not in {None, BLOCKED} for row in posting.outcome.blocks)
+        assert 0 <= nbytes <= in_flight.batch.lines.nbytes
+        assert in_flight.open or nbytes == in_flight.batch.lines.nbytes
+        assert set(in_flight.outcome.blocks) >= {row for row, fate in expected.items() if fate == BLOCKED}
+        assert not any(expected.get(row) not in {None, BLOCKED} for row in in_flight.outcome.blocks)
     if made.many.done():
         made.many.exception()
     for future in made.singles:
@@ -209,45 +209,47 @@ def judged(blocked=(), rewritten=None, labels=None):
     )
 
 
-def outgoing(posting):
-    return [(posting.outgoing.lines.row(row), posting.outgoing.labels_of(row)) for row in range(len(posting.batch))]
+def outgoing(in_flight):
+    return [
+        (in_flight.outgoing.lines.row(row), in_flight.outgoing.labels_of(row)) for row in range(len(in_flight.batch))
+    ]
 
 
 def test_what_leaves_has_labels_and_what_rules_made_of_it():
-    posting = Made(3).posting
-    posting.apply(judged(rewritten={1: b'{"n":1}'}, labels={"rude": [0, 1]}))
-    assert outgoing(posting) == [(b"{}", ("rude",)), (b'{"n":1}', ("rude",)), (b"{}", ())]
-    assert [posting.batch.lines.row(row) for row in range(3)] == [b"{}"] * 3
-    assert posting.batch.labels == {}
+    in_flight = Made(3).in_flight
+    in_flight.apply(judged(rewritten={1: b'{"n":1}'}, labels={"rude": [0, 1]}))
+    assert outgoing(in_flight) == [(b"{}", ("rude",)), (b'{"n":1}', ("rude",)), (b"{}", ())]
+    assert [in_flight.batch.lines.row(row) for row in range(3)] == [b"{}"] * 3
+    assert in_flight.batch.labels == {}
 
 
 def test_a_later_verdict_takes_the_place_of_an_earlier_one_but_for_rows_that_somebody_has():
     made = Made(4)
-    posting = made.posting
-    posting.copies = np.array([2, 1, 1, 1])
-    posting.apply(judged([2], {0: b"[0]", 1: b"[1]"}, {"old": [0, 1]}))
-    posting.deliver(rows(0), "a", DELIVERED)
-    posting.apply(judged([3], {0: b"[7]"}, {"new": [0, 1, 2]}))
-    assert outgoing(posting) == [(b"[0]", ("old",)), (b"{}", ("new",)), (b"{}", ("new",)), (b"{}", ())]
-    assert set(posting.stopped) == {3}
-    assert posting.rewritten == {0: ("editor", b"[0]")}
+    in_flight = made.in_flight
+    in_flight.copies = np.array([2, 1, 1, 1])
+    in_flight.apply(judged([2], {0: b"[0]", 1: b"[1]"}, {"old": [0, 1]}))
+    in_flight.deliver(rows(0), "a", DELIVERED)
+    in_flight.apply(judged([3], {0: b"[7]"}, {"new": [0, 1, 2]}))
+    assert outgoing(in_flight) == [(b"[0]", ("old",)), (b"{}", ("new",)), (b"{}", ("new",)), (b"{}", ())]
+    assert set(in_flight.stopped) == {3}
+    assert in_flight.rewritten == {0: ("editor", b"[0]")}
 
 
 def test_verdicts_on_some_rows_leave_the_others_as_they_are():
-    posting = Made(3).posting
-    posting.apply(judged([0], {1: b"[1]"}, {"old": [1, 2]}))
-    posting.apply(judged([2], {0: b"[0]", 1: b"[9]"}, {"new": [0, 1]}), rows(2))
-    assert set(posting.stopped) == {0, 2}
-    assert outgoing(posting) == [(b"{}", ()), (b"[1]", ("old",)), (b"{}", ())]
+    in_flight = Made(3).in_flight
+    in_flight.apply(judged([0], {1: b"[1]"}, {"old": [1, 2]}))
+    in_flight.apply(judged([2], {0: b"[0]", 1: b"[9]"}, {"new": [0, 1]}), rows(2))
+    assert set(in_flight.stopped) == {0, 2}
+    assert outgoing(in_flight) == [(b"{}", ()), (b"[1]", ("old",)), (b"{}", ())]
 
 
 def test_bytes_go_with_their_rows_and_those_that_are_shared_with_the_last_one():
-    draft = RowBatch(None)
-    draft.extend(Entry(1, [1, 2, 3], "chat", b"x" * 9), 1.0)
-    draft.extend(Entry(1, [4], "chat", b"y" * 99), 1.0)
+    pending = RowBatch(None)
+    pending.extend(Entry(1, [1, 2, 3], "chat", b"x" * 9), 1.0)
+    pending.extend(Entry(1, [4], "chat", b"y" * 99), 1.0)
     made = Made(1)
-    posting, closed = InFlightBatch(draft, draft.seal("s", 1, 0), made), made.closed
+    in_flight, closed = InFlightBatch(pending, pending.seal("s", 1, 0), made), made.closed
     for row in (0, 3, 2, 1):
-        posting.settle(rows(row), DELIVERED)
-        posting.settle(rows(row), DELIVERED)
+        in_flight.settle(rows(row), DELIVERED)
+        in_flight.settle(rows(row), DELIVERED)
     assert closed == [(1, 0), (1, 100), (1, 0), (1, 10)]
