@@ -3,7 +3,6 @@
 import base64
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -11,12 +10,11 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import plain_table, print_table, printable
+from ray_messaging.cli.show import TEXT_WIDTH, plain_table, print_table, printable, shortened, utc_time
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.message import Message
 
 _WIDE = 120  # columns of a terminal in which reasons are beside the letters
-_TEXT = 80  # characters of a payload in a table
 _TABLE_WIDTH = 80  # columns that a table needs
 _SHOWN = 50  # messages of a letter in a table
 _BYTES = 64  # shown of an undecodable frame
@@ -44,7 +42,7 @@ def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[st
     for letter in letters:
         rows = f"{letter.rows:,}" if letter.readable else "unreadable"
         mailbox, reason = _plain(letter.mailbox), _plain(letter.reason)
-        cells = (letter.id, _time(letter.at)[:19], mailbox, rows, decimal(len(letter.frame)))
+        cells = (letter.id, utc_time(letter.at)[:19], mailbox, rows, decimal(len(letter.frame)))
         table.add_row(*cells, *[reason] * wide)
     print_table(console, table)
     if not wide:
@@ -54,7 +52,7 @@ def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[st
 
 def show_letter(console: Console, letter: DeadLetter) -> None:
     """Print one letter, and its first messages."""
-    console.print(f"Dead letter {letter.id} of mailbox {_plain(letter.mailbox)}, died at {_time(letter.at)} UTC.")
+    console.print(f"Dead letter {letter.id} of mailbox {_plain(letter.mailbox)}, died at {utc_time(letter.at)} UTC.")
     console.print(f"Why: {_plain(letter.reason)}")
     if not letter.readable:
         head = letter.frame[:_BYTES].hex(" ")
@@ -68,7 +66,11 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
     for message in letter.messages[:_SHOWN]:
         sender = "the user" if message.from_id is None else str(message.from_id)
         to = message.channel if message.to_id is None else str(message.to_id)
-        table.add_row(_plain(message.id), _time(message.sent_at), *map(_plain, (sender, to, _shortened(message.data))))
+        table.add_row(
+            _plain(message.id),
+            utc_time(message.sent_at),
+            *map(_plain, (sender, to, shortened(message.data[: 4 * TEXT_WIDTH].decode(errors="replace")))),
+        )
     print_table(console, table)
     if letter.rows > _SHOWN:
         console.print(f"... and {letter.rows - _SHOWN:,} more: --json prints all of them.")
@@ -108,17 +110,5 @@ def _message(message: Message) -> dict[str, Any]:
     }
 
 
-def _time(seconds: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # any value from a sender's clock
-        return f"{seconds:g}"
-
-
 def _plain(text: str) -> Text:
     return Text(printable(text))
-
-
-def _shortened(data: bytes) -> str:
-    text = data[: 4 * _TEXT].decode(errors="replace")
-    return text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."

@@ -1,14 +1,13 @@
 """Output of the log commands: tables, bars and lines; plain text if the output is not a terminal."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import MEANINGS, heat_map, plain_table, print_table, printable
+from ray_messaging.cli.show import MEANINGS, heat_map, plain_table, print_table, printable, shortened, utc_time
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.plot import span_in_words
 
@@ -20,7 +19,6 @@ _ROOMY = 130  # columns of a terminal in which a row of the log fits one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _DIGITS = " 123456789"
 _STYLES = {"delivered": "blue", "published": "cyan", "undeliverable": "yellow", "blocked": "red"}
-_TEXT = 80  # characters of a payload in a table
 
 
 def show_stats(console: Console, stats: dict[str, Any]) -> None:
@@ -39,8 +37,8 @@ def _summary(stats: dict[str, Any]) -> str:
         return f"No rows ({size})."
     live = f", {stats['live']:,} newer rows" if stats["live"] else ""
     return (
-        f"{stats['rows']:,} rows, from {_time(stats['first'])} to {_time(stats['last'])} UTC, of {stats['writers']:,} "
-        f"writers to {stats['readers']:,} readers ({size}{live})."
+        f"{stats['rows']:,} rows, from {utc_time(stats['first'])} to {utc_time(stats['last'])} UTC, of "
+        f"{stats['writers']:,} writers to {stats['readers']:,} readers ({size}{live})."
     )
 
 
@@ -90,7 +88,7 @@ def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     bins = len(next(iter(traffic["fates"].values())))
     merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # bins per column
     span = span_in_words(round(traffic["width_s"] * merged, 3))
-    table = plain_table(f"\nTraffic from {_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}")
+    table = plain_table(f"\nTraffic from {utc_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}")
     for name in ("fate", "most", "rows by time"):
         table.add_column(name, justify="right" if name == "most" else "left", no_wrap=True)
     for fate, counts in traffic["fates"].items():
@@ -133,18 +131,20 @@ def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
         table.add_column(name, justify="right" if name == "position" else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=_STYLES.get(row.fate, "")))
-        text = Text(_shortened(row.text))
+        text = Text(printable(shortened(row.text)))
         if roomy:
-            table.add_row(str(row.position), _time(row.sent_at), *ends, text, printable(row.rule or ""), _reason(row))
+            table.add_row(
+                str(row.position), utc_time(row.sent_at), *ends, text, printable(row.rule or ""), _reason(row)
+            )
         else:
             why = Text(f"\n{_why(row)}" if row.rule else "", style="dim")
-            table.add_row(str(row.position), _time(row.sent_at)[5:], *ends, text + why)
+            table.add_row(str(row.position), sent_at[5:], *ends, text + why)
     print_table(console, table)
 
 
 def line_of(row: LogRow) -> Text:
     """Return a row as one line: time, from, to, fate and reason unless delivered, payload."""
-    line = Text.assemble((_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
+    line = Text.assemble((utc_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
     if row.fate != "delivered":
         line.append(row.fate, _STYLES.get(row.fate, ""))
         line.append(f" ({_why(row)})  " if row.rule else "  ")
@@ -171,13 +171,5 @@ def _why(row: LogRow) -> str:
 
 def _reason(row: LogRow) -> str:
     """Return a rule's reason for a block, or the payload before its rewrite."""
-    was = "" if row.text_before is None else f"it was {_shortened(row.text_before)}"
+    was = "" if row.text_before is None else f"it was {shortened(row.text_before)}"
     return printable("; ".join(filter(None, (row.reason, was))))
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-
-
-def _shortened(text: str) -> str:
-    return printable(text if len(text) <= _TEXT else text[: _TEXT - 3] + "...")
