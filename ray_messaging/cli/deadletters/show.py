@@ -66,11 +66,8 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
     for message in letter.messages[:_SHOWN]:
         sender = "the user" if message.from_id is None else str(message.from_id)
         to = message.channel if message.to_id is None else str(message.to_id)
-        table.add_row(
-            _plain(message.id),
-            utc_time(message.sent_at),
-            *map(_plain, (sender, to, shortened(message.data[: 4 * TEXT_WIDTH].decode(errors="replace")))),
-        )
+        text = shortened(message.data[: 4 * TEXT_WIDTH].decode(errors="replace"))
+        table.add_row(_plain(message.id), utc_time(message.sent_at), *map(_plain, (sender, to, text)))
     print_table(console, table)
     if letter.rows > _SHOWN:
         console.print(f"... and {letter.rows - _SHOWN:,} more: --json prints all of them.")

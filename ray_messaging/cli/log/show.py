@@ -132,10 +132,9 @@ def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
     for row in rows:
         ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=_STYLES.get(row.fate, "")))
         text = Text(printable(shortened(row.text)))
+        sent_at = utc_time(row.sent_at)
         if roomy:
-            table.add_row(
-                str(row.position), utc_time(row.sent_at), *ends, text, printable(row.rule or ""), _reason(row)
-            )
+            table.add_row(str(row.position), sent_at, *ends, text, printable(row.rule or ""), _reason(row))
         else:
             why = Text(f"\n{_why(row)}" if row.rule else "", style="dim")
             table.add_row(str(row.position), sent_at[5:], *ends, text + why)
