@@ -27,7 +27,7 @@ from ray_messaging.interception.client.verdict_client import (
     verdict_client_for,
 )
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.observability.observer import NO_OBSERVER, Observer
+from ray_messaging.observability.observer import Observer
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
 from ray_messaging.receiving.subscription import Subscription
@@ -70,8 +70,9 @@ class Engine:
         self.named = name is not None
         self.settings = settings or MessagingConfig()
         self.transport = transport
-        self._observer = observer or NO_OBSERVER
-        self.transport.observe(self._observer)
+        self._observer = observer
+        if observer is not None:
+            self.transport.observe(observer)
         self.directory = Directory(self.exp_id, transport.patterns)
         self.parse = parse or partial(names.parse_channel, self.exp_id, patterns=transport.patterns)
         # Read once, because pydantic's attributes are slow.

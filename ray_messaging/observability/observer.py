@@ -25,6 +25,3 @@ class Observer:
 
     def retried(self, server: str, error: BaseException) -> None:
         """Note that a call to the server failed and is made again."""
-
-
-NO_OBSERVER = Observer()

@@ -16,7 +16,7 @@ from ray_messaging.errors import (
     TransactionError,
 )
 from ray_messaging.message import Message, Messages, Slice
-from ray_messaging.observability.observer import NO_OBSERVER, Observer
+from ray_messaging.observability.observer import Observer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
@@ -134,7 +134,7 @@ class Fetcher:
     """
 
     def __init__(
-        self, transport: Transport, name: str, settings: MessagingConfig, observer: Observer = NO_OBSERVER
+        self, transport: Transport, name: str, settings: MessagingConfig, observer: Observer | None = None
     ) -> None:
         self.name = name
         self._observer = observer
@@ -250,7 +250,7 @@ class Fetcher:
         except ConnectionFailed:
             if not taken.passed:  # else the cursor must move behind what was taken
                 raise
-        if taken.slices:
+        if self._observer is not None and taken.slices:
             self._observer.messages_fetched(sum(piece.high - piece.low for piece in taken.slices))
         return taken
 

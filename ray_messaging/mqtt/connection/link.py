@@ -16,7 +16,7 @@ from ray_messaging.mqtt.connection.connection import Connection
 from ray_messaging.mqtt.connection.packets import UNLIMITED, Arrival, SessionOptions
 from ray_messaging.mqtt.connection.paho_client import is_filter_valid
 from ray_messaging.mqtt.wire.properties import UserProperties
-from ray_messaging.observability.observer import NO_OBSERVER
+from ray_messaging.observability.observer import Observer
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class MqttLink:
     def __init__(self, config: MqttConfig, options: SessionOptions, handler: LinkHandler) -> None:
         self.config = config
         self.error: MessagingError | None = None
-        self.observer = NO_OBSERVER
+        self.observer: Observer | None = None
         self._options = options
         self._handler = handler
         self._connection: Connection | None = None
@@ -217,7 +217,8 @@ class MqttLink:
         if self._paused:  # only now, because `on_connected` awaits answers
             connection.reading.pause(paused=True)
         self._set_connected(connected=True)
-        self.observer.connected(reasons.where(self.config))
+        if self.observer is not None:
+            self.observer.connected(reasons.where(self.config))
 
     async def _prepare(self, connection: Connection) -> None:
         """Await `on_connected`, unless the connection is cut before: it may never return then."""
@@ -255,7 +256,8 @@ class MqttLink:
             raise error
         logger.warning("%s; trying again until it is back", error)
         while True:
-            self.observer.retried(reasons.where(self.config), error)
+            if self.observer is not None:
+                self.observer.retried(reasons.where(self.config), error)
             await backoff.sleep()
             try:
                 await self._open()

@@ -342,7 +342,7 @@ class Accumulator:
     def batch_done(self, batch: InFlightBatch) -> None:
         """Note that all rows of a batch have their receipts."""
         self._log.add(batch.outgoing, batch.outcome)
-        if batch.outcome.blocks:
+        if self._observer is not None and batch.outcome.blocks:
             for rule, messages in Counter(rule for rule, _ in batch.outcome.blocks.values()).items():
                 self._observer.messages_blocked(rule, messages)
         if self._flushes:

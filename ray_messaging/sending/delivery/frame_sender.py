@@ -18,7 +18,7 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
-from ray_messaging.observability.observer import NO_OBSERVER, Observer
+from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, OutboundFrame
@@ -59,7 +59,7 @@ class FrameSender:
         router: FrameRouter,
         sender: str,
         keep_s: float,
-        observer: Observer = NO_OBSERVER,
+        observer: Observer | None = None,
     ) -> None:
         self.sender = sender
         self.observer = observer
@@ -302,7 +302,7 @@ class FrameSender:
         if frame.mailbox == LOG:
             frame.in_flight.stop(frame.batch_rows())
             return
-        if frame.mailbox != UNOWNED:
+        if self.observer is not None and frame.mailbox != UNOWNED:
             self.observer.frame_written(frame.mailbox, frame.count, len(frame.data))
         logs_first = self._transport.logs_apart and self._directory.logged
         if frame.mailbox != UNOWNED and not logs_first:

@@ -50,6 +50,7 @@ class SendLoop:
         self.deferred = DeferredRows(self)
         self.turned_at = time.monotonic()
         self._frames = frames
+        self._observer = frames.observer
         self._settings = settings
         self._source = source
         self._number = 0  # of the next message
@@ -177,7 +178,8 @@ class SendLoop:
             asked_at = time.perf_counter()
             verdicts = await self.verdict_client.judge(in_flight.batch)
             verdict = verdicts.batch_verdict(in_flight.batch.rows)
-            self._frames.observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+            if self._observer is not None:
+                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         except MessagingError as error:
             in_flight.fail(rows, error)
             return
@@ -241,7 +243,8 @@ class SendLoop:
             asked_at = time.perf_counter()
             verdicts = await self.verdict_client.judge(in_flight.batch)
             verdict = verdicts.batch_verdict(in_flight.batch.rows)
-            self._frames.observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+            if self._observer is not None:
+                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
             in_flight.apply(verdict)
             free = self.deferred.hold(in_flight, None, verdict.deferred, verdicts.epoch)
             epochs = {verdicts.epoch} if free is None or len(free) else set[int]()

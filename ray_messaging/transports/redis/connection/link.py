@@ -35,7 +35,7 @@ from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, MailboxFull, ServerRefused
-from ray_messaging.observability.observer import NO_OBSERVER
+from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.redis.connection.facts import read_info, refusal
 from ray_messaging.transports.redis.connection.local_socket import NearbyConnection
 from ray_messaging.transports.redis.connection.protocol import LargeCommand, ServerBusyError, Wire, reply_error
@@ -142,7 +142,7 @@ class RedisLink:
         self._glanced_at = 0.0
         # Asked while the server is out of reach: whether it stays so, as the experiment has ended.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
-        self.observer = NO_OBSERVER
+        self.observer: Observer | None = None
 
     @property
     def where(self) -> str:
@@ -202,7 +202,8 @@ class RedisLink:
         """Return the shared connection; open it where there is none, which only one task may do at a time."""
         if self._wire is None or not self._wire.is_open:
             self._wire = await Wire.open(self.dedicated())
-            self.observer.connected(self.where)
+            if self.observer is not None:
+                self.observer.connected(self.where)
         return self._wire
 
     def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
@@ -313,7 +314,8 @@ class RedisLink:
                 backoff = backoff or Backoff(REDIS_RETRY, deadline=deadline)
                 if backoff.exhausted:
                     raise self.translated(error) from error
-                self.observer.retried(self.where, error)
+                if self.observer is not None:
+                    self.observer.retried(self.where, error)
             await backoff.sleep()
 
     async def over(self) -> Closed | None:
