@@ -125,13 +125,19 @@ async def test_a_log_writer_writes_on_no_server_that_forgot_it(world, lost):
 
 
 @pytest.mark.parametrize(
-    ("script", "field"), [("enthrone", "interceptor"), ("log", "log_epoch")], ids=["interceptor", "log"]
+    ("script", "field"),
+    [("advance_interceptor_epoch", "interceptor"), ("open_log", "log_epoch")],
+    ids=["interceptor", "log"],
 )
 async def test_an_attempt_that_comes_late_takes_no_epoch_from_its_successor(valkey_config, exp_id, script, field):
     transport = RedisTransport(valkey_config, exp_id, patience_s=5)
     meta = transport.keys.meta
-    keys = [meta] if script == "enthrone" else [meta, transport.keys.changes, transport.keys.state(":log")]
-    args = [] if script == "enthrone" else [1, 1, transport.keys.prefix]
+    keys = (
+        [meta]
+        if script == "advance_interceptor_epoch"
+        else [meta, transport.keys.changes, transport.keys.state(":log")]
+    )
+    args = [] if script == "advance_interceptor_epoch" else [1, 1, transport.keys.prefix]
     try:
         before, first = await transport.take_epoch(script, field, keys, args)
         assert before == b""

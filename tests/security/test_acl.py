@@ -75,7 +75,7 @@ def test_an_experiment_with_no_more_rights(ray_cluster, server, user, exp_id, tm
 
 def test_all_that_we_run_is_documented():
     package = Path(ray_messaging.__file__).parent / "transports" / "redis" / "lua"
-    lua = "".join(path.read_text() for path in package.glob("*.lua"))
+    lua = "".join(path.read_text() for path in package.rglob("*.lua"))
     python = "".join(path.read_text() for path in package.parents[2].rglob("*.py"))
     ran = re.findall(r"redis\.p?call\(\s*'(\w+)'", lua) + re.findall(r"command\(\s*\"([A-Z]+)\"", python)
     documented = {command.partition("|")[0] for command in COMMANDS}

@@ -38,7 +38,7 @@ class Throne:
         if self.link is None:
             return self.server.experiments[self.exp_id].enthrone()
         log = RedisLog(self.link, Keys(self.exp_id))
-        return (await log.take_epoch("enthrone", "interceptor", [log.keys.meta], []))[1]
+        return (await log.take_epoch("advance_interceptor_epoch", "interceptor", [log.keys.meta], []))[1]
 
     async def stand(self, epoch, number):
         await self.gate.wait()
@@ -47,7 +47,7 @@ class Throne:
         self.written.append(number)
         if self.link is None:
             return self.server.experiments[self.exp_id].stand(epoch, number)
-        return bool(await self.link.script("stand", [Keys(self.exp_id).meta], [epoch, number]))
+        return bool(await self.link.script("advance_delegation", [Keys(self.exp_id).meta], [epoch, number]))
 
     async def close(self):
         if self.link is not None:

@@ -5,10 +5,17 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
-from ray_messaging.transports.base import Limits
+from ray_messaging.transports.base import FrameFate
 from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
 from ray_messaging.transports.memory.server import Experiment, Mailbox, number
 from ray_messaging.transports.memory.transport import MemoryTransport
+
+_REQUEUED = {
+    FrameFate.WRITTEN: Requeued.DONE,
+    FrameFate.TOO_LARGE: Requeued.TOO_LARGE,
+    FrameFate.FULL: Requeued.FULL,
+    FrameFate.LOG_FULL: Requeued.LOG_FULL,
+}
 
 
 class MemoryDeadLetters:
@@ -85,12 +92,9 @@ def _fits(box: Mailbox | None, frames: Sequence[Returned]) -> Requeued:
     if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
         return Requeued.STALE_DIRECTORY
     rows, nbytes = sum(found.rows for found in frames), sum(len(found.frame) for found in frames)
-    limits: Limits = box.limits
-    if max(len(found.frame) for found in frames) > limits.nbytes:
-        return Requeued.TOO_LARGE
-    if box.messages + rows > limits.messages or box.nbytes + nbytes > limits.nbytes:
-        return Requeued.FULL
-    return Requeued.LOG_FULL if box.backlog is not None and box.backlog.passes(limits, rows, nbytes) else Requeued.DONE
+    size = max(len(found.frame) for found in frames)
+    unlogged = (0, 0) if box.backlog is None else (box.backlog.messages + rows, box.backlog.nbytes + nbytes)
+    return _REQUEUED[box.limits.fate(size, box.messages + rows, box.nbytes + nbytes, unlogged)]
 
 
 def _write(exp: Experiment, box: Mailbox, rows: int, frame: bytes) -> None:

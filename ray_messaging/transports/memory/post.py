@@ -103,17 +103,13 @@ class MemoryPost(MemoryLog):
         box = self._exp.mailboxes.get(name)
         if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
             return FrameFate.GONE
-        if len(part.frame) > box.limits.nbytes:
-            return FrameFate.TOO_LARGE
         rows, nbytes = plan.rows.get(name, 0) + part.rows, plan.nbytes.get(name, 0) + len(part.frame)
-        log_full = box.backlog is not None and box.backlog.passes(box.limits, rows, nbytes)
+        unlogged = (0, 0) if box.backlog is None else (box.backlog.messages + rows, box.backlog.nbytes + nbytes)
         held = box.messages, box.nbytes
         if done is not None and done.mailbox == name and done.cursor is not None:
             # What the transaction handled makes room for what it sends.
             held = _behind(box, done.cursor, done.messages, done.nbytes)
-        if held[0] + rows > box.limits.messages or held[1] + nbytes > box.limits.nbytes:
-            return FrameFate.FULL
-        return FrameFate.LOG_FULL if log_full else FrameFate.WRITTEN
+        return box.limits.fate(len(part.frame), held[0] + rows, held[1] + nbytes, unlogged)
 
     def _conclude(self, done: Conclusion, sender: Sender) -> None:
         sender.transactions = done.number

@@ -40,7 +40,7 @@ class RedisDeadLetters:
 
     async def page(self, after: str, count: int) -> list[DeadFrame]:
         """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
-        reply = await self._link.script("letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
+        reply = await self._link.script("read_letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
         return [_dead_frame(letter.decode(), fields) for letter, fields in reply]
 
     async def get(self, letter: str) -> DeadFrame | None:
@@ -74,7 +74,7 @@ class RedisDeadLetters:
         dropped = 0
         for low in range(0, max(1, len(letters)), _DROPPED_AT_ONCE):
             ids = letters[low : low + _DROPPED_AT_ONCE]
-            dropped += int(await self._link.script("drop", keys, [secrets.token_hex(8), *ids]))
+            dropped += int(await self._link.script("drop_letters", keys, [secrets.token_hex(8), *ids]))
         return dropped
 
     async def count_anew(self) -> None:

@@ -45,7 +45,7 @@ class RedisExperimentStore:
 
     async def claim(self, holder: bytes | None, *, reset: bool) -> Claim:
         """Claim the experiment for our run, if `holder` still has it. `reset`: the data of that run will be erased."""
-        return Claim(await self._link.script("claim", [self._meta], [holder or b"", self._run, int(reset)]))
+        return Claim(await self._link.script("claim_experiment", [self._meta], [holder or b"", self._run, int(reset)]))
 
     async def erase_earlier(self) -> None:
         """Delete the data of earlier runs; may be repeated after an interruption."""
@@ -76,7 +76,9 @@ class RedisExperimentStore:
 
     async def take_interceptor_epoch(self) -> int:
         """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced."""
-        self._before, epoch = await self._transport.take_epoch("enthrone", "interceptor", [self._meta], [])
+        self._before, epoch = await self._transport.take_epoch(
+            "advance_interceptor_epoch", "interceptor", [self._meta], []
+        )
         return epoch
 
     async def _retake_epoch(self, epoch: int) -> bool:
@@ -84,7 +86,7 @@ class RedisExperimentStore:
         if self._before is None:
             return False
         for before in {self._before, b""}:
-            if await self._link.script("enthrone", [self._meta], [self._run, before, epoch]) == 1:
+            if await self._link.script("advance_interceptor_epoch", [self._meta], [self._run, before, epoch]) == 1:
                 self._number += 1
                 self._confirmed = self._number  # more than the server knows: all must be written again
                 return True
@@ -97,7 +99,7 @@ class RedisExperimentStore:
     async def beat(self, epoch: int) -> StateWrite:
         """Raise that counter, and check that the server has all confirmed writes. Raises Fenced for another run."""
         confirmed = self._confirmed
-        run, holder, kept = await self._link.script("beat", [self._meta], [self._run, epoch, 1])
+        run, holder, kept = await self._link.script("heartbeat", [self._meta], [self._run, epoch, 1])
         if run != self._run.encode():
             raise other_run(self._keys.exp_id, epoch)
         if holder == b"%d" % epoch:
@@ -106,11 +108,11 @@ class RedisExperimentStore:
 
     async def end_heartbeat(self, epoch: int) -> None:
         """Mark the interceptor as closed."""
-        await self._link.script("beat", [self._meta], [self._run, epoch, 0])
+        await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
         """Make delegated verdicts count under a number, unless a higher one does."""
-        while await self._link.script("stand", [self._meta], [epoch, number]) == 0:
+        while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):
                 return StateWrite.FENCED
         return StateWrite.DONE
@@ -143,7 +145,7 @@ class RedisExperimentStore:
                 put = {}
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
             args += [len(changes.gone), *changes.gone]
-        written = await self._link.script("rules", keys, args)
+        written = await self._link.script("write_rule_state", keys, args)
         if written == 0 and not await self._retake_epoch(epoch):
             return StateWrite.FENCED
         if written != 1:

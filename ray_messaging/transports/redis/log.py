@@ -28,7 +28,7 @@ class RedisLog:
         self.link = link
         self.run = run  # the start of the experiment that must have it; "": any
         self.keys = keys
-        self._lives = Lives(keys, script_text("revive"), link.config.timeout)
+        self._lives = Lives(keys, script_text("raise_entry_ids"), link.config.timeout)
         link.greet = self._lives.greet
         self._log_reading = BlockingReads(link)
         self._largest = _GUESS  # frame in the last reply
@@ -41,7 +41,9 @@ class RedisLog:
         Raises: Fenced where another start has the experiment.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
-        _, epoch = await self.take_epoch("log", "log_epoch", keys, [limits.messages, limits.nbytes, self.keys.prefix])
+        _, epoch = await self.take_epoch(
+            "open_log", "log_epoch", keys, [limits.messages, limits.nbytes, self.keys.prefix]
+        )
         return epoch
 
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
@@ -58,13 +60,13 @@ class RedisLog:
     async def log_streams(self) -> LogStreams:
         """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""
         keys = [self.keys.changes, self.keys.ended]
-        live, ended = await self.link.script("streams", keys, [self.keys.prefix])
+        live, ended = await self.link.script("list_streams", keys, [self.keys.prefix])
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
         """Return the last entry that each stream had, trimmed or not, "0-0" where there was none."""
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
-        ends = await self.link.script("ends", keys, []) if streams else []
+        ends = await self.link.script("read_stream_ends", keys, []) if streams else []
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
 
     async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
@@ -129,14 +131,16 @@ class RedisLog:
         args: list[Any] = [epoch, self.keys.prefix, len(written)]
         for stream, mark in written.items():
             args += [stream, after(mark.entry), mark.messages, mark.nbytes]
-        await self._under_epoch("logged", [self.keys.meta, self.keys.state(LOG), self.keys.ended], [*args, *dropped])
+        await self._under_epoch(
+            "note_written", [self.keys.meta, self.keys.state(LOG), self.keys.ended], [*args, *dropped]
+        )
 
     async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
         """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced."""
         args: list[Any] = [epoch, self.keys.prefix]
         for stream, (messages, nbytes) in taken.items():
             args += [stream, messages, nbytes]
-        await self._under_epoch("resumed", [self.keys.meta, self.keys.state(LOG)], args)
+        await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
     async def log_epoch(self) -> int:
         """Return the epoch of who took the log over last; 0 where nobody has, or the server lost its data."""
@@ -145,7 +149,7 @@ class RedisLog:
     async def close_log(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]
-        await self._under_epoch("unlog", keys, [epoch, self.keys.prefix])
+        await self._under_epoch("close_log", keys, [epoch, self.keys.prefix])
 
     async def _under_epoch(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> None:
         if await self.link.script(script, keys, args) == 0:

@@ -93,7 +93,7 @@ def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
 
 def _kept(client: "redis.Redis", keys: Keys, now: float, most: int = _MAILBOXES, look_bytes: int = _LOOK_BYTES) -> Kept:
     arguments = [keys.meta, keys.changes, keys.dead, keys.prefix, most, look_bytes]
-    reply: list[Any] = client.execute_command("EVAL", script_text("health"), 3, *arguments)
+    reply: list[Any] = client.execute_command("EVAL", script_text("read_health"), 3, *arguments)
     epoch, logged, dead, dropped, noted, noted_bytes, max_noted, max_bytes, count = map(int, reply[:_HEAD])
     mailboxes = [_mailbox(reply[low : low + _COLUMNS], now) for low in range(_HEAD, len(reply), _COLUMNS)]
     return Kept(epoch, bool(logged), dead, dropped, noted, noted_bytes, max_noted, max_bytes, count, mailboxes)

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lives:
-    """Know a server's life by its process, and what its clock shows by now at most; `revive.lua` says what for."""
+    """Know a server's life by its process, and what its clock shows by now at most; `raise_entry_ids.lua` says what for."""
 
     def __init__(self, keys: Keys, script: str, timeout_s: float) -> None:
         self._keys = keys

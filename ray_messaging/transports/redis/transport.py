@@ -90,7 +90,7 @@ class RedisTransport(RedisLog):
         """Return what changed since a version; mailboxes whose lease has expired are taken out first."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         version, names, changed, logged = await self.link.script(
-            "directory", keys, [since, self.keys.prefix, self._dead_bytes]
+            "load_directory", keys, [since, self.keys.prefix, self._dead_bytes]
         )
         records = [decode_record(data) for data in changed if data is not None]
         return DirectoryDelta(version, records, [name.decode() for name in names], logged=bool(logged))
@@ -98,7 +98,7 @@ class RedisTransport(RedisLog):
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Raise a sender's epoch, which fences whoever sent under this name; raise Fenced if it is not `held`."""
         args = [int(keep_s * 1000), "" if held is None else held, self._caller]
-        reply = await self.link.script("epoch", [self.keys.sender(sender)], args)
+        reply = await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args)
         if not reply:
             raise fenced(sender, held or 0)
         if reply == [-1]:
@@ -111,11 +111,11 @@ class RedisTransport(RedisLog):
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Forget what a sender has written to mailboxes that are gone, unless somebody newer sends under its name."""
         fields = [f"s:{mailbox}" for mailbox in mailboxes]
-        await self.link.script("forget", [self.keys.sender(sender)], [epoch, -1, *fields])
+        await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Forget a sender that sends no more, `keep_s` from now on, unless somebody newer sends under its name."""
-        await self.link.script("forget", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
+        await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
         self,
@@ -143,9 +143,9 @@ class RedisTransport(RedisLog):
             owner,
         ]
         rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE), over]
-        reply: Any = await self.link.script("retake", keys, [*args, 1, *rest]) if epoch is None else [4]
+        reply: Any = await self.link.script("take_over_mailbox", keys, [*args, 1, *rest]) if epoch is None else [4]
         if reply[0] == 4:
-            reply = await self.link.script("listen", keys, [*args, 0, *rest])
+            reply = await self.link.script("take_mailbox", keys, [*args, 0, *rest])
         if reply[0] == 1:
             return None
         if reply[0] == 2:
@@ -161,7 +161,7 @@ class RedisTransport(RedisLog):
         """Write frames and publish in one script call."""
         keys, args, large = self._asked(request)
         # What frees memory runs when it is full.
-        script = "send" if request.shipments else "settle"
+        script = "send" if request.shipments else "conclude_transaction"
         cuts: list[None] = []
         try:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large)
@@ -226,13 +226,12 @@ class RedisTransport(RedisLog):
         fields = ("max_messages", "max_bytes", "messages", "bytes", "unlogged", "unlogged_bytes", "leased", "logged")
         *counts, leased, logged = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
         max_rows, max_bytes, messages, held, unlogged, unlogged_bytes = (int(count or 0) for count in counts)
-        if nbytes > max_bytes or (leased == b"1" and not await self.link.command("EXISTS", self.keys.lease(mailbox))):
-            return None  # it never fits, or nobody is left to make room: `send` tells
-        if messages + rows > max_rows or held + nbytes > max_bytes:
-            return FrameFate.FULL
-        if logged and (unlogged + rows > max_rows or unlogged_bytes + nbytes > max_bytes):
-            return FrameFate.LOG_FULL
-        return None
+        behind = (unlogged + rows, unlogged_bytes + nbytes) if logged else (0, 0)
+        fate = Limits(max_rows, max_bytes, 0.0, leased == b"1").fate(nbytes, messages + rows, held + nbytes, behind)
+        if fate not in {FrameFate.FULL, FrameFate.LOG_FULL}:
+            return None  # `send` writes it, or returns why it never fits
+        gone = leased == b"1" and not await self.link.command("EXISTS", self.keys.lease(mailbox))
+        return None if gone else fate
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
@@ -273,7 +272,7 @@ class RedisTransport(RedisLog):
         keys, asked_at = [self.keys.sender(sender), self.keys.meta], asyncio.get_running_loop().time()
         if mailbox is not None:
             keys += [self.keys.state(mailbox), self.keys.lease(mailbox)]
-        reply = await self.link.script("renew", keys, [int(keep_s * 1000), epoch, int(lease_s * 1000)])
+        reply = await self.link.script("renew_leases", keys, [int(keep_s * 1000), epoch, int(lease_s * 1000)])
         if reply < 0:
             raise (fenced if reply == -1 else lost)(mailbox or sender, epoch)
         if reply > 0:
@@ -282,20 +281,20 @@ class RedisTransport(RedisLog):
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
         """Return leases as they stand: of some mailboxes, and of others by chance."""
-        found = await self.link.script("leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
+        found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
     async def end_leases(self, over: Mapping[str, str]) -> None:
         """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         pairs = [part for pair in over.items() for part in pair]
-        await self.link.script("lapse", keys, [self.keys.prefix, self._dead_bytes, *pairs])
+        await self.link.script("end_leases", keys, [self.keys.prefix, self._dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
         args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self._dead_bytes]
-        buried = int(await self.link.script("remove", keys, args))
+        buried = int(await self.link.script("remove_mailbox", keys, args))
         if buried < 0:
             raise fenced(mailbox, epoch or 0)
         return buried
@@ -304,7 +303,9 @@ class RedisTransport(RedisLog):
         """Keep a frame that cannot be read among the dead letters."""
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
-        await self.link.script("reject", keys, [self.keys.prefix, mailbox, entry, reason, frame, self._dead_bytes])
+        await self.link.script(
+            "reject_frame", keys, [self.keys.prefix, mailbox, entry, reason, frame, self._dead_bytes]
+        )
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""

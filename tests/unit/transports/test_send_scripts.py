@@ -1,4 +1,4 @@
-"""What direct.lua writes at once, send.lua would have written, too."""
+"""What send_one_frame.lua writes at once, send.lua would have written, too."""
 
 import random
 
@@ -46,9 +46,10 @@ def whole():
 
 
 def without_direct():
-    direct = script_text("direct")
-    assert whole().startswith(direct)
-    return whole().removeprefix(direct)
+    direct = script_text("send_one_frame")
+    limit = script_text("mailbox_limit")
+    assert whole().startswith(f"{limit}\n{direct}")
+    return limit + whole().removeprefix(f"{limit}\n{direct}")
 
 
 def change(chance, world):

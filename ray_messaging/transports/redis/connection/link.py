@@ -74,30 +74,36 @@ def _passes(error: BaseException) -> bool:
     )
 
 
-_WITH_BURY = ("directory", "lapse", "remove", "reject", "requeue", "drop")
-
-
-_MOVE = ("order", "cursor")
-_LEASE = ("ceiling", "lease")
+# Snippets that come before a script, by its name; both lie in the folders of `lua`.
+_MOVE = ("entry_order", "move_cursor")
+_LEASE = ("id_ceiling", "renew_lease")
+_DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
 _SHARED: dict[str, tuple[str, ...]] = {
+    "send": ("mailbox_limit", "send_one_frame", *_MOVE),
+    "conclude_transaction": ("mailbox_limit", *_MOVE, "send"),
+    "take_sender_epoch": ("raise_number",),
+    "take_mailbox": ("raise_number", *_LEASE),
+    "take_over_mailbox": ("raise_number", *_LEASE, "take_mailbox"),
     "commit": _MOVE,
-    "send": ("direct", *_MOVE),
-    "settle": (*_MOVE, "send"),
-    "logged": ("order",),
-    "epoch": ("rise",),
-    "listen": ("rise", *_LEASE),
-    "renew": _LEASE,
-    "retake": ("rise", *_LEASE, "listen"),
-    "revive": ("order", "ceiling"),
-    **dict.fromkeys(_WITH_BURY, ("order", "bury")),
+    "renew_leases": _LEASE,
+    "raise_entry_ids": ("entry_order", "id_ceiling"),
+    "note_written": ("entry_order",),
+    **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "bury")),
+    "requeue": ("mailbox_limit", "entry_order", "bury"),
 }
 
 
 @cache
+def lua_files() -> dict[str, str]:
+    """Return the text of each Lua file by its name, which is unique across the folders."""
+    folders = (files("ray_messaging.transports.redis") / "lua").iterdir()
+    return {file.name.removesuffix(".lua"): file.read_text() for folder in folders for file in folder.iterdir()}
+
+
+@cache
 def script_text(name: str) -> str:
-    """Read a Lua script of ours; what two share comes before them."""
-    folder = files("ray_messaging.transports.redis") / "lua"
-    parts = [(folder / f"{part}.lua").read_text() for part in (*_SHARED.get(name, ()), name)]
+    """Return a script, with its snippets before it and the flags of all on its first line."""
+    parts = [lua_files()[part] for part in (*_SHARED.get(name, ()), name)]
     flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
     return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
 

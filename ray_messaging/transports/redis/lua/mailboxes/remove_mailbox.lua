@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Take a mailbox out of the directory; what is unread becomes dead letters.
 --
--- KEYS as in directory.lua; KEYS[5] state: hash: epoch
+-- KEYS as in load_directory.lua; KEYS[5] state: hash: epoch
 -- ARGV[1] the reader's epoch, or -1 for whoever reads it  [2] prefix  [3] mailbox  [4] reason
 -- ARGV[5] bytes of dead letters that are kept
 -- Returns the number of dead frames, or -1 where a newer reader holds the mailbox

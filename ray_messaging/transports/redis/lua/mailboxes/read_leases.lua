@@ -2,7 +2,7 @@
 -- Tell leases as they stand: of some mailboxes that are asked for, and of others by chance.
 --
 -- KEYS[1] changes  hash: its fields are the mailboxes
--- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string, see lease.lua  [2] how many others
+-- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string, see renew_lease.lua  [2] how many others
 -- ARGV[3...] mailboxes
 -- Returns {mailbox, lease...} of those that have one
 local names, leases = redis.call('HRANDFIELD', KEYS[1], ARGV[2]), {}

@@ -1,4 +1,4 @@
--- Shared by listen.lua, renew.lua and revive.lua: how ids of entries go on rising when a server comes back without its last
+-- Shared by take_mailbox.lua, renew_leases.lua and raise_entry_ids.lua: how ids of entries go on rising when a server comes back without its last
 -- writes and with a clock that is behind. Ids are the server's time, readers go by them, and a reader may have read what
 -- the server does not know any more.
 --

@@ -21,7 +21,7 @@ local function look(name, at)
   if not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[at + 1]) == 0) then return nil end
   return {state = KEYS[at], rows = tonumber(now[1]), bytes = tonumber(now[2]), max_rows = tonumber(now[3]),
           max_bytes = tonumber(now[4]), stream = ARGV[4] .. 'mailbox:' .. name .. ':' .. now[6], logged = now[7],
-          unlogged = tonumber(now[8] or 0), unlogged_bytes = tonumber(now[9] or 0)}
+          unlogged = now[7] and tonumber(now[8] or 0) or 0, unlogged_bytes = now[7] and tonumber(now[9] or 0) or 0}
 end
 for arg = 6, #ARGV, 3 do
   local name, rows, nbytes = ARGV[arg], tonumber(ARGV[arg + 1]), #ARGV[arg + 2]
@@ -29,10 +29,9 @@ for arg = 6, #ARGV, 3 do
   if not box then return {2, name} end
   boxes[name] = box
   box.rows, box.bytes = box.rows + rows, box.bytes + nbytes
-  box.unlogged, box.unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + nbytes
-  if nbytes > box.max_bytes then return {4, name} end
-  if box.rows > box.max_rows or box.bytes > box.max_bytes then return {3, name} end
-  if box.logged and (box.unlogged > box.max_rows or box.unlogged_bytes > box.max_bytes) then return {5, name} end
+  if box.logged then box.unlogged, box.unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + nbytes end
+  local fate = limit_fate(nbytes, box.max_rows, box.max_bytes, box.rows, box.bytes, box.unlogged, box.unlogged_bytes)
+  if fate ~= 0 then return {({[5] = 4, [2] = 3, [6] = 5})[fate], name} end
 end
 
 for arg = 6, #ARGV, 3 do

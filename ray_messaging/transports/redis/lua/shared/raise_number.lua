@@ -1,4 +1,4 @@
--- Shared by epoch.lua and listen.lua: raise a number above all that its field has had, and above those that were given
+-- Shared by take_sender_epoch.lua and take_mailbox.lua: raise a number above all that its field has had, and above those that were given
 -- out before the server lost its data: it is at least the time in ms.
 local function rise(key, field, above)
   local now, last = redis.call('TIME'), tonumber(redis.call('HGET', key, field) or 0)

@@ -14,8 +14,7 @@ if #ARGV == 12 and KEYS[4] and ARGV[6] == '0' and ARGV[11] == '-1' and ARGV[12] 
     local max_rows, max_bytes, messages, bytes = tonumber(box[1]), tonumber(box[2]), box[3] + rows, box[4] + size
     local unlogged, unlogged_bytes = 0, 0
     if box[7] then unlogged, unlogged_bytes = (box[8] or 0) + rows, (box[9] or 0) + size end
-    if size <= max_bytes and messages <= max_rows and bytes <= max_bytes and unlogged <= max_rows
-        and unlogged_bytes <= max_bytes then
+    if limit_fate(size, max_rows, max_bytes, messages, bytes, unlogged, unlogged_bytes) == 0 then
       -- Refused while memory is full, as the first write, and before anything has happened.
       local last = redis.call('XADD', ARGV[5] .. 'mailbox:' .. ARGV[7] .. ':' .. box[6], '*', 'f', ARGV[10])
       if box[7] then

@@ -2,8 +2,8 @@
 -- Renew a messager's leases.
 --
 -- KEYS[1] sender  hash, expires when its messager has long been gone (a named one never does)
--- KEYS[2] meta    hash: see ceiling.lua
--- KEYS[3] state   hash: epoch   KEYS[4] lease: see lease.lua   both only where it reads a mailbox
+-- KEYS[2] meta    hash: see id_ceiling.lua
+-- KEYS[3] state   hash: epoch   KEYS[4] lease: see renew_lease.lua   both only where it reads a mailbox
 -- ARGV[1] the sender's keep in ms, or 0  [2] the reader's epoch  [3] lease in ms; 0: it is over now
 -- Returns the time in ms; 0: the mailbox was removed; -1: a newer reader holds it; -2: it was restored as it was before
 -- our epoch

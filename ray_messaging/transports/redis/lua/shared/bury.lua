@@ -1,4 +1,4 @@
--- Shared by directory.lua, remove.lua, reject.lua, requeue.lua and drop.lua: what becomes, and what was, a dead letter.
+-- Shared by load_directory.lua, remove_mailbox.lua, reject_frame.lua, requeue.lua and drop_letters.lua: what becomes, and what was, a dead letter.
 --
 -- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;
 --              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone
@@ -89,7 +89,7 @@ local function lay(dead, prefix, limit, fields)
   bound(dead, prefix, limit, 1, add(dead, prefix, limit, fields))
 end
 
--- What is acknowledged behind the cursor (see cursor.lua), as a list.
+-- What is acknowledged behind the cursor (see move_cursor.lua), as a list.
 local function ranges_of(acked)
   local ranges = {first = 1}
   for after, after_row, last, last_row in (acked or ''):gmatch('(%d+%-%d+) (%d+) (%d+%-%d+) (%d+) %d+') do

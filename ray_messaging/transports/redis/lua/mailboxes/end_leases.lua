@@ -2,8 +2,8 @@
 -- End leases that somebody has seen unchanged for as long as they last; a mailbox that goes with its lease goes, unless
 -- its messager is still connected: then it only stands still, and what is sent to it waits for it.
 --
--- KEYS as in directory.lua
--- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string (see lease.lua), state:<mailbox> a hash (leased)
+-- KEYS as in load_directory.lua
+-- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string (see renew_lease.lua), state:<mailbox> a hash (leased)
 -- ARGV[2] bytes of dead letters that are kept
 -- ARGV[3...] for each: mailbox, its lease as it was seen
 -- Returns how many ended

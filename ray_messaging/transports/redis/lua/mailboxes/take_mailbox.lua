@@ -1,12 +1,12 @@
 -- Enter a mailbox's record in the directory and take the mailbox.
 --
 -- KEYS[1] meta  hash: directory, log, born = the last incarnation of a mailbox, wide = 1 once somebody may take all
---         agents' channels by one pattern, life, ceiling: see ceiling.lua  [2] records  [3] changes: as in directory.lua
+--         agents' channels by one pattern, life, ceiling: see id_ceiling.lua  [2] records  [3] changes: as in load_directory.lua
 -- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), since = ms
 --         when it came, entry and row of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner,
---         exclusive, reader = who took it last, blob = what the last transaction left, acked: see cursor.lua; while an event log is registered:
---         logged, unlogged, unlogged_bytes, taken, taken_bytes (see logged.lua)
--- KEYS[5] lease  string: the owner's messager lives, see lease.lua
+--         exclusive, reader = who took it last, blob = what the last transaction left, acked: see move_cursor.lua; while an event log is registered:
+--         logged, unlogged, unlogged_bytes, taken, taken_bytes (see note_written.lua)
+-- KEYS[5] lease  string: the owner's messager lives, see renew_lease.lua
 -- KEYS[6] log    stream: an entry (m = mailbox:born) wakes the log's writer
 -- ARGV[1] directory version the record was checked against  [2] mailbox  [3] record  [4] the reader's epoch or -1
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner

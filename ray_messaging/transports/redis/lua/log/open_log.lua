@@ -6,7 +6,7 @@
 --                    directory = version, log_epoch = the last writer's
 -- KEYS[2] changes    hash: its fields are the mailboxes
 -- KEYS[3] log state  hash: epoch, born = 0, limits of the log stream (max_messages, max_bytes), and as a mailbox's:
---                    unlogged, unlogged_bytes, taken, taken_bytes, base, base_bytes (see resumed.lua), logged, last
+--                    unlogged, unlogged_bytes, taken, taken_bytes, base, base_bytes (see note_resumed.lua), logged, last
 -- ARGV[1] max messages  [2] max bytes of the log stream  [3] prefix of this experiment's keys: state:<mailbox> is a hash
 -- ARGV[4] the caller's run ("": any)  [5] the epoch that the caller found ("": none)  [6] the epoch that it takes
 -- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment

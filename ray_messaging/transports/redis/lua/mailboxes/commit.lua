@@ -3,7 +3,7 @@
 --
 -- KEYS[1] state   hash: epoch, born, entry, row, keep = oldest entry that the reader needs, messages, bytes, handled and
 --                 handled_bytes (under this epoch), logged = oldest entry that the event log needs (none: no log),
---                 acked, acked_messages = what is acknowledged behind the cursor (see cursor.lua; none: nothing)
+--                 acked, acked_messages = what is acknowledged behind the cursor (see move_cursor.lua; none: nothing)
 -- ARGV[1] the reader's epoch  [2] entry  [3] row  [4] oldest entry to keep  [5] messages and [6] bytes handled
 --         under this epoch so far: totals
 -- ARGV[7] key of the mailbox's stream, but for :<born>  [8] what is acknowledged behind the cursor ("": nothing any

@@ -4,8 +4,8 @@
 -- KEYS[1] meta     hash: interceptor = epoch, log = 1 while an event log is registered
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- KEYS[3] dead     stream of dead letters
--- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see listen.lua), lease:<mailbox> a string (see
---         lease.lua), mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
+-- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see take_mailbox.lua), lease:<mailbox> a string (see
+--         renew_lease.lua), mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
 -- ARGV[2] mailboxes at most  [3] bytes of frames that may be looked at: an entry's age cannot be had without its frame
 -- Returns {interceptor's epoch, log, dead letters, those lost to their limit, unlogged, unlogged_bytes, max_messages, max_bytes of the log stream,
 -- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or

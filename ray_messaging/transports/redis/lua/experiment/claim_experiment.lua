@@ -1,7 +1,7 @@
 -- Give an experiment to a start of it. An attempt that comes late, when another start has it, changes nothing.
 --
 -- KEYS[1] meta  hash: run = the start that has it, erasing = the run that has to erase what was there before it, beat: see
---               beat.lua
+--               heartbeat.lua
 -- ARGV[1] the run that the caller found ("": none)  [2] its own  [3] 1: it erases what is there
 -- Returns 1; 2: it is to erase what is there; 0: another start has it
 local now = redis.call('HMGET', KEYS[1], 'run', 'erasing')

@@ -2,7 +2,7 @@
 -- See to ids, once per connection and before anything is written over it: the first one that reaches a server that was
 -- started again raises the ids of all streams above those that its former life gave out. Runs when memory is full.
 --
--- KEYS[1] meta     hash: see ceiling.lua; log = 1 while an event log is registered
+-- KEYS[1] meta     hash: see id_ceiling.lua; log = 1 while an event log is registered
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
 -- ARGV[2] the life that the caller knew ("": none)  [3] ms that its clock shows by now at most, as far as the caller knows

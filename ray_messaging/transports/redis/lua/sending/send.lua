@@ -1,8 +1,8 @@
 -- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
--- transaction, which is written whole or not at all. Atomic: one experiment, one primary. direct.lua comes before it.
+-- transaction, which is written whole or not at all. Atomic: one experiment, one primary. send_one_frame.lua comes before it.
 --
 -- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, standing = number
---                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see listen.lua
+--                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see take_mailbox.lua
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
 --                  transactions = how many were committed
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
@@ -119,11 +119,10 @@ end
 local function fits(s)
   local rows, size, box = tonumber(ARGV[s.at + 2]), #ARGV[s.at + 3], box_of(s)
   if box.gone then return 3 end
-  if size > box.max_bytes then return 5 end
-  local messages, bytes = box.messages + rows, box.bytes + size
-  if messages > box.max_rows or bytes > box.max_bytes then return 2 end
-  local unlogged, unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size
-  if box.logged and (unlogged > box.max_rows or unlogged_bytes > box.max_bytes) then return 6 end
+  local messages, bytes, unlogged, unlogged_bytes = box.messages + rows, box.bytes + size, 0, 0
+  if box.logged then unlogged, unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size end
+  local fate = limit_fate(size, box.max_rows, box.max_bytes, messages, bytes, unlogged, unlogged_bytes)
+  if fate ~= 0 then return fate end
   if crowded(s) then return 6 end
   box.messages, box.bytes, box.unlogged, box.unlogged_bytes = messages, bytes, unlogged, unlogged_bytes
   return 0

@@ -2,7 +2,7 @@
 -- another one has the epoch, changes nothing.
 --
 -- KEYS[1] meta  hash: run = the start of the experiment that has it, interceptor = the epoch, standing = the number under
---               which standing verdicts count, kept = number of the last write of rules.lua under this epoch
+--               which standing verdicts count, kept = number of the last write of write_rule_state.lua under this epoch
 -- ARGV[1] the caller's run ("": any)  [2] the epoch that the caller found ("": none)  [3] the epoch that it takes
 -- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
 local now = redis.call('HMGET', KEYS[1], 'run', 'interceptor')
