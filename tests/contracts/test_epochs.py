@@ -132,12 +132,8 @@ async def test_a_log_writer_writes_on_no_server_that_forgot_it(world, lost):
 async def test_an_attempt_that_comes_late_takes_no_epoch_from_its_successor(valkey_config, exp_id, script, field):
     transport = RedisTransport(valkey_config, exp_id, patience_s=5)
     meta = transport.keys.meta
-    keys = (
-        [meta]
-        if script == "advance_interceptor_epoch"
-        else [meta, transport.keys.changes, transport.keys.state(":log")]
-    )
-    args = [] if script == "advance_interceptor_epoch" else [1, 1, transport.keys.prefix]
+    keys = [meta] if field == "interceptor" else [meta, transport.keys.changes, transport.keys.state(":log")]
+    args = [] if field == "interceptor" else [1, 1, transport.keys.prefix]
     try:
         before, first = await transport.take_epoch(script, field, keys, args)
         assert before == b""

@@ -13,7 +13,7 @@ from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
-from ray_messaging.transports.redis.server_runs import Lives
+from ray_messaging.transports.redis.server_runs import ServerRuns
 
 # One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
 # many bytes: XREAD counts entries only, and the reader's memory is to stay flat.
@@ -28,8 +28,8 @@ class RedisLog:
         self.link = link
         self.run = run  # the start of the experiment that must have it; "": any
         self.keys = keys
-        self._lives = Lives(keys, script_text("raise_entry_ids"), link.config.timeout)
-        link.greet = self._lives.greet
+        self._server_runs = ServerRuns(keys, script_text("raise_entry_ids"), link.config.timeout)
+        link.greet = self._server_runs.greet
         self._log_reading = BlockingReads(link)
         self._largest = _GUESS  # frame in the last reply
         # Where a reply has no room for all streams: with which the next read begins, and which gave something last.

@@ -1,4 +1,4 @@
-"""Lives of a server: each time it is started anew, ids of entries must go on above those that it gave out before."""
+"""Runs of a server: after each restart, new entry ids must be above all that it gave out before."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ from ray_messaging.transports.redis.connection.protocol import Wire
 logger = logging.getLogger(__name__)
 
 
-class Lives:
-    """Know a server's life by its process, and what its clock shows by now at most; `raise_entry_ids.lua` says what for."""
+class ServerRuns:
+    """Latest known run of a server, and an upper bound of its clock, for `raise_entry_ids.lua`."""
 
     def __init__(self, keys: Keys, script: str, timeout_s: float) -> None:
         self._keys = keys
@@ -22,7 +22,7 @@ class Lives:
         self._ahead_ms = -math.inf  # of our monotonic clock
 
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
-        """See to the ids, before anything else is done over a connection; `read` are the streams that it is for."""
+        """Raise the entry ids, before anything else on a connection; `read` are the streams that it will read."""
         began = asyncio.get_running_loop().time()
         above = math.ceil(began * 1000 + self._ahead_ms) if self._life else 0
         args = [self._keys.prefix, self._life, above, *(part for pair in read.items() for part in pair)]
@@ -39,5 +39,5 @@ class Lives:
             )
 
     def heard(self, now_ms: int, asked_at: float) -> None:
-        """Note what the server's clock showed after we had asked at a (loop) time; one that is set back stays ahead."""
+        """Record the server's clock as of a request at a (loop) time; a clock that is set back does not lower it."""
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)

@@ -276,7 +276,7 @@ class RedisTransport(RedisLog):
         if reply < 0:
             raise (fenced if reply == -1 else lost)(mailbox or sender, epoch)
         if reply > 0:
-            self._lives.heard(reply, asked_at)
+            self._server_runs.heard(reply, asked_at)
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:

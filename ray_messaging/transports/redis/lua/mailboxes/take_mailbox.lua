@@ -30,7 +30,7 @@ end
 if ARGV[10] == '1' and (not state[1] or redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3]) then return {4} end
 local born = state[5]
 if not state[1] then
-  born = rise(KEYS[1], 'born')
+  born = raise_number(KEYS[1], 'born')
   redis.call('HSET', KEYS[4], 'messages', 0, 'bytes', 0, 'entry', '0-0', 'row', 0, 'keep', '0-0', 'born', born,
              'since', string.format('%.0f', milliseconds()))
   if redis.call('HEXISTS', KEYS[1], 'log') == 1 then
@@ -43,7 +43,7 @@ if epoch == '-1' then
   epoch = state[1]
   -- An attempt that was given up may come after the one that followed it: it must not fence it.
   if not epoch or state[6] ~= ARGV[12] then
-    epoch = rise(KEYS[4], 'epoch')
+    epoch = raise_number(KEYS[4], 'epoch')
     redis.call('HSET', KEYS[4], 'reader', ARGV[12], 'handled', 0, 'handled_bytes', 0)
   end
   left = redis.call('HMGET', KEYS[4], 'blob', 'acked')

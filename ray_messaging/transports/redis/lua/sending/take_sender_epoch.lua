@@ -8,7 +8,7 @@
 local now, held = redis.call('HMGET', KEYS[1], 'epoch', 'taker'), tonumber(ARGV[2])
 if held and not now[1] then return {-1} end
 if held and tonumber(now[1]) > held and now[2] ~= ARGV[3] then return {} end
-rise(KEYS[1], 'epoch', held)
+raise_number(KEYS[1], 'epoch', held)
 redis.call('HSET', KEYS[1], 'taker', ARGV[3])
 if ARGV[1] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) else redis.call('PERSIST', KEYS[1]) end
 return redis.call('HGETALL', KEYS[1])
