@@ -11,7 +11,7 @@ from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox,
 
 
 class MemoryLog:
-    """Be the log's part of a MemoryTransport."""
+    """Streams of one experiment as the event log reads them, and the notes that senders leave for it."""
 
     def __init__(self, server: MemoryServer, exp_id: str) -> None:
         self.exp_id = exp_id
@@ -75,7 +75,7 @@ class MemoryLog:
         while cursors:
             written = self._exp.written
             found = [item for stream, after in cursors.items() for item in self._after(stream, number(after), count)]
-            if found or not await self._arrival(written, deadline):
+            if found or not await self.arrival(written, deadline):
                 return found
         return []
 
@@ -86,7 +86,7 @@ class MemoryLog:
         entries = [] if box is None else box.entries
         return [LogItem(stream, f"{entry}-0", frame) for entry, frame in entries if entry > last][:count]
 
-    async def _arrival(self, written: asyncio.Event, deadline: float) -> bool:
+    async def arrival(self, written: asyncio.Event, deadline: float) -> bool:
         """Wait until something is written; tell whether it was, before the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
@@ -136,7 +136,7 @@ class MemoryLog:
 
     # -- what the senders' side tells the log ---------------------------------------------------------------------
 
-    def _crowded(self, noted: LoggedFrame | None, before: tuple[int, int]) -> bool:
+    def is_crowded(self, noted: LoggedFrame | None, before: tuple[int, int]) -> bool:
         """Tell whether the log stream must not take a note, behind so many rows and bytes of the same call.
 
         An empty one takes any, which would else wait for ever.
@@ -150,14 +150,14 @@ class MemoryLog:
             return False
         return log.backlog.passes(log.limits, rows + noted.rows, nbytes + len(noted.frame) + len(noted.note))
 
-    def _note(self, noted: LoggedFrame | None, takers: list[int] | None) -> None:
+    def note(self, noted: LoggedFrame | None, takers: list[int] | None) -> None:
         """Write a note, where a log is registered."""
         log = self._exp.log
         if noted is not None and log.limits is not None:
             log.backlog.add(noted.rows, len(noted.frame) + len(noted.note))
             log.last_noted = self._append(noted.frame, noted.note, takers)
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
         """Wake the log's writer: mailboxes came or went."""
         self._append(b"", None, None)
         self._exp.wake()

@@ -20,7 +20,7 @@ from ray_messaging.transports.base import (
     place,
 )
 from ray_messaging.transports.memory.log import MemoryLog
-from ray_messaging.transports.memory.server import Experiment, Mailbox, Sender, number
+from ray_messaging.transports.memory.server import Experiment, Mailbox, MemoryServer, Sender, number
 
 
 @dataclass
@@ -37,10 +37,19 @@ class _Plan:
     noted: tuple[int, int] = (0, 0)
 
 
-class MemoryPost(MemoryLog):
-    """Be the part of a MemoryTransport that takes frames, and moves cursors."""
+class MailboxWriter:
+    """Writes of senders to the mailboxes of one experiment, and commits of readers."""
 
-    async def send(self, request: SendRequest) -> SendReply:
+    def __init__(self, server: MemoryServer, exp_id: str, log: MemoryLog) -> None:
+        self._server = server
+        self._exp_id = exp_id
+        self._log = log
+
+    @property
+    def _exp(self) -> Experiment:
+        return self._server.experiments[self._exp_id]
+
+    def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish, atomically: nothing here awaits."""
         exp, done = self._exp, request.conclusion
         sender = exp.senders.get(request.sender)
@@ -83,7 +92,7 @@ class MemoryPost(MemoryLog):
             fate = self._fits(plan, part)
             if fate is not FrameFate.WRITTEN:
                 return fate
-        if self._crowded(part.noted, plan.noted):
+        if self._log.is_crowded(part.noted, plan.noted):
             return FrameFate.LOG_FULL
         if part.noted is not None:
             rows, nbytes = plan.noted
@@ -93,10 +102,6 @@ class MemoryPost(MemoryLog):
         plan.rows[name] = plan.rows.get(name, 0) + part.rows
         plan.nbytes[name] = plan.nbytes.get(name, 0) + len(part.frame)
         return FrameFate.WRITTEN
-
-    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002 - see below
-        """Leave it to `send`: nothing travels."""
-        return None
 
     def _fits(self, plan: _Plan, part: FrameWrite) -> FrameFate:
         name, done = part.mailbox, plan.request.conclusion
@@ -138,28 +143,27 @@ class MemoryPost(MemoryLog):
             elif not part.mailbox:
                 takers += taken
                 sender.takers = reply.takers = takers
-            self._note(part.noted, None if part.mailbox else taken)
+            self._log.note(part.noted, None if part.mailbox else taken)
             sender.last[part.mailbox] = part.seq
 
     def _publish(self, part: FrameWrite) -> list[int]:
-        return [self.server.publish(channel, data, by=self.exp_id) for channel, data in part.publish]
+        return [self._server.publish(channel, data, by=self._exp_id) for channel, data in part.publish]
 
-    async def end_of(self, mailbox: str) -> MailboxEnd:
+    def end_of(self, mailbox: str) -> MailboxEnd:
         """Return up to where a mailbox goes now."""
         box = self._exp.mailboxes.get(mailbox)
         return MailboxEnd(START.entry, 0, 0) if box is None else MailboxEnd(f"{box.last}-0", box.messages, box.nbytes)
 
-    async def commit(
+    def commit(
         self,
         mailbox: str,
         epoch: int,
         cursor: Cursor,
-        *,
         messages: int,
         nbytes: int,
-        acks: SelectiveAcks | None = None,
+        acks: SelectiveAcks | None,
     ) -> None:
-        """Move the durable cursor and trim what lies behind."""
+        """Move the durable cursor and trim the entries before it."""
         box = self._exp.mailboxes.get(mailbox)
         if box is None or box.epoch != epoch:
             raise (lost if box is None or box.epoch < epoch else fenced)(mailbox, epoch)

@@ -13,21 +13,29 @@ from ray_messaging.errors import AlreadyExists, Closed
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.base import (
     LOG,
+    Cursor,
     DirectoryDelta,
+    FrameFate,
     Ingress,
     Limits,
     Listening,
+    MailboxEnd,
+    SelectiveAcks,
     SenderState,
+    SendReply,
+    SendRequest,
     lost,
 )
 from ray_messaging.transports.dead_letters import DeadFrame, kept_of
-from ray_messaging.transports.memory.post import MemoryPost, fenced
-from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
+from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
+from ray_messaging.transports.memory.log import MemoryLog
+from ray_messaging.transports.memory.post import MailboxWriter, fenced
+from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, Sender, number
 from ray_messaging.transports.ranges import decode_ranges, encode_rows, rows_of
 
 
-class MemoryTransport(MemoryPost):
-    """Keep the mailboxes of one experiment in a MemoryServer."""
+class MemoryTransport:
+    """Mailboxes of one experiment in a MemoryServer."""
 
     patterns: Patterns = GLOBS
     logs_apart = False
@@ -38,12 +46,18 @@ class MemoryTransport(MemoryPost):
     largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:
-        super().__init__(server, exp_id)
+        self.server, self.exp_id = server, exp_id
+        self.log = MemoryLog(server, exp_id)
+        self._mailboxes = MailboxWriter(server, exp_id, self.log)
         self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
 
     def observe(self, observer: Observer) -> None:
         """Do nothing: there are no connections."""
+
+    @property
+    def _exp(self) -> Experiment:
+        return self.server.experiments[self.exp_id]
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Do nothing: no server of ours ends with an experiment."""
@@ -133,8 +147,33 @@ class MemoryTransport(MemoryPost):
         box = exp.mailboxes[name] = Mailbox(limits, owner, time.monotonic(), exp.born, since=exp.entry + 1)
         if exp.log.limits is not None:
             box.backlog = Backlog()
-            self._mark()
+            self.log.mark()
         return box
+
+    async def send(self, request: SendRequest) -> SendReply:
+        """Write frames and publish, atomically."""
+        return self._mailboxes.send(request)
+
+    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002 - a Transport's
+        """Return None, so that `send` decides: no network is in between."""
+        return None
+
+    async def end_of(self, mailbox: str) -> MailboxEnd:
+        """Return the current end of a mailbox."""
+        return self._mailboxes.end_of(mailbox)
+
+    async def commit(
+        self,
+        mailbox: str,
+        epoch: int,
+        cursor: Cursor,
+        *,
+        messages: int,
+        nbytes: int,
+        acks: SelectiveAcks | None = None,
+    ) -> None:
+        """Move the durable cursor and trim the entries before it."""
+        self._mailboxes.commit(mailbox, epoch, cursor, messages, nbytes, acks)
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
@@ -144,7 +183,7 @@ class MemoryTransport(MemoryPost):
             written = self._exp.written
             box = self._exp.mailboxes.get(mailbox)
             found = [(f"{entry}-0", frame) for entry, frame in (box.entries if box else []) if entry > last][:count]
-            if found or not await self._arrival(written, deadline):
+            if found or not await self.log.arrival(written, deadline):
                 return found
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:  # noqa: ARG002 - a Transport's
@@ -191,7 +230,7 @@ class MemoryTransport(MemoryPost):
             self._lay(name, entry, row, reason, frame, born=self._exp.born, exclusive=exclusive, acked=rows)
         if self._exp.log.limits is not None:
             self._exp.log.ended[f"{name}:{box.born}"] = box
-            self._mark()
+            self.log.mark()
         return len(unread)
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
@@ -237,3 +276,37 @@ class MemoryTransport(MemoryPost):
     async def waiting(self) -> dict[str, int]:
         """Return the messages that wait in each mailbox; what is acknowledged does not."""
         return {name: box.messages - box.acked.messages for name, box in self._exp.mailboxes.items()}
+
+    # -- the event log's side -------------------------------------------------------------------------------------
+
+    async def open_log(self, limits: Limits) -> int:
+        """Register the event log; return the writer's epoch. Raises Fenced."""
+        return await self.log.open_log(limits)
+
+    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
+        await self.log.log_resumed(epoch, taken)
+
+    async def log_streams(self) -> LogStreams:
+        """Return the streams to read: the log stream first, then those of mailboxes, and the ended ones."""
+        return await self.log.log_streams()
+
+    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+        """Return the last entry of each stream, trimmed or not; "0-0" if it never had one."""
+        return await self.log.log_ends(streams)
+
+    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+        """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
+        return await self.log.read_log(cursors, count, block_s)
+
+    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+        """Record up to where the log has each stream, and trim the entries that nothing needs; raises Fenced."""
+        await self.log.log_written(epoch, written, dropped)
+
+    async def log_epoch(self) -> int:
+        """Return the epoch of the last writer; 0 if there was none, or the server lost its data."""
+        return await self.log.log_epoch()
+
+    async def close_log(self, epoch: int) -> None:
+        """Remove the event log: from then on only readers hold entries back. Raises Fenced."""
+        await self.log.close_log(epoch)

@@ -76,7 +76,7 @@ class RedisExperimentStore:
 
     async def take_interceptor_epoch(self) -> int:
         """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced."""
-        self._before, epoch = await self._transport.take_epoch(
+        self._before, epoch = await self._transport.log.take_epoch(
             "advance_interceptor_epoch", "interceptor", [self._meta], []
         )
         return epoch

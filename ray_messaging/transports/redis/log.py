@@ -12,8 +12,7 @@ from ray_messaging.transports.epochs import successor_of
 from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
-from ray_messaging.transports.redis.connection.link import RedisLink, script_text
-from ray_messaging.transports.redis.server_runs import ServerRuns
+from ray_messaging.transports.redis.connection.link import RedisLink
 
 # One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
 # many bytes: XREAD counts entries only, and the reader's memory is to stay flat.
@@ -22,18 +21,20 @@ _GUESS = 256 * 2**10  # of a frame's size, before the first one is seen
 
 
 class RedisLog:
-    """Be the log's part of a RedisTransport."""
+    """Streams of one experiment as the event log reads them, over a connection of its own."""
 
     def __init__(self, link: RedisLink, keys: Keys, run: str = "") -> None:
         self.link = link
         self.run = run  # the start of the experiment that must have it; "": any
         self.keys = keys
-        self._server_runs = ServerRuns(keys, script_text("raise_entry_ids"), link.config.timeout)
-        link.greet = self._server_runs.greet
         self._log_reading = BlockingReads(link)
         self._largest = _GUESS  # frame in the last reply
         # Where a reply has no room for all streams: with which the next read begins, and which gave something last.
         self._turn, self._busy = 0, list[str]()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._log_reading.close()
 
     async def open_log(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
