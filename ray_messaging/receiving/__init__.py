@@ -1,1 +1,1 @@
-"""The receiving side: read frames from a durable cursor, buffer them, hand them out, commit what was handled."""
+"""Receiving: frames are read from a durable cursor, buffered, fetched and committed."""

@@ -1,7 +1,7 @@
-"""What a transport does for a messager: keep a directory, take frames, hand them out from a durable cursor.
+"""Port to a transport: a directory, mailboxes of frames, and their durable cursors.
 
-Each call but `read` may be repeated with the same arguments and has its effect once; a transport repeats it by itself
-while the connection is cut, up to its timeout, then raises ConnectionFailed.
+Every call except `read` may be repeated with the same arguments and has its effect once. A transport repeats calls by
+itself while the connection is cut, up to its timeout, then raises ConnectionFailed.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ from ray_messaging.observability.observer import Observer
 
 
 class FrameFate(IntEnum):
-    """Say what became of one frame in a call of `send`."""
+    """Outcome of one frame write in a call of `send`."""
 
     WRITTEN = 0
     DUPLICATE = 1  # an earlier call had written it
@@ -32,7 +32,7 @@ class FrameFate(IntEnum):
 
 
 class SendStatus(IntEnum):
-    """Say what became of a call of `send`; with anything but OK only duplicates are there."""
+    """Outcome of a call of `send`; if it is not OK, only duplicates are written."""
 
     OK = 0
     STALE_DIRECTORY = 1
@@ -57,7 +57,7 @@ def lost(name: str, epoch: int) -> Fenced:
 
 
 class Published(NamedTuple):
-    """A channel and what to publish on it."""
+    """Data to publish on a channel."""
 
     channel: str
     data: bytes
@@ -69,7 +69,7 @@ LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
 
 
 class LoggedFrame(NamedTuple):
-    """What the event log is told in the same call: a frame and a note on it (see `notes`)."""
+    """Frame for the event log, and a note on it (see `wire.log_notes`), in the same call."""
 
     frame: bytes
     note: bytes
@@ -104,7 +104,7 @@ START = Cursor("0-0", 0)
 
 
 class AckRange(NamedTuple):
-    """What is acknowledged although something before it is not: `rows` messages behind `after`, up to `end`."""
+    """Range of `rows` acknowledged messages behind `after`, up to `end`; an earlier message is unacknowledged."""
 
     after: Cursor
     end: Cursor
@@ -119,7 +119,7 @@ class SelectiveAcks(NamedTuple):
 
 
 class Conclusion(msgspec.Struct):
-    """What a transaction changes beside what it sends: the cursor (None: it stays) and the state of its own mailbox.
+    """Changes of a transaction beside its messages: the cursor (None: it stays) and the state of its own mailbox.
 
     `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: there is
     none). Transactions of one sender are numbered from 1: one that comes again has its effect once.
@@ -151,7 +151,7 @@ class SendRequest(msgspec.Struct):
 
 
 class SendReply(msgspec.Struct):
-    """What became of a call of `send`, shipment by shipment; `takers` per publication of the bare channels.
+    """Outcomes of a call of `send`, frame by frame; `takers`: subscribers that got each publication without a mailbox.
 
     `repeated` says that an earlier attempt may still be on its way to the server: what was refused here can be written
     by it, until the sender takes a higher epoch.
@@ -164,15 +164,15 @@ class SendReply(msgspec.Struct):
 
 
 def place(cursor: Cursor) -> tuple[int, int, float]:
-    """Return what cursors are ordered by."""
+    """Return the sort key of cursors."""
     milliseconds, _, number = cursor.entry.partition("-")
     return int(milliseconds), int(number), cursor.row or float("inf")
 
 
 class Listening(NamedTuple):
-    """A mailbox that is ours now: the reader's epoch, the durable cursor, and the last transaction's state.
+    """Mailbox that is ours now: the reader's epoch, the durable cursor, and the last transaction's state.
 
-    `state`, and the ranges acknowledged behind the cursor, are told only to whoever takes the mailbox over.
+    `state`, and the ranges acknowledged behind the cursor, are set only when the mailbox is taken over.
     """
 
     version: int
@@ -183,7 +183,7 @@ class Listening(NamedTuple):
 
 
 class MailboxEnd(NamedTuple):
-    """The last entry of a mailbox (START's: it never had one), and what lies behind the cursor."""
+    """Last entry of a mailbox (START's if it never had one), and the size of the rest behind the cursor."""
 
     entry: str
     messages: int
@@ -241,7 +241,7 @@ class Ingress(NamedTuple):
 
 
 class DirectoryDelta(NamedTuple):
-    """What changed in the directory since a version, the mailboxes that are there, and whether a log is registered."""
+    """Changes of the directory since a version, all mailboxes, and whether an event log is registered."""
 
     version: int
     changed: list[Record]
@@ -250,9 +250,9 @@ class DirectoryDelta(NamedTuple):
 
 
 class Transport(Protocol):
-    """Keep the mailboxes of one experiment.
+    """Mailboxes of one experiment.
 
-    `patterns` are those that its server knows. With `logs_apart` no mailbox of it can be read by the event log, which
+    `patterns` are those of its server. With `logs_apart` no mailbox of it can be read by the event log, which
     is told of each row by a note once its fate is known. It `transacts` if a call of `send` can have a conclusion,
     and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
     With `acks_apart` a commit can acknowledge what lies behind something that it does not, and the mailbox has an end
@@ -270,10 +270,10 @@ class Transport(Protocol):
 
     @property
     def largest_frame(self) -> int | None:
-        """Return how many bytes of a frame the server takes, as far as is known; None: what the mailbox takes."""
+        """Return the largest frame in bytes that the server is known to accept; None: as large as the mailbox."""
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """While the server is out of reach, ask whether the experiment has ended: then calls raise what is answered."""
+        """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
 
     def observe(self, observer: Observer) -> None:
         """Report connections and retries to an observer from now on."""
@@ -282,24 +282,24 @@ class Transport(Protocol):
         """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
 
     async def close(self) -> None:
-        """Let the connections go; closing twice does no harm."""
+        """Close the connections; closing twice does no harm."""
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return what changed since a version (-1: all); mailboxes whose lease has expired are taken out first."""
+        """Return the changes since a version (-1: all), after removing mailboxes with an expired lease."""
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Raise a sender's epoch, which fences whoever sent under this name before.
+        """Raise a sender's epoch, which fences earlier senders under this name.
 
         Args: held is the caller's own; with it, raises Fenced where a successor has raised it since, or it is lost.
         """
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Forget what a sender has written to mailboxes that are gone, unless somebody newer sends under its name."""
+        """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Forget a sender that sends no more, `keep_s` from now on, unless somebody newer sends under its name.
+        """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name.
 
-        What of an earlier attempt comes after that is refused.
+        Late writes of an earlier attempt are refused after that.
         """
 
     async def listen(
@@ -320,13 +320,13 @@ class Transport(Protocol):
         """
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish, atomically; a shipment whose seq was written before is answered DUPLICATE.
+        """Write frames and publish, atomically; a frame with a seq that was written before is DUPLICATE.
 
-        With a conclusion nothing is written unless all is; all are DUPLICATE where an earlier call has concluded it.
+        With a conclusion everything is written or nothing; all are DUPLICATE if an earlier call has concluded it.
         """
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
-        """Tell what a frame that was refused still waits for, FULL or LOG_FULL, without sending it; None: send it."""
+        """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
@@ -344,7 +344,7 @@ class Transport(Protocol):
         nbytes: int,
         acks: SelectiveAcks | None = None,
     ) -> None:
-        """Move the durable cursor and trim what lies behind.
+        """Move the durable cursor and trim the entries before it.
 
         Args: messages and nbytes count what the cursor has passed under this epoch so far: totals, which may be
         repeated. acks is all that is acknowledged behind the cursor; None leaves it as it is.
@@ -368,7 +368,7 @@ class Transport(Protocol):
         """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames.
+        """Remove a mailbox; its unread frames become dead letters. Returns how many frames.
 
         Args: epoch is the reader's; None removes whoever reads it.
         """
@@ -377,13 +377,13 @@ class Transport(Protocol):
         """Keep a frame that cannot be read among the dead letters."""
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
+        """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
 
     async def unsubscribe(self) -> None:
         """Stop listening to foreign clients."""
 
     async def waiting(self) -> dict[str, int]:
-        """Return the messages that wait in each mailbox; what is acknowledged does not."""
+        """Return the number of unacknowledged messages in each mailbox."""
 
     def loops(self) -> list[TaskHealth]:
         """Return the health of the transport's own tasks."""

@@ -1,4 +1,4 @@
-"""What can be asked of a store about its dead letters: the frames that nobody will read as they are."""
+"""Port to the dead letters of an experiment: frames that will not be delivered as they are."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -17,7 +17,7 @@ LETTER_BYTES = 256  # what a letter counts beside its frame: those without a fra
 
 
 class DeadFrame(NamedTuple):
-    """A frame that nobody will read; the first `row` rows were handled, and those of `acked` (see `ranges`).
+    """Frame that will not be delivered; the first `row` rows were handled, and those of `acked` (see `ranges`).
 
     `born` counts the mailboxes that there had been when its own went, and `exclusive` says that this one alone listened
     for its agents; born is None where the mailbox's reader could not decode the frame.
@@ -36,7 +36,7 @@ class DeadFrame(NamedTuple):
 
 
 class DeadFacts(NamedTuple):
-    """Count the letters and their bytes; `dropped` ones were lost to the limit, the oldest first."""
+    """Number of letters and their bytes; `dropped` ones were lost to the limit, the oldest first."""
 
     letters: int
     nbytes: int
@@ -64,7 +64,7 @@ class Returned(NamedTuple):
 
 
 class Requeued(IntEnum):
-    """Say what became of one call of `requeue`."""
+    """Outcome of one call of `requeue`."""
 
     MISSING = 0  # there is no such letter, or not any more
     DONE = 1
@@ -75,7 +75,7 @@ class Requeued(IntEnum):
 
 
 class DeadLetterStore(Protocol):
-    """Keep the dead letters of one experiment. Any call may be repeated, and has its effect once."""
+    """Dead letters of one experiment. Any call may be repeated, and has its effect once."""
 
     async def known(self) -> bool:
         """Return whether the server knows an experiment of this name."""
@@ -90,7 +90,7 @@ class DeadLetterStore(Protocol):
         """Return one letter; None: there is none of this id."""
 
     async def listeners(self) -> Listeners:
-        """Return who listens now."""
+        """Return the mailboxes that listen now."""
 
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
         """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault.
@@ -106,7 +106,7 @@ class DeadLetterStore(Protocol):
 
 
 def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
-    """Return which of a letter's rows nobody has handled: not those before `row`, nor those of `acked`."""
+    """Return the unhandled rows of a letter: not those before `row`, nor those of `acked`."""
     left = np.ones(rows, bool)
     for low, high in [(0, row), *decode_rows(acked)]:
         left[low : int(min(high, rows))] = False
@@ -114,7 +114,7 @@ def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
 
 
 def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
-    """Return what is kept of a frame that cannot be decoded, and why it is dead: of a huge one its beginning."""
+    """Return the part of an undecodable frame that is kept (the start of a huge one), and the reason."""
     if len(frame) <= WHOLE_BYTES:
         return frame, reason
     return frame[:HEAD_BYTES], f"{reason} (of its {len(frame)} bytes the first {HEAD_BYTES} are kept)"

@@ -1,4 +1,4 @@
-"""What the event log asks of a transport: every stream to its end, and nothing trimmed before it was read."""
+"""Port of the event log: every stream up to its end, and no entry trimmed before it was read."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -18,7 +18,7 @@ class LogStreams(NamedTuple):
 
 
 class LogMark(NamedTuple):
-    """Up to where the log has a stream: an entry, and what it took from it under its epoch so far (totals).
+    """Position of the log in a stream: an entry, and the totals that it took under its epoch.
 
     `messages` are rows of frames and `nbytes` bytes of frames; in the log stream, of notes, too.
     """
@@ -31,8 +31,8 @@ class LogMark(NamedTuple):
 class LogItem(NamedTuple):
     """One entry of a stream that the event log reads: a frame, and in the log stream a note on it.
 
-    `takers` counts, for a frame of published messages, who took each row. An entry of the log stream without a frame
-    says that mailboxes came or went: ask for the streams again.
+    `takers` counts, for a frame of published messages, the subscribers of each row. An entry of the log
+    stream without a frame says that mailboxes came or went: read the list of streams again.
     """
 
     stream: str
@@ -43,17 +43,17 @@ class LogItem(NamedTuple):
 
 
 class LogStore(Transport, Protocol):
-    """Be a transport that keeps what the event log reads: its mailboxes, and the log stream."""
+    """Transport with the streams that the event log reads: its mailboxes, and the log stream."""
 
     async def open_log(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
 
-        Whoever wrote the log before is fenced, and totals begin anew. Args: limits are those of the log stream, which
+        Earlier writers are fenced, and totals begin anew. Args: limits are those of the log stream, which
         takes any note while it holds none; what the log lacks of a mailbox is held against the mailbox's own.
         """
 
     async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
-        """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced.
+        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced.
 
         One that died may have kept more than it told by `log_written`. Called once, before that, with all streams.
         """
@@ -68,16 +68,16 @@ class LogStore(Transport, Protocol):
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
 
     async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
-        """Note up to where the log has each stream, and trim what lies behind that and its reader; raises Fenced.
+        """Record the log's position in each stream, and trim entries that are not needed; raises Fenced.
 
         Args: dropped are streams that ended and were read to their end.
         """
 
     async def log_epoch(self) -> int:
-        """Return the epoch of who took the log over last; 0 where nobody has, or the server lost its data."""
+        """Return the epoch of the last writer; 0 if there was none, or the server lost its data."""
 
     async def close_log(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced.
 
-        What the log has not read of ended streams, and of the log stream, is dropped.
+        Unread entries of ended streams, and of the log stream, are dropped.
         """

@@ -29,7 +29,7 @@ def decode_ranges(data: bytes) -> list[AckRange]:
 
 
 def order(entry: str) -> tuple[int, int]:
-    """Return what entries are ordered by."""
+    """Return the sort key of entry ids."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number)
 
@@ -55,7 +55,7 @@ def ends(found: AckRange, entry: str) -> float:
 
 
 def rows_of(ranges: Sequence[AckRange], entry: str) -> Rows:
-    """Return which rows of an entry are acknowledged."""
+    """Return the acknowledged rows of an entry."""
     runs = [(begins(found, entry), ends(found, entry)) for found in ranges]
     return [(int(low), high) for low, high in runs if low < high]
 
@@ -66,7 +66,7 @@ def encode_rows(rows: Rows) -> str:
 
 
 def decode_rows(text: str) -> Rows:
-    """Decode rows of a dead letter; what others wrote there counts for nothing."""
+    """Decode rows of a dead letter; malformed parts, which others wrote, are ignored."""
     found: Rows = []
     for run in text.split(",") if text else ():
         low, _, high = run.partition("-")

@@ -1,4 +1,4 @@
-"""Bring what a dead letter holds back to those who listen now: each message once, under its old id."""
+"""Requeueing of dead letters to the mailboxes that listen now: each message once, under its old id."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,7 +22,7 @@ Rows = NDArray[np.intp]
 
 
 class Outcome(NamedTuple):
-    """Say what became of one letter: messages that are in a mailbox again, and those that stay dead, and why.
+    """Outcome for one letter: messages that are in a mailbox again, those that stay dead, and the reason.
 
     `full`: there was no room for them, so that what comes behind them must wait, too.
     """
@@ -42,7 +42,7 @@ def readable(frame: bytes) -> Batch:
 
 
 class Requeueing:
-    """Bring messages of one experiment back into the mailboxes that listen for them now.
+    """Requeueing of one experiment's dead letters into the mailboxes that listen now.
 
     Rules are not asked again. The event log, which has these messages from their first mailbox, takes none of them.
     """
@@ -55,7 +55,7 @@ class Requeueing:
         self._directory: tuple[tuple[object, ...], Directory] | None = None  # the last one, and for whose letters
 
     async def requeue(self, letter: DeadFrame) -> Outcome:
-        """Bring back all of a letter that can be, in one step; what nobody listens for stays dead."""
+        """Requeue a letter in one step; messages without a listener stay dead."""
         try:
             batch = readable(letter.frame)
         except FrameError as error:
@@ -123,7 +123,7 @@ _WHY = {
 
 
 def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
-    """Tell what of a mailbox's record counts: not what may have brought it its own copy of these messages."""
+    """Return which part of a mailbox's record counts: not one that may have brought it its own copy before."""
     if record.mailbox == letter.mailbox:
         return _WHOLE
     if letter.born is None:

@@ -1,4 +1,4 @@
-"""Dead letters in a MemoryServer, as the Redis transport keeps them in a stream."""
+"""Dead letters in a MemoryServer."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _REQUEUED = {
 
 
 class MemoryDeadLetters:
-    """Be the dead letters' part of a MemoryTransport."""
+    """Dead letters of one experiment, beside its MemoryTransport."""
 
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport
@@ -52,7 +52,7 @@ class MemoryDeadLetters:
         return self._exp.dead.letters.get(letter)
 
     async def listeners(self) -> Listeners:
-        """Return who listens now."""
+        """Return the mailboxes that listen now."""
         delta = await self._transport.load_directory(-1)
         boxes = self._exp.mailboxes
         return Listeners(delta.version, delta.changed, {name: (box.born, box.since) for name, box in boxes.items()})

@@ -1,4 +1,4 @@
-"""What the event log needs of the store in memory: every stream to its end, and nothing trimmed before it was read."""
+"""Event log's side of the memory transport."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class MemoryLog:
         return log.epoch
 
     async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
-        """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced."""
+        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
         log = self._exp.log
         if log.epoch != epoch or log.limits is None:
             raise _fenced(epoch)
@@ -95,7 +95,7 @@ class MemoryLog:
             return False
 
     async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
-        """Note up to where the log has each stream, and trim what lies behind that and its reader; raises Fenced."""
+        """Record the log's position in each stream, and trim entries that are not needed; raises Fenced."""
         log = self._exp.log
         if log.epoch != epoch or log.limits is None:
             raise _fenced(epoch)
@@ -114,7 +114,7 @@ class MemoryLog:
             log.ended.pop(stream, None)
 
     async def log_epoch(self) -> int:
-        """Return the epoch of who took the log over last."""
+        """Return the epoch of the last writer."""
         return self._exp.log.epoch
 
     async def close_log(self, epoch: int) -> None:

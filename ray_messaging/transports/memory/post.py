@@ -1,4 +1,4 @@
-"""What senders write into the store in memory, and how far readers have come: the ways of send.lua and commit.lua."""
+"""Senders' and readers' side of the memory transport, as send.lua and commit.lua on Redis."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from ray_messaging.transports.memory.server import Experiment, Mailbox, MemorySe
 
 @dataclass
 class _Plan:
-    """Hold what a call may write, with the room that its earlier shipments take: rows and bytes by mailbox."""
+    """Planned writes of one call, with the capacity that its earlier frames use: rows and bytes by mailbox."""
 
     request: SendRequest
     sender: Sender
@@ -125,7 +125,7 @@ class MailboxWriter:
             box.state = done.state
 
     def _write(self, reply: SendReply, request: SendRequest, sender: Sender) -> None:
-        """Write what may be written."""
+        """Write the accepted frames."""
         exp, takers = self._exp, list[int]()
         for fate, part in _pairs(reply, request):
             if fate is not FrameFate.WRITTEN:
@@ -193,7 +193,7 @@ def _pairs(reply: SendReply, request: SendRequest) -> list[tuple[FrameFate, Fram
 
 
 def _behind(box: Mailbox, cursor: Cursor, messages: int, nbytes: int) -> tuple[int, int]:
-    """Return how many messages and bytes wait behind a cursor: at the end none, whatever was counted."""
+    """Return the messages and bytes behind a cursor; at the mailbox's end none, even if the counts differ."""
     if cursor.row == 0 and number(cursor.entry) >= box.last:
         return 0, 0
     return box.messages + box.handled[0] - messages, box.nbytes + box.handled[1] - nbytes

@@ -1,4 +1,4 @@
-"""A stand-in for a Redis server in this process's memory: its experiments, and its Pub/Sub."""
+"""Server in this process's memory: experiments and Pub/Sub."""
 
 import asyncio
 from collections import defaultdict
@@ -15,7 +15,7 @@ from ray_messaging.transports.memory.dead_box import DeadBox
 
 @dataclass
 class Backlog:
-    """Count what the event log does not have yet of one stream, and note up to which entry it has it."""
+    """Messages and bytes of one stream that the event log does not have, and the last entry that it has."""
 
     messages: int = 0
     nbytes: int = 0
@@ -28,7 +28,7 @@ class Backlog:
         return self.messages + messages > limits.messages or self.nbytes + nbytes > limits.nbytes
 
     def add(self, messages: int, nbytes: int) -> None:
-        """Count what was written."""
+        """Count a write."""
         self.messages += messages
         self.nbytes += nbytes
 
@@ -39,7 +39,7 @@ class Backlog:
         self.taken = (0, 0)
 
     def resume(self, taken: tuple[int, int]) -> None:
-        """Note what the log has from earlier writers: one that died may have kept more than it told."""
+        """Record the totals of earlier writers: one that died may have kept more than it reported."""
         told = taken if self.base is None else self.base
         self.messages = max(0, self.messages - max(0, taken[0] - told[0]))
         self.nbytes = max(0, self.nbytes - max(0, taken[1] - told[1]))
@@ -94,7 +94,7 @@ class Mailbox:
 
 @dataclass
 class Sender:
-    """Keep what a sender's next epoch must know."""
+    """State of a sender for its next epoch."""
 
     epoch: int = 0
     last: dict[str, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Sender:
 
 @dataclass
 class Log:
-    """Be the event log's stream, and what is known of its writer; with `limits` None no log is registered."""
+    """The event log's stream and the state of its writer; with `limits` None no log is registered."""
 
     epoch: int = 0
     limits: Limits | None = None
@@ -117,7 +117,7 @@ class Log:
 
 @dataclass
 class Experiment:
-    """Hold all that one experiment has on the server."""
+    """All data of one experiment."""
 
     directory: int = 0
     interceptor: int = 0
@@ -131,7 +131,7 @@ class Experiment:
     written: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enthrone(self) -> int:
-        """Take a new epoch for the interceptor: what its predecessor passes, or has granted, counts no more."""
+        """Take a new interceptor epoch: verdicts and delegations of its predecessor do not count any more."""
         self.interceptor, self.standing = new_epoch(self.interceptor), 0
         return self.interceptor
 
@@ -143,7 +143,7 @@ class Experiment:
         return True
 
     def wake(self) -> None:
-        """Wake those who wait for entries."""
+        """Wake waiting readers."""
         self.written.set()
         self.written = asyncio.Event()
 
@@ -160,14 +160,14 @@ class _Subscriber(NamedTuple):
 
 
 class MemoryServer:
-    """Stand in for a Redis server within one event loop; pass it where a RedisConfig goes."""
+    """Server in memory, within one event loop; pass it in place of a RedisConfig."""
 
     def __init__(self) -> None:
         self.experiments: defaultdict[str, Experiment] = defaultdict(Experiment)
         self._subscribers: dict[Callable[[Ingress], None], _Subscriber] = {}
 
     def publish(self, channel: str, data: bytes, *, by: str | None = None) -> int:
-        """Publish as a foreign client would; return how many took it. What experiment `by` publishes passes it by."""
+        """Publish as a foreign client would; return the number of subscribers, without those of experiment `by`."""
         taken = 0
         for sink, (channels, globs, exp_id) in list(self._subscribers.items()):
             glob = next((glob for glob in globs if glob_pattern(glob).fullmatch(channel.encode())), None)
@@ -184,7 +184,7 @@ class MemoryServer:
         *,
         exp_id: str | None = None,
     ) -> None:
-        """Subscribe as a foreign client would; a sink that subscribes again adds to what it has."""
+        """Subscribe as a foreign client would; a second call with the same sink adds to the first."""
         subscriber = self._subscribers.setdefault(sink, _Subscriber(set(), {}, exp_id))
         subscriber.channels.update(channels)
         subscriber.globs.update(dict.fromkeys(globs))

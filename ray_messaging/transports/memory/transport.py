@@ -1,4 +1,4 @@
-"""Keep frames in a MemoryServer, as the Redis transport keeps them in streams."""
+"""Transport over a MemoryServer."""
 
 import asyncio
 import time
@@ -70,7 +70,7 @@ class MemoryTransport:
         await self.unsubscribe()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return what changed since a version; mailboxes whose lease has expired are taken out first."""
+        """Return the changes since a version, after removing mailboxes with an expired lease."""
         exp = self._exp
         for name, box in list(exp.mailboxes.items()):
             if box.limits.leased and box.alive_until < time.monotonic():
@@ -85,7 +85,7 @@ class MemoryTransport:
         keep_s: float,  # noqa: ARG002 - a Transport's
         held: int | None = None,
     ) -> SenderState:
-        """Raise a sender's epoch, which fences whoever sent under this name; raise Fenced if it is not `held`."""
+        """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`."""
         if held is not None and sender not in self._exp.senders:
             raise lost(sender, held)
         state = self._exp.senders.setdefault(sender, Sender())
@@ -95,7 +95,7 @@ class MemoryTransport:
         return SenderState(state.epoch, dict(state.last), state.takers, state.transactions)
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Forget what a sender has written to mailboxes that are gone, unless somebody newer sends under its name."""
+        """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
         state = self._exp.senders.get(sender)
         if state is not None and state.epoch == epoch:
             for mailbox in mailboxes:
@@ -206,7 +206,7 @@ class MemoryTransport:
         """Do nothing, as above."""
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames."""
+        """Remove a mailbox; its unread frames become dead letters. Returns how many frames."""
         box = self._exp.mailboxes.get(mailbox)
         if box is None:
             return 0
@@ -259,7 +259,7 @@ class MemoryTransport:
         self._exp.dead.lay(letter, self._dead_bytes)
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Hand what foreign clients publish to `sink`; never what our own senders publish."""
+        """Pass publications of foreign clients to `sink`; never those of our own senders."""
         self._sink = sink
         self.server.subscribe(channels, globs, sink, exp_id=self.exp_id)
 
@@ -274,7 +274,7 @@ class MemoryTransport:
         return []
 
     async def waiting(self) -> dict[str, int]:
-        """Return the messages that wait in each mailbox; what is acknowledged does not."""
+        """Return the number of unacknowledged messages in each mailbox."""
         return {name: box.messages - box.acked.messages for name, box in self._exp.mailboxes.items()}
 
     # -- the event log's side -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ _STATE = ":dead"  # no mailbox can have this name
 
 
 class RedisDeadLetters:
-    """Be the dead letters' part of a RedisTransport."""
+    """Dead letters of one experiment, over the connections of its RedisTransport."""
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport = transport
@@ -49,7 +49,7 @@ class RedisDeadLetters:
         return _dead_frame(letter, reply[0][1]) if reply else None
 
     async def listeners(self) -> Listeners:
-        """Return who listens now."""
+        """Return the mailboxes that listen now."""
         delta = await self._transport.load_directory(-1)
         born = {}
         for record in delta.changed:
@@ -83,12 +83,12 @@ class RedisDeadLetters:
 
 
 def _natural(text: bytes) -> int | None:
-    """Return a number that the server may have; None: it is none."""
+    """Return a number; None if the text is none."""
     return int(text) if text.isdigit() and len(text) <= _DIGITS else None
 
 
 def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
-    """Read an entry; whoever else writes into the stream may leave out what he likes."""
+    """Read an entry; other writers of the stream may leave out any field."""
     found = dict(zip(fields[::2], fields[1::2], strict=False))
 
     def text(name: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What foreign Redis clients publish to our channels: at most once, as Pub/Sub is."""
+"""Publications of foreign Redis clients to our channels: at most once, as Pub/Sub is."""
 
 import asyncio
 import logging
@@ -88,11 +88,11 @@ class RedisIngress:
         await ready
 
     def loop(self) -> TaskHealth:
-        """Tell whether what is published still arrives."""
+        """Return the health of the subscription."""
         return TaskHealth("subscription", self._task is not None and not self._task.done(), busy=False, age_s=0.0)
 
     async def close(self) -> None:
-        """Stop; what is published from now on does not arrive."""
+        """Stop listening."""
         if self._task is not None:
             await end(self._task)
             self._task = None
@@ -110,7 +110,7 @@ class RedisIngress:
             connection.send(("SUBSCRIBE", self._marker), ("PSUBSCRIBE", self._pattern))
 
     def _ask(self) -> None:
-        """Send what may be under way: the server drops whoever lets confirmations pile up."""
+        """Send commands up to the limit: the server drops clients with many unread confirmations."""
         while self._connection is not None and self._commands and self._asked <= _CHUNK:
             command = next(self._commands[0], None)
             if command is None:
@@ -225,7 +225,7 @@ class RedisIngress:
             self._confirm()
 
     def _take_match(self, pattern: bytes, name: bytes, data: bytes) -> None:
-        """Hand on what a pattern brings, unless the channel comes otherwise."""
+        """Pass on a publication that matched a pattern, unless its channel is subscribed otherwise."""
         channel = name.decode(errors="replace")
         if channel in self._few or name == self._brackets or name in self._signals:
             return
@@ -237,7 +237,7 @@ class RedisIngress:
             self._sink(Ingress(channel, data, pattern.decode()))
 
     def _confirm(self) -> None:
-        """Let those go on who wait for confirmations, when all are there."""
+        """Wake the waiting subscriptions once everything is confirmed."""
         if self._unconfirmed:
             return
         self._tell_deaf()

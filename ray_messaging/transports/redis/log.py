@@ -1,4 +1,4 @@
-"""What the event log needs of Redis: every stream, up to its end, and nothing trimmed before it was read."""
+"""Event log's side of the Redis transport."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -128,7 +128,7 @@ class RedisLog:
         return items
 
     async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
-        """Note up to where the log has each stream, and trim what lies behind that and its reader; raises Fenced."""
+        """Record the log's position in each stream, and trim entries that are not needed; raises Fenced."""
         args: list[Any] = [epoch, self.keys.prefix, len(written)]
         for stream, mark in written.items():
             args += [stream, after(mark.entry), mark.messages, mark.nbytes]
@@ -137,14 +137,14 @@ class RedisLog:
         )
 
     async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
-        """Note which messages and bytes of each stream the log has from earlier writers; raises Fenced."""
+        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
         args: list[Any] = [epoch, self.keys.prefix]
         for stream, (messages, nbytes) in taken.items():
             args += [stream, messages, nbytes]
         await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
     async def log_epoch(self) -> int:
-        """Return the epoch of who took the log over last; 0 where nobody has, or the server lost its data."""
+        """Return the epoch of the last writer; 0 if there was none, or the server lost its data."""
         return int(await self.link.command("HGET", self.keys.state(LOG), "epoch") or 0)
 
     async def close_log(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Ask a server how it is, from outside the loops that use it: blocking, and bounded."""
+"""Probe of a server, from outside the event loops that use it: blocking, and bounded in time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def client_of(config: RedisConfig, timeout_s: float = ANSWER_S) -> "redis.Redis"
 
 
 def ask_server(config: RedisConfig, exp_id: str | None = None) -> ServerFacts:
-    """Ask a server how it is, and what it keeps of an experiment; what is wrong with it is in `error`."""
+    """Return the state of a server, and of an experiment on it; an error is in `error`."""
     link = RedisLink(config, 0.0)  # it knows how to say what is wrong
     facts = ServerFacts(link.where, allow_eviction=config.allow_eviction)
     try:

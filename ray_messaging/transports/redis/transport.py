@@ -74,7 +74,7 @@ class RedisTransport:
         self._ingress: RedisIngress | None = None
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """While the server is out of reach, ask whether the experiment has ended: then calls raise what is answered."""
+        """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
         self.link.ended = ended
 
     def observe(self, observer: Observer) -> None:
@@ -86,14 +86,14 @@ class RedisTransport:
         await self.link.connect()
 
     async def close(self) -> None:
-        """Let the connections go; closing twice does no harm."""
+        """Close the connections; closing twice does no harm."""
         await self.unsubscribe()
         self._reading.close()
         self.log.close()
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return what changed since a version; mailboxes whose lease has expired are taken out first."""
+        """Return the changes since a version, after removing mailboxes with an expired lease."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         version, names, changed, logged = await self.link.script(
             "load_directory", keys, [since, self.keys.prefix, self._dead_bytes]
@@ -102,7 +102,7 @@ class RedisTransport:
         return DirectoryDelta(version, records, [name.decode() for name in names], logged=bool(logged))
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Raise a sender's epoch, which fences whoever sent under this name; raise Fenced if it is not `held`."""
+        """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`."""
         args = [int(keep_s * 1000), "" if held is None else held, self._caller]
         reply = await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args)
         if not reply:
@@ -115,12 +115,12 @@ class RedisTransport:
         return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Forget what a sender has written to mailboxes that are gone, unless somebody newer sends under its name."""
+        """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
         fields = [f"s:{mailbox}" for mailbox in mailboxes]
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Forget a sender that sends no more, `keep_s` from now on, unless somebody newer sends under its name."""
+        """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
@@ -228,7 +228,7 @@ class RedisTransport:
         return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
-        """Tell what a frame that was refused still waits for, FULL or LOG_FULL, without sending it; None: send it."""
+        """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
         fields = ("max_messages", "max_bytes", "messages", "bytes", "unlogged", "unlogged_bytes", "leased", "logged")
         *counts, leased, logged = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
         max_rows, max_bytes, messages, held, unlogged, unlogged_bytes = (int(count or 0) for count in counts)
@@ -266,7 +266,7 @@ class RedisTransport:
         nbytes: int,
         acks: SelectiveAcks | None = None,
     ) -> None:
-        """Move the durable cursor and trim what lies behind."""
+        """Move the durable cursor and trim the entries before it."""
         args: list[Any] = [epoch, cursor.entry, cursor.row, _keep(cursor), messages, nbytes]
         args += [self.keys.stream(mailbox), *(acks or ())]
         moved = await self.link.script("commit", [self.keys.state(mailbox)], args)
@@ -297,7 +297,7 @@ class RedisTransport:
         await self.link.script("end_leases", keys, [self.keys.prefix, self._dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Take a mailbox out of the directory; what is unread becomes dead letters. Returns their frames."""
+        """Remove a mailbox; its unread frames become dead letters. Returns how many frames."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
         args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self._dead_bytes]
         buried = int(await self.link.script("remove_mailbox", keys, args))
@@ -314,7 +314,7 @@ class RedisTransport:
         )
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Hand what foreign clients publish to `sink`, at most once; never what our own senders publish."""
+        """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
         if self._ingress is None:
             ears = [self.keys.ears + name for name in self._born]
             self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
@@ -327,11 +327,11 @@ class RedisTransport:
             await ingress.close()
 
     def loops(self) -> list[TaskHealth]:
-        """Tell how listening to foreign clients is doing."""
+        """Return the health of listening to foreign clients."""
         return [] if self._ingress is None else [self._ingress.loop()]
 
     async def waiting(self) -> dict[str, int]:
-        """Return the messages that wait in each mailbox; what is acknowledged does not."""
+        """Return the number of unacknowledged messages in each mailbox."""
         names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
         fields = ("messages", "acked_messages")
         counts = [await self.link.command("HMGET", self.keys.state(name), *fields) for name in names]

@@ -1,4 +1,4 @@
-"""What a server says of itself, and whether it will do."""
+"""Facts in a server's INFO reply, and whether the server is suitable."""
 
 from collections.abc import Mapping
 
@@ -16,14 +16,14 @@ def read_info(reply: bytes) -> dict[str, str]:
 
 
 def kind_and_version(info: Info) -> str:
-    """Name a server: Valkey tells the version of Redis that it is like, too."""
+    """Return the kind and version of a server; Valkey also reports a version of Redis."""
     if "valkey_version" in info:
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info.get('redis_version') or 'of an unknown version'}"
 
 
 def is_old(info: Info) -> bool:
-    """Tell whether a server lacks what we need, or hides its version."""
+    """Return whether a server is too old, or hides its version."""
     numbers = info.get("redis_version", "").split(".")[:2]
     return len(numbers) < 2 or not all(map(str.isdecimal, numbers)) or tuple(map(int, numbers)) < OLDEST_SERVER
 
@@ -45,12 +45,12 @@ def is_replica(info: Info) -> bool:
 
 
 def keeps_data(info: Info) -> bool:
-    """Tell whether a server writes what it has to a disk at each change, more or less."""
+    """Return whether a server appends each change to a file."""
     return info.get("aof_enabled") == "1"
 
 
 def refusal(info: Info, config: RedisConfig, where: str) -> str | None:
-    """Say why a server will not do, and what to do about it; None: it will."""
+    """Return why a server is unsuitable, with the remedy; None: it is suitable."""
     if is_old(info):
         return f"the server at {where} is {kind_and_version(info)}: install Redis 7.0, Valkey 7.2 or newer"
     if is_replica(info):

@@ -186,7 +186,7 @@ class RedisLink:
             raise ConfigError(why_not)
 
     async def close(self) -> None:
-        """Let the connections go; closing twice does no harm."""
+        """Close the connections; closing twice does no harm."""
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
@@ -262,7 +262,7 @@ class RedisLink:
     ) -> Awaitable[Any]:
         """Run a script of ours; it is repeated, with the same arguments, while the connection is cut.
 
-        `cut` is called for each attempt of which nobody knows what became; `large` are the places of large bytes in
+        `cut` is called for each attempt with an unknown outcome; `large` are the places of large bytes in
         the arguments.
         """
         return self.persist(partial(self._run, name, keys, args, large), cut)
@@ -295,7 +295,7 @@ class RedisLink:
         return await self.persist(lambda: self._once(args))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
-        """Repeat what a cut connection broke, up to `patience_s`.
+        """Repeat an attempt while the connection is cut, up to `patience_s`.
 
         Raises: ServerRefused at once, Closed once the experiment has ended, ConnectionFailed, MailboxFull.
         """
@@ -325,7 +325,7 @@ class RedisLink:
             await backoff.sleep()
 
     async def over(self) -> Closed | None:
-        """Return that the experiment has ended, as far as somebody knows; who asks often is told that once a second."""
+        """Return the error of an ended experiment, if it is known; the question is asked once a second at most."""
         now = asyncio.get_running_loop().time()
         if self.ended is None or now < self._glanced_at + _GLANCE_S:
             return None

@@ -58,7 +58,7 @@ def reply_error(text: str) -> Exception:
 
 
 class LargeCommand(list[Any]):
-    """Be a command of which some arguments are large: those at the `large` places."""
+    """Command with large arguments, at the `large` places."""
 
     __slots__ = ("large",)
 
@@ -113,7 +113,7 @@ class Wire(asyncio.Protocol):
 
     @classmethod
     async def open(cls, connection: AbstractConnection) -> "Wire":
-        """Connect within 5 s and take the socket over; raises what redis-py raises."""
+        """Connect within 5 s and take the socket over; raises redis-py's errors."""
         await connect(connection)
         return cls(connection)
 
@@ -147,7 +147,7 @@ class Wire(asyncio.Protocol):
         return future
 
     def _watch(self, at: float) -> None:
-        """Look after what waits at a time, unless that is done earlier."""
+        """Check the waiting calls at a time, unless a check is due earlier."""
         if self._timer is not None:
             if self._look_at <= at:
                 return
@@ -155,7 +155,7 @@ class Wire(asyncio.Protocol):
         self._timer, self._look_at = self._loop.call_at(at, self._look), at
 
     def _sent(self, call: _Call) -> int:
-        """Return how many bytes of a call, and of what was written before it, have left."""
+        """Return how many bytes, up to the end of a call, have left the write buffer."""
         return min(self._written - self._transport.get_write_buffer_size(), call.end)
 
     def _look(self) -> None:
@@ -175,7 +175,7 @@ class Wire(asyncio.Protocol):
             self._watch(min(due, stalled_at))
 
     def data_received(self, data: bytes) -> None:
-        """Hand each reply to whoever waits for it."""
+        """Give each reply to its call."""
         self._heard_at = self._loop.time()
         self._reader.feed(data)
         try:
@@ -191,11 +191,11 @@ class Wire(asyncio.Protocol):
             self.close(RedisConnectionError(f"the server does not speak Redis's protocol ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody who waits."""
+        """Fail the waiting calls."""
         self.close(RedisConnectionError(f"the connection was cut ({exc or 'closed by the server'})"))
 
     def close(self, why: Exception | None = None) -> None:
-        """End the connection; whoever waits gets the reason."""
+        """End the connection; waiting calls raise the reason."""
         if self._lost is None:
             self._lost = why or RedisConnectionError("closed")
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""A connection on which the server talks: what is published comes in, in one pass over what was received."""
+"""Connection for Pub/Sub: publications come in, in one pass over the received bytes."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from ray_messaging.transports.redis.connection.takeover import connect, take_ove
 
 
 class Feed(asyncio.Protocol):
-    """Hand on whatever the server says; redis-py connects, then its socket is ours, as that of a `Wire`.
+    """Connection that passes on each reply; redis-py connects, then its socket is ours, as with `Wire`.
 
     Confirmations of a million channels take 0.6 us each here, and 25 by redis-py.
     """
@@ -29,7 +29,7 @@ class Feed(asyncio.Protocol):
 
     @classmethod
     async def open(cls, connection: AbstractConnection, take: Callable[[Any], None]) -> "Feed":
-        """Connect within 5 s and take the socket over; raises what redis-py raises."""
+        """Connect within 5 s and take the socket over; raises redis-py's errors."""
         await connect(connection)
         return cls(connection, take)
 
@@ -68,7 +68,7 @@ class Feed(asyncio.Protocol):
             self.close(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits for the end."""
+        """Fail the waiting `ended`."""
         self.close(RedisConnectionError(f"the connection was cut ({exc or 'closed by the server'})"))
 
     def close(self, why: Exception | None = None) -> None:

@@ -9,7 +9,7 @@ from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 
 
 async def _introduce(connection: AbstractConnection) -> None:
-    """Say who we are; in vain, drop the socket at once: TLS would wait up to 30 s for the server's farewell."""
+    """Authenticate; on failure drop the socket at once, because TLS would wait up to 30 s for its shutdown."""
     # redis-py lets go of it, and has no public name for it.
     writer: Any = connection._writer
     try:
@@ -20,7 +20,7 @@ async def _introduce(connection: AbstractConnection) -> None:
 
 
 async def connect(connection: AbstractConnection) -> None:
-    """Connect within 5 s; raises what redis-py raises."""
+    """Connect within 5 s; raises redis-py's errors."""
     connection.redis_connect_func = _introduce
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

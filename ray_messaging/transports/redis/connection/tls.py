@@ -1,4 +1,4 @@
-"""TLS to a Redis server: what redis-py is told, and what went wrong in words of ours."""
+"""TLS to a Redis server: options for redis-py, and explanations of errors."""
 
 import ssl
 from typing import Any
@@ -12,7 +12,7 @@ _HUNG_UP = ("closed by server", "connection was cut", "reset by peer", "reset")
 
 
 def tls_options(config: RedisConfig) -> dict[str, Any]:
-    """Return what redis-py is told; raise ConfigError for files that cannot be used."""
+    """Return the options for redis-py; raise ConfigError for unusable files."""
     if not config.ssl:
         return {}
     _check_files(config)
@@ -44,7 +44,7 @@ def _check_files(config: RedisConfig) -> None:
 
 
 def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
-    """Say what is wrong between us and the server where TLS is the reason, and what to do; None: it is not."""
+    """Return the explanation and remedy if TLS is the cause of an error; None: it is not."""
     found = _ssl_error(error)
     if isinstance(found, ssl.SSLCertVerificationError):
         return (
