@@ -23,11 +23,11 @@ class FrameFate(IntEnum):
 
     WRITTEN = 0
     DUPLICATE = 1  # an earlier call had written it
-    FULL = 2  # the mailbox is above its limit, or an earlier frame of this sender was not taken
+    FULL = 2  # the mailbox is full, or an earlier frame of this sender was refused
     GONE = 3  # the mailbox's lease has expired
     TOO_LARGE = 5  # the mailbox would not hold it if it were empty
     GAP = 4  # the server does not have what this sender wrote before: it lost writes
-    LOG_FULL = 6  # the event log is behind: what it has not written yet fills a mailbox, or its own stream
+    LOG_FULL = 6  # the event log is behind: unwritten frames fill a mailbox, or its own stream
     HELD_BACK = 7  # another frame of its transaction was refused
 
 
@@ -38,10 +38,10 @@ class SendStatus(IntEnum):
     STALE_DIRECTORY = 1
     STALE_VERDICTS = 2
     FENCED = 3
-    UNJUDGED = 4  # nobody was asked for verdicts, and the experiment has an interceptor
-    READER_FENCED = 5  # of a transaction: somebody newer reads the mailbox, or it was removed
+    UNJUDGED = 4  # without verdicts, although the experiment has an interceptor
+    READER_FENCED = 5  # of a transaction: a newer reader has the mailbox, or it was removed
     BEHIND = 6  # of a transaction: the server lost one that it had confirmed
-    LOST = 7  # the server knows nothing of the sender any more
+    LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server is as it was before the sender took its epoch
 
 
@@ -63,8 +63,8 @@ class Published(NamedTuple):
     data: bytes
 
 
-TOO_LARGE_TAKER = -1  # in place of a publication's count of takers: the server takes none of this size
-LOG = ":log"  # the log stream's name among the mailboxes; no mailbox of a user's can have a colon
+TOO_LARGE_TAKER = -1  # in place of a publication's subscriber count: the server rejects this size
+LOG = ":log"  # the log stream's name among the mailboxes; users' mailboxes have no colon
 LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
 
 
@@ -77,11 +77,11 @@ class LoggedFrame(NamedTuple):
 
 
 class FrameWrite(msgspec.Struct):
-    """One frame for one mailbox, or publications for channels that nobody's mailbox owns (mailbox "").
+    """One frame for one mailbox, or publications for channels without a mailbox (mailbox "").
 
-    `noted` goes to the log stream if, and when, the rest is written; it is all there is where the mailbox is LOG. While
-    no log is registered it goes nowhere. A call has at most one shipment for "", as one list of takers is kept.
-    `batch` holds the messages that are published, row by row, for a server that can say more than their payload.
+    `noted` goes to the log stream together with the rest; for the mailbox LOG it is the only content. It is dropped
+    while no log is registered. A call has at most one write for "", because one list of subscriber counts is kept.
+    `batch` holds the published messages, row by row, for a server that can carry more than their payload.
     """
 
     mailbox: str
@@ -191,7 +191,7 @@ class MailboxEnd(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A mailbox that another owner holds: its lease as it stands; `overdue`: it may be over, by the server's clock."""
+    """A mailbox of another owner, with its current lease; `overdue`: it may be over, by the server's clock."""
 
     owner: str
     lease: str
@@ -199,7 +199,7 @@ class Held(NamedTuple):
 
 
 class SenderState(NamedTuple):
-    """A sender's new epoch, the last seq per mailbox that was written, the takers of its last publications.
+    """A sender's new epoch, the last written seq per mailbox, the subscriber counts of its last publications.
 
     `transactions` counts those that were committed.
     """
@@ -233,7 +233,7 @@ class Limits(NamedTuple):
 
 
 class Ingress(NamedTuple):
-    """Something a foreign client published."""
+    """A publication of a foreign client."""
 
     channel: str
     data: bytes
@@ -346,8 +346,8 @@ class Transport(Protocol):
     ) -> None:
         """Move the durable cursor and trim the entries before it.
 
-        Args: messages and nbytes count what the cursor has passed under this epoch so far: totals, which may be
-        repeated. acks is all that is acknowledged behind the cursor; None leaves it as it is.
+        Args: messages and nbytes are the totals before the cursor under this epoch, so that a call may be repeated.
+        acks is all that is acknowledged behind the cursor; None leaves it as it is.
 
         Raises: Fenced.
         """
@@ -370,7 +370,7 @@ class Transport(Protocol):
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Remove a mailbox; its unread frames become dead letters. Returns how many frames.
 
-        Args: epoch is the reader's; None removes whoever reads it.
+        Args: epoch is the reader's; None removes the mailbox of any reader.
         """
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:

@@ -95,7 +95,7 @@ class DeadLetterStore(Protocol):
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
         """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault.
 
-        Args: rest is the frame of what stays dead, in a letter that takes this one's place; b"": nothing does.
+        Args: rest is the frame of messages that stay dead, in a letter in this one's place; b"": there are none.
         """
 
     async def drop(self, letters: Sequence[str]) -> int:

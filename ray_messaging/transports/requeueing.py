@@ -24,7 +24,7 @@ Rows = NDArray[np.intp]
 class Outcome(NamedTuple):
     """Outcome for one letter: messages that are in a mailbox again, those that stay dead, and the reason.
 
-    `full`: there was no room for them, so that what comes behind them must wait, too.
+    `full`: a mailbox was full, so that later letters must wait, too.
     """
 
     messages: int
@@ -140,7 +140,7 @@ def _claims_of(record: Record) -> Record:
 
 
 def _number(entry: str) -> float:
-    """Return the first part of an entry's id; whoever else wrote the letter may have left it out."""
+    """Return the first part of an entry's id; inf if another writer of the letter left it out."""
     found = entry.partition("-")[0]
     return int(found) if found.isdecimal() and len(found) <= _DIGITS else inf
 

@@ -1,4 +1,4 @@
-"""Mailboxes in this process's memory: the reference that the other transports are held against, and for tests."""
+"""Transport in this process's memory: the reference for the contract tests, and for users' tests."""
 
 from ray_messaging.transports.memory.server import MemoryServer
 from ray_messaging.transports.memory.transport import MemoryTransport

@@ -58,7 +58,7 @@ NOTHING = SelectiveAcks(b"", 0)
 
 @dataclass
 class Mailbox:
-    """Be a mailbox and its stream; `backlog` is there while an event log is registered."""
+    """A mailbox and its stream; `backlog` is set while an event log is registered."""
 
     limits: Limits
     owner: str

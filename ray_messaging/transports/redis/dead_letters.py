@@ -32,7 +32,7 @@ class RedisDeadLetters:
         return DeadFacts(letters, *counts)
 
     async def _counts(self) -> tuple[int, list[int]]:
-        """Return how many letters there are, and what the server has counted; what is no count is 0."""
+        """Return the number of letters, and the server's own counts; an invalid count is 0."""
         letters = await self._link.command("XLEN", self._keys.dead)
         names = ("letters", "bytes", "dropped", "dropped_bytes")
         counts = await self._link.command("HMGET", self._keys.state(_STATE), *names)

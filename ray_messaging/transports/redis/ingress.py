@@ -21,25 +21,25 @@ from ray_messaging.transports.redis.connection.pubsub_feed import Feed
 
 logger = logging.getLogger(__name__)
 
-# A subscription of very many channels goes out in commands of this many, for each of which the server stands still for
-# 2 ms; two of them are under way.
+# A subscription of very many channels goes out in commands of this many; each blocks the server for 2 ms. Two are sent
+# ahead.
 _CHUNK = 1_000
-# Who adds more channels of agents than that at once takes those of all agents by one pattern, and drops what is not for
-# it: each channel costs the server 240 bytes, and when its subscriber goes it stands still for 2 us each.
+# More channels of agents than that are replaced by one pattern for all agents, and other agents' messages are dropped
+# here: each channel costs the server 240 bytes, and 2 us of blocking when its subscriber leaves.
 WIDE = 30_000
-# A link that died without a word brings nothing, as one does on which nobody says anything: after so much silence the
-# server is asked, and is taken for gone where it does not answer for so long.
+# A dead link and a quiet one look the same: after this much silence the server gets a PING, and is taken for dead if it
+# does not answer in time.
 _SILENCE_S, _PONG_S = 5.0, 10.0
 
 
 class RedisIngress:
-    """Subscribe to exact channels, and to patterns only where the user wrote one, or the channels are very many.
+    """Subscriptions to exact channels; to patterns only if the user gave one, or there are very many channels.
 
-    Who takes the channels of all agents subscribes to `keys.wide`, too: the send script counts nobody there as a taker.
-    Who listens on its ear is connected, which keeps a mailbox whose messager stands still; and is told there when the
-    mailbox has gone: what is published from then on is not for it.
-    Our own send script publishes between two brackets on a channel of its own, and a script is atomic: what arrives
-    between them is ours, and is dropped here. One channel that several subscriptions match is handed on once.
+    A subscriber of all agents' channels also subscribes to `keys.wide`: the send script does not count it. The
+    subscription of a mailbox's "ear" shows that its messager is connected, so that a standstill does not cost it the
+    mailbox; a message there says that the mailbox was removed.
+    Our send script publishes between two brackets on a channel of its own, in one atomic step: publications between
+    the brackets are ours, and are dropped here. A channel that several subscriptions match is passed on once.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class RedisIngress:
             await asyncio.sleep(REDIS_RESUBSCRIBE.first_s)
 
     def _ask_for_less(self) -> bool:
-        """Do without our ear, or without all agents' channels, or both, as the server does not say what it refused."""
+        """Subscribe without the ear, all agents' channels, or both: the server does not say which one it refused."""
         if self._hears:
             self._hears = False
             return True

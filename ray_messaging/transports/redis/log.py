@@ -104,7 +104,7 @@ class RedisLog:
         return []
 
     async def _more(self, cursors: Mapping[str, str], count: int) -> list[LogItem]:
-        """Return what streams have beyond the entry that was just read of each."""
+        """Return the entries of streams behind the entry that was just read."""
         if count < 1:
             return []
         largest = self._largest
@@ -172,7 +172,7 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
 
 
 def log_fenced(epoch: int) -> Fenced:
-    """Build the error for a writer of the event log that has a successor, or whose log was taken out."""
+    """Build the error for a writer of the event log that has a successor, or after the log was removed."""
     return Fenced(
         f"somebody newer writes the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
         "stop this writer, and open the log anew if none is to be there",

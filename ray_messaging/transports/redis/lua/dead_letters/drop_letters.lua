@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Delete dead letters, and count the others anew where somebody else has written there. Runs when memory is full, as it
--- frees some.
+-- Delete dead letters, and count the others again if another client has written there. Allowed when memory is full,
+-- because it frees some.
 --
 -- KEYS[1] dead, KEYS[2] state::dead: see bury.lua
 -- ARGV[1] name of this call: a repeated one finds its answer  [2...] ids

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Keep a frame that its mailbox's reader cannot decode among the dead letters, once: a reader that comes back meets it
--- again. Runs when memory is full, as what would free some may wait behind that frame.
+-- Add an undecodable frame to the dead letters, once: a restarted reader meets it again. Allowed when memory is full,
+-- because commits that free some may wait behind that frame.
 --
 -- KEYS[1] dead      stream: see bury.lua
 -- KEYS[2] state     hash of the mailbox: born, entry = its cursor (of the log stream: logged); none: the mailbox is gone,

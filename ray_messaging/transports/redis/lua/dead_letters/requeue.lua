@@ -1,5 +1,5 @@
 #!lua
--- Bring the messages of a dead letter back into mailboxes, all of them or none; what nobody listens for stays dead.
+-- Write the messages of a dead letter into mailboxes again, all or none; messages without a listener stay dead.
 --
 -- KEYS[1] meta  hash: directory = version   KEYS[2] dead, KEYS[3] state::dead: see bury.lua
 -- KEYS[4...]    per frame: mailbox state, lease (see send.lua)

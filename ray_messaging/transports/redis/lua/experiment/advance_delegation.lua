@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Make a number the one under which standing verdicts count, unless a higher one does already: a late attempt must not
--- bring back what was revoked. Runs when memory is full: what was granted must end.
+-- Set the number under which delegated rules count, unless a higher one is set: a late attempt must not bring back a
+-- revoked delegation. Allowed when memory is full, because delegations must end in time.
 --
 -- KEYS[1] meta  hash: interceptor = epoch of the one that may write, standing = the number
 -- ARGV[1] its epoch  [2] the number; each change of the rules takes a higher one

@@ -1,5 +1,5 @@
--- Give an interceptor an epoch: what others pass, or have granted, counts no more. An attempt that comes late, when
--- another one has the epoch, changes nothing.
+-- Set a new interceptor epoch: verdicts and delegations of others do not count any more. A late attempt, after another
+-- interceptor has the epoch, changes nothing.
 --
 -- KEYS[1] meta  hash: run = the start of the experiment that has it, interceptor = the epoch, standing = the number under
 --               which standing verdicts count, kept = number of the last write of write_rule_state.lua under this epoch

@@ -1,4 +1,4 @@
--- Give an experiment to a start of it. An attempt that comes late, when another start has it, changes nothing.
+-- Claim an experiment for a start (run) of it. A late attempt, after another start has it, changes nothing.
 --
 -- KEYS[1] meta  hash: run = the start that has it, erasing = the run that has to erase what was there before it, beat: see
 --               heartbeat.lua

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Say that an interceptor lives, and tell it what the server knows of it.
+-- Raise the heartbeat of an interceptor, and return the server's data about it.
 --
 -- KEYS[1] meta  hash: run = the start of the experiment that has it, interceptor = epoch of the one that may write, kept =
 --               number of its last write, beat = counts while it lives (none: it was closed)

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- See to ids, once per connection and before anything is written over it: the first one that reaches a server that was
--- started again raises the ids of all streams above those that its former life gave out. Runs when memory is full.
+-- Once per connection, before any write: the first caller after a restart of the server raises the entry ids of all
+-- streams above those that the former run gave out. Allowed when memory is full.
 --
 -- KEYS[1] meta     hash: see id_ceiling.lua; log = 1 while an event log is registered
 -- KEYS[2] changes  hash: its fields are the mailboxes

@@ -1,5 +1,5 @@
 #!lua flags=no-writes,allow-stale
--- Tell how the mailboxes of an experiment are doing. Writes nothing.
+-- Return the state of an experiment and its mailboxes. Writes nothing.
 --
 -- KEYS[1] meta     hash: interceptor = epoch, log = 1 while an event log is registered
 -- KEYS[2] changes  hash: its fields are the mailboxes

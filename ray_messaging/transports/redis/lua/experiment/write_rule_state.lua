@@ -1,5 +1,5 @@
--- Keep what rules counted, and the answers that rest on it. Writes are numbered: one that comes again, or late, changes
--- nothing, and a server that has lost some says so.
+-- Write the tables of rules, and the answers that depend on them. Writes are numbered: a repeated or late one changes
+-- nothing, and a server that has lost a write reports it.
 --
 -- KEYS[1] meta     hash: interceptor = epoch of the one that may write, kept = number of its last write
 -- KEYS[2] answers  hash: name of a batch or message -> its verdicts

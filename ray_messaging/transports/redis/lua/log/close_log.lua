@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Take the event log out: mailboxes are trimmed by their readers alone from then on.
+-- Remove the event log: from then on only readers hold entries back.
 --
 -- KEYS[1] meta       hash: log, directory = version
 -- KEYS[2] changes    hash: its fields are the mailboxes

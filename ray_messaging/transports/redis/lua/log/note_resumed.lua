@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Note what the event log has of streams from earlier writers: one that died may have kept more than it told.
+-- Record the totals of earlier writers of the event log: one that died may have kept more than it reported.
 --
 -- KEYS[1] meta       hash: log = 1 while a log is registered
 -- KEYS[2] log state  hash: epoch of the log's writer, and what any state has

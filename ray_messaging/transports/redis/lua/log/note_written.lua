@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Note up to where the event log has streams, and trim what lies behind that and behind the mailbox's reader. Runs when
--- memory is full, as it frees some.
+-- Record the event log's position in streams, and trim entries that neither the log nor the reader needs. Allowed when
+-- memory is full, because it frees some.
 --
 -- KEYS[1] meta       hash: log = 1 while a log is registered
 -- KEYS[2] log state  hash: epoch of the log's writer, and what any state has

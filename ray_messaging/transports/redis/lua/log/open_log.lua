@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Register the event log; who wrote it before is fenced. An attempt that comes late, when another writer has the epoch,
--- changes nothing. Runs when memory is full: a writer that comes back frees some.
+-- Register the event log; earlier writers are fenced. A late attempt, after another writer has the epoch, changes
+-- nothing. Allowed when memory is full: a writer that comes back frees some.
 --
 -- KEYS[1] meta       hash: run = the start of the experiment that has it, log = 1 while a log is registered,
 --                    directory = version, log_epoch = the last writer's

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Move a mailbox's cursor. Runs when memory is full, as it frees some.
+-- Move a mailbox's cursor. Allowed when memory is full, because it frees some.
 --
 -- KEYS[1] state   hash: epoch, born, entry, row, keep = oldest entry that the reader needs, messages, bytes, handled and
 --                 handled_bytes (under this epoch), logged = oldest entry that the event log needs (none: no log),

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- End leases that somebody has seen unchanged for as long as they last; a mailbox that goes with its lease goes, unless
--- its messager is still connected: then it only stands still, and what is sent to it waits for it.
+-- End leases that an observer has seen unchanged for as long as they last. A leased mailbox is removed with its lease,
+-- unless its messager is still connected: then that process only stands still, and messages wait for it.
 --
 -- KEYS as in load_directory.lua
 -- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string (see renew_lease.lua), state:<mailbox> a hash (leased)

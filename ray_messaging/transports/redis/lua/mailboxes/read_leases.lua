@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- Tell leases as they stand: of some mailboxes that are asked for, and of others by chance.
+-- Return the current leases of the given mailboxes, and of some others by chance.
 --
 -- KEYS[1] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: lease:<mailbox> is a string, see renew_lease.lua  [2] how many others

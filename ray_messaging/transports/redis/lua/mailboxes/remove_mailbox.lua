@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Take a mailbox out of the directory; what is unread becomes dead letters.
+-- Remove a mailbox; its unread frames become dead letters.
 --
 -- KEYS as in load_directory.lua; KEYS[5] state: hash: epoch
 -- ARGV[1] the reader's epoch, or -1 for whoever reads it  [2] prefix  [3] mailbox  [4] reason

@@ -1,3 +1,3 @@
 #!lua flags=allow-oom
--- Take a mailbox over as take_mailbox.lua does, which comes before this. Runs when memory is full, as whoever comes back reads,
--- and frees some: a take-over changes a few numbers only.
+-- Take a mailbox over: take_mailbox.lua comes before this. Allowed when memory is full: a take-over changes a few numbers
+-- only, and its reader frees some.

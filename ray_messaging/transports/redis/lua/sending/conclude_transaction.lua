@@ -1,3 +1,3 @@
 #!lua flags=allow-oom
--- Conclude a transaction that sends nothing, as send.lua does, which comes before this. Runs when memory is full, as
--- commits do: it frees some.
+-- Conclude a transaction that sends nothing: send.lua comes before this. Allowed when memory is full, as commits are,
+-- because it frees some.

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Forget a sender, or what it has written to mailboxes that are gone. Runs when memory is full, as it frees some.
+-- Delete a sender's state, or its sequence numbers for removed mailboxes. Allowed when memory is full: it frees some.
 --
 -- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq (see send.lua)
 -- ARGV[1] the caller's epoch  [2] ms after which the sender itself goes, as it sends no more; -1: only fields go

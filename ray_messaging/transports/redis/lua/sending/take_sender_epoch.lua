@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Raise a sender's epoch and return its state; whoever sent under this name before is fenced.
+-- Raise a sender's epoch and return its state; earlier senders under this name are fenced.
 --
 -- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq, taker = who raised it last
 -- ARGV[1] keep in ms, or 0 for ever  [2] the epoch that the caller holds ("": none, as it begins)  [3] the caller: an

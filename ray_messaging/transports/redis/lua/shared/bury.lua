@@ -1,4 +1,5 @@
--- Shared by load_directory.lua, remove_mailbox.lua, reject_frame.lua, requeue.lua and drop_letters.lua: what becomes, and what was, a dead letter.
+-- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, requeue.lua and drop_letters.lua:
+-- dead letters, and their limit.
 --
 -- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;
 --              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone
