@@ -146,7 +146,7 @@ class SendRequest(msgspec.Struct):
     epoch: int
     directory_version: int
     interceptor_epoch: int  # or the number of standing verdicts; -1: a user's own interceptor gave them; -2: nobody did
-    shipments: Sequence[FrameWrite]
+    writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
 
 

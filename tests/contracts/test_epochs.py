@@ -135,18 +135,18 @@ async def test_an_attempt_that_comes_late_takes_no_epoch_from_its_successor(valk
     keys = [meta] if field == "interceptor" else [meta, transport.keys.changes, transport.keys.state(":log")]
     args = [] if field == "interceptor" else [1, 1, transport.keys.prefix]
     try:
-        before, first = await transport.take_epoch(script, field, keys, args)
+        before, first = await transport.log.take_epoch(script, field, keys, args)
         assert before == b""
         again = [*args, "", before, first]
         assert await transport.link.script(script, keys, again) == 1  # an answer may be lost
-        before, second = await transport.take_epoch(script, field, keys, args)
+        before, second = await transport.log.take_epoch(script, field, keys, args)
         assert before == b"%d" % first
         assert second > first
         assert await transport.link.script(script, keys, again) == 0
         assert await transport.link.command("HGET", meta, field) == b"%d" % second
-        transport.run = "another"
+        transport.log.run = "another"
         with pytest.raises(Fenced, match="started anew"):
-            await transport.take_epoch(script, field, keys, args)
+            await transport.log.take_epoch(script, field, keys, args)
     finally:
         await transport.close()
 

@@ -36,7 +36,7 @@ class FrameWriter:
 
     async def send(self, request: SendRequest) -> SendReply:
         """Send a call's frames; raise ConnectionFailed if their fate stays unknown."""
-        parts = request.shipments
+        parts = request.writes
         reply = SendReply(SendStatus.OK, [FrameFate.FULL] * len(parts))
         if any(part.mailbox == UNOWNED and not self._senders.is_written(part) for part in parts):
             # A mailbox that subscribed before this call must be known, because it owns what it subscribed to.
@@ -115,15 +115,15 @@ class FrameWriter:
         return [topic_of_channel(self._exp_id, channel) for channel, _ in publications]
 
     async def _write_notes(self, request: SendRequest, reply: SendReply) -> None:
-        notes = [at for at, part in enumerate(request.shipments) if part.mailbox == LOG]
+        notes = [at for at, part in enumerate(request.writes) if part.mailbox == LOG]
         if not notes:
             return
         if self._log is None:
             for at in notes:
                 reply.fates[at] = FrameFate.WRITTEN
-                self._senders.written[LOG] = request.shipments[at].seq
+                self._senders.written[LOG] = request.writes[at].seq
             return
-        logged = await self._log.send(request.interceptor_epoch, [request.shipments[at] for at in notes])
+        logged = await self._log.send(request.interceptor_epoch, [request.writes[at] for at in notes])
         for at, fate in zip(notes, logged.fates, strict=False):
             reply.fates[at] = fate
         reply.repeated = logged.repeated

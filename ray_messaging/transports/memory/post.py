@@ -65,7 +65,7 @@ class MailboxWriter:
         plan = _Plan(request, sender, _status(request, exp, sender), over)
         reply = SendReply(plan.status)
         refused: set[str] = set()
-        for part in request.shipments:
+        for part in request.writes:
             fate = self._decide(plan, part, behind=part.mailbox in refused)
             reply.fates.append(fate)
             if fate > FrameFate.DUPLICATE:
@@ -178,7 +178,7 @@ def _whose(sender: Sender | None, epoch: int) -> SendStatus:
 
 
 def _status(request: SendRequest, exp: Experiment, sender: Sender) -> SendStatus:
-    if all(part.seq <= sender.last.get(part.mailbox, 0) for part in request.shipments):
+    if all(part.seq <= sender.last.get(part.mailbox, 0) for part in request.writes):
         return SendStatus.OK
     if request.directory_version != exp.directory:
         return SendStatus.STALE_DIRECTORY
@@ -189,7 +189,7 @@ def _status(request: SendRequest, exp: Experiment, sender: Sender) -> SendStatus
 
 
 def _pairs(reply: SendReply, request: SendRequest) -> list[tuple[FrameFate, FrameWrite]]:
-    return list(zip(reply.fates, request.shipments, strict=True))
+    return list(zip(reply.fates, request.writes, strict=True))
 
 
 def _behind(box: Mailbox, cursor: Cursor, messages: int, nbytes: int) -> tuple[int, int]:

@@ -167,7 +167,7 @@ class RedisTransport:
         """Write frames and publish in one script call."""
         keys, args, large = self._asked(request)
         # What frees memory runs when it is full.
-        script = "send" if request.shipments else "conclude_transaction"
+        script = "send" if request.writes else "conclude_transaction"
         cuts: list[None] = []
         try:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large)
@@ -184,7 +184,7 @@ class RedisTransport:
         status, repeated = SendStatus(reply[0]), bool(cuts)
         if len(reply) == 1:
             return SendReply(status, repeated=repeated)
-        end = len(request.shipments) + 1
+        end = len(request.writes) + 1
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
     def _failed(self, why: str, *, unsent: bool) -> ConnectionFailed:
@@ -202,15 +202,15 @@ class RedisTransport:
         else:
             keys.append(self.keys.state(request.conclusion.mailbox))
             args += self._concluding(request.conclusion)
-        for shipment in request.shipments:
-            name, noted = shipment.mailbox, shipment.noted
+        for write in request.writes:
+            name, noted = write.mailbox, write.noted
             if name and name != LOG:
                 keys += [self.keys.state(name), self.keys.lease(name)]
-            if len(shipment.frame) >= LARGE:
+            if len(write.frame) >= LARGE:
                 large.append(len(args) + 3)
-            args += [name, shipment.seq, shipment.rows, shipment.frame, -1 if noted is None else noted.rows]
-            args.append(len(shipment.publish))
-            for channel, data in shipment.publish:
+            args += [name, write.seq, write.rows, write.frame, -1 if noted is None else noted.rows]
+            args.append(len(write.publish))
+            for channel, data in write.publish:
                 args += [channel, data]
             if noted is not None:
                 args += [noted.frame, noted.note]

@@ -19,12 +19,12 @@
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
 --         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
 --         + it is [15], - it goes  [16] what is acknowledged behind the cursor (= it stays), and [17] how many messages
--- ARGV[...]        per shipment: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
+-- ARGV[...]        per write: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
 --                  -1, number of publications, then channel, data of each, then frame and note where there is a note
--- Returns {status, fates of the shipments..., -1, takers of the publications...}
+-- Returns {status, fates of the writes..., -1, takers of the publications...}
 local number = tonumber(ARGV[6])
 local own, own_state, key, arg = nil, nil, 3, number > 0 and 18 or 7
--- At once, as most calls have one shipment.
+-- At once, as most calls have one write.
 local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. (ARGV[arg] or ''), 'transactions')
 local epoch = sender[1]
 if not epoch then return {7} end
@@ -40,7 +40,7 @@ if number > 0 then
   if not over and own_state[1] ~= ARGV[7] then return {5} end
 end
 
-local shipments, names = {}, {}
+local writes, names = {}, {}
 local fresh, noting = false, false
 while arg <= #ARGV do
   local mailbox = ARGV[arg]
@@ -52,23 +52,23 @@ while arg <= #ARGV do
     noting, s.note = true, arg
     arg = arg + 2
   end
-  if #shipments == 0 then
+  if #writes == 0 then
     s.last = tonumber(sender[2] or 0)
     fresh = s.seq > s.last
   else
     names[#names + 1] = 's:' .. mailbox
   end
-  shipments[#shipments + 1] = s
+  writes[#writes + 1] = s
 end
 for low = 1, #names, 1000 do
   local found = redis.call('HMGET', KEYS[2], unpack(names, low, math.min(low + 999, #names)))
   for i, last in ipairs(found) do
-    local s = shipments[low + i]
+    local s = writes[low + i]
     s.last = tonumber(last or 0)
     if s.seq > s.last then fresh = true end
   end
 end
-if number > 0 then fresh = not over and #shipments > 0 end
+if number > 0 then fresh = not over and #writes > 0 end
 
 local reply, takers, meta = {0}, {}, {}
 if fresh then
@@ -81,7 +81,7 @@ end
 -- Refused while memory is full, as all writes are, and before anything has happened: PUBLISH alone would go out.
 if fresh and reply[1] == 0 then redis.call('HSET', KEYS[2], 'epoch', epoch) end
 
--- First it is decided what may be written, with all the room that earlier shipments of this call will have taken.
+-- First it is decided what may be written, with all the room that earlier writes of this call will have taken.
 
 -- What the log stream holds that the log does not have yet, and how much that may be.
 local log
@@ -129,7 +129,7 @@ local function fits(s)
 end
 
 local planned, refused, any_refused = {}, {}, false
-for i, s in ipairs(shipments) do
+for i, s in ipairs(writes) do
   local fate = 0
   if over or (s.seq <= s.last and number == 0) then
     fate = 1
@@ -154,7 +154,7 @@ for i, s in ipairs(shipments) do
   reply[i + 1] = fate
 end
 if number > 0 and any_refused then
-  for i = 1, #shipments do if reply[i + 1] == 0 then reply[i + 1] = 7 end end
+  for i = 1, #writes do if reply[i + 1] == 0 then reply[i + 1] = 7 end end
 end
 
 -- Then it is written: nothing can fail any more.
@@ -176,7 +176,7 @@ end
 -- What is published goes out last: between brackets, so that our own subscriptions pass it by. A channel that the
 -- server's user may not publish to has no takers.
 local outgoing, bare = {}, {}
-for i, s in ipairs(shipments) do
+for i, s in ipairs(writes) do
   if reply[i + 1] == 0 then
     for at = s.at + 6, s.at + 4 + 2 * tonumber(ARGV[s.at + 5]), 2 do outgoing[#outgoing + 1] = {at, not s.boxed} end
     if s.boxed then
