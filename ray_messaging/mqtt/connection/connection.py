@@ -43,6 +43,7 @@ class Connection:
         self._options = options
         self._client = self._make_client()
         self.publisher = Publisher(self._client, config)
+        self._client.on_puback = self.publisher.confirm
         self.reading = ReadGate(self._readable)
         self._on_arrival = on_arrival
         self._answers: dict[int | None, asyncio.Future[list[ReasonCode]]] = {}  # SUBACK and UNSUBACK, by packet id
@@ -53,7 +54,7 @@ class Connection:
         self._tick: asyncio.TimerHandle | None = None
 
     def _make_client(self) -> PahoClient:
-        client = PahoClient(self._options.client_id, self._on_puback)
+        client = PahoClient(self._options.client_id)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = client.on_unsubscribe = self._on_answer
@@ -153,17 +154,12 @@ class Connection:
     # -- callbacks of paho, all on the event loop -----------------------------------------------------------------
 
     def _on_connect(
-        self,
-        _client: paho.Client,
-        _userdata: object,
-        flags: paho.ConnectFlags,
-        reason_code: ReasonCode,
-        properties: Properties | None,
+        self, _client: object, _data: object, flags: paho.ConnectFlags, code: ReasonCode, properties: Properties | None
     ) -> None:
         if self._accepted.done():
             return
-        if reason_code.is_failure:
-            self._end(reasons.refused(self.config, reason_code.value, str(reason_code)))
+        if code.is_failure:
+            self._end(reasons.refused(self.config, code.value, str(code)))
         elif getattr(properties, "MaximumQoS", 1) == 0:
             self._end(reasons.refused(self.config, reasons.Reason.QOS_NOT_SUPPORTED, "it takes nothing but QoS 0"))
         else:
@@ -175,40 +171,27 @@ class Connection:
             self._keep_alive()
 
     def _on_disconnect(
-        self,
-        _client: paho.Client,
-        _userdata: object,
-        flags: paho.DisconnectFlags,
-        reason_code: ReasonCode,
-        _properties: Properties | None,
+        self, _client: object, _data: object, flags: paho.DisconnectFlags, code: ReasonCode, _properties: object
     ) -> None:
-        text = str(reason_code)
+        text = str(code)
         if flags.is_disconnect_packet_from_server:
-            self._end(reasons.disconnected(self.config, self._options.client_id, reason_code.value, text))
+            self._end(reasons.disconnected(self.config, self._options.client_id, code.value, text))
         elif self._accepted.done():
             self._end(reasons.cut(self.config, text))
         else:
             self._end(reasons.unanswered(self.config))
 
     def _on_answer(
-        self,
-        _client: paho.Client,
-        _userdata: object,
-        packet_id: int,
-        codes: list[ReasonCode],
-        _properties: Properties | None,
+        self, _client: object, _data: object, packet_id: int, codes: list[ReasonCode], _properties: object
     ) -> None:
         answer = self._answers.get(packet_id)
         if answer is not None and not answer.done():
             answer.set_result(codes)
 
-    def _on_publish(self, _client: object, _userdata: object, packet_id: int, _code: object, _props: object) -> None:
+    def _on_publish(self, _client: object, _data: object, packet_id: int, _code: object, _properties: object) -> None:
         self.publisher.confirm(packet_id, reasons.Reason.SUCCESS)  # QoS 0: it is written
 
-    def _on_puback(self, packet_id: int, code: int) -> None:
-        self.publisher.confirm(packet_id, code)
-
-    def _on_message(self, _client: paho.Client, _userdata: object, message: paho.MQTTMessage) -> None:
+    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         arrival = Arrival(
             message.topic,
             bytes(message.payload),
@@ -226,16 +209,16 @@ class Connection:
             self._end(error)
             raise
 
-    def _on_socket_open(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
+    def _on_socket_open(self, _client: object, _data: object, _sock: object) -> None:
         assert self._socket is not None
         self._fileno = self._socket.fileno()
         self.reading.start(self._fileno)
 
-    def _on_socket_close(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
+    def _on_socket_close(self, _client: object, _data: object, _sock: object) -> None:
         self.reading.stop()
         self._loop.remove_writer(self._fileno)
 
-    def _on_write_wanted(self, _client: paho.Client, _userdata: object, _sock: object) -> None:
+    def _on_write_wanted(self, _client: object, _data: object, _sock: object) -> None:
         # One write at the end of this turn of the event loop, for all its publications.
         self._loop.call_soon(self._writable)
 

@@ -32,9 +32,11 @@ _PACKET_ID_BYTES = 2
 
 
 class PahoClient(paho.Client):
-    """paho's client on a socket that is already open, with each PUBACK passed to `on_puback(packet_id, code)`."""
+    """paho's client on a socket that is already open, with a callback `on_puback(packet_id, code)`."""
 
-    def __init__(self, client_id: str, on_puback: Callable[[int, int], None]) -> None:
+    on_puback: Callable[[int, int], None]
+
+    def __init__(self, client_id: str) -> None:
         super().__init__(
             CallbackAPIVersion.VERSION2,
             client_id,
@@ -42,7 +44,6 @@ class PahoClient(paho.Client):
             reconnect_on_failure=False,
             manual_ack=True,
         )
-        self._on_puback = on_puback
         self._open_socket: BufferedSocket | None = None
 
     def start(
@@ -61,7 +62,7 @@ class PahoClient(paho.Client):
         if len(packet) < _PACKET_ID_BYTES:
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         code = packet[_PACKET_ID_BYTES] if len(packet) > _PACKET_ID_BYTES else Reason.SUCCESS
-        self._on_puback(int.from_bytes(packet[:_PACKET_ID_BYTES], "big"), code)
+        self.on_puback(int.from_bytes(packet[:_PACKET_ID_BYTES], "big"), code)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def next_packet_id(self) -> int:
