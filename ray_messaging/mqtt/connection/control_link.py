@@ -79,7 +79,7 @@ class ControlLink:
 
     async def on_connected(self, *, session_present: bool) -> None:  # noqa: ARG002 - a LinkHandler's
         """Subscribe, and load all retained messages."""
-        self._fail(reasons.cut(self._config, "it was made anew"))
+        self._fail(reasons.cut(self._config, "it was replaced by a new one"))
         self.connections += 1
         self.connected_at = asyncio.get_running_loop().time()
         self._found = b""

@@ -96,11 +96,9 @@ class MqttDirectory:
 
     def put_owner(self, mailbox: str, payload: bytes) -> None:
         """Set the owner of a named mailbox (empty: none)."""
-        owner = payload.decode(errors="replace")
-        if owner:
-            self.owners[mailbox] = owner
-        else:
-            self.owners.pop(mailbox, None)
+        self.owners.pop(mailbox, None)
+        if payload:
+            self.owners[mailbox] = payload.decode(errors="replace")
 
     # -- connections ----------------------------------------------------------------------------------------------
 

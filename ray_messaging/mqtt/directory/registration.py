@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from itertools import count
 
 from msgspec.structs import replace
 
@@ -25,7 +26,7 @@ class Registration:
         self.entry: DirectoryEntry | None = None  # as the directory should have it
         self.owner = ""
         self.reader = secrets.token_hex(8)
-        self._numbers = 0
+        self._numbers = count(1)
         self._control = control
         self._directory = directory
 
@@ -57,17 +58,13 @@ class Registration:
             nbytes=limits.nbytes,
             stamp=stamp or secrets.token_hex(4),
             reader=self.reader,
-            number=self._next_number(),
+            number=next(self._numbers),
             leased=limits.leased,
         )
 
     def renewed(self, entry: DirectoryEntry) -> DirectoryEntry:
         """Return the entry with a new stamp, which asks senders for all frames that they keep."""
-        return replace(entry, stamp=secrets.token_hex(4), number=self._next_number())
-
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+        return replace(entry, stamp=secrets.token_hex(4), number=next(self._numbers))
 
     async def claim(self, record: Record, entry: DirectoryEntry) -> None:
         """Claim a mailbox and its agents; raise AlreadyExists for an earlier claim, Fenced for a newer reader."""
