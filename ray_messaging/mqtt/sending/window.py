@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ray_messaging.mqtt.wire.messages import Data
+from ray_messaging.transports.base import FrameFate, Limits
 
 
 class _Frame:
@@ -48,7 +49,8 @@ class Window:
 
     def fits(self, rows: int, nbytes: int) -> bool:
         """Return whether a frame is within the limits; an empty window takes any frame."""
-        return not self._order or (self.messages + rows <= self.max_messages and self.nbytes + nbytes <= self.max_bytes)
+        limits = Limits(self.max_messages, self.max_bytes, 0.0, leased=True)
+        return not self._order or limits.fate(0, self.messages + rows, self.nbytes + nbytes) is FrameFate.WRITTEN
 
     def put(self, frame: bytes, rows: int) -> Data:
         """Add a frame under the next seq; return the message to publish."""
