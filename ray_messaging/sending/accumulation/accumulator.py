@@ -30,7 +30,6 @@ from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
 from ray_messaging.sending.delivery.send_loop import SendLoop
 from ray_messaging.sending.local_log import LocalLog
 
-_TOO_LONG = 64  # bits
 _NONE_OPEN = RowBatch(None)  # no message is appended to it
 
 
@@ -146,8 +145,6 @@ class Accumulator:
             self._step = step
             self._close_batch()  # all messages of a batch have the same step
 
-    # -- counters -------------------------------------------------------------------------------------------------
-
     @property
     def rows(self) -> int:
         """Return how many messages were accepted and have no receipt yet."""
@@ -192,7 +189,7 @@ class Accumulator:
                 return self.append(*self._checks.checked(channel, payload, from_id, to_id))
             if (
                 (to_id is None or (type(to_id) is int and to_id == recipient))
-                and (from_id.bit_length() < _TOO_LONG if (known := self._checks.known) is None else from_id in known)
+                and (from_id.bit_length() < 64 if (known := self._checks.known) is None else from_id in known)
                 and len(line) < self._small
                 and LINE_END not in line
             ):
