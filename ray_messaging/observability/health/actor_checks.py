@@ -17,7 +17,7 @@ LOG_BEHIND_S = 60.0  # the log writes a file every half minute
 MANY_ENTRIES = 1_000_000  # 300 MB
 LITTLE_DISK, LOW_DISK = 2**30, 5 * 2**30  # bytes
 _WITHOUT = {
-    "interceptor": "there are no verdicts, so nothing is sent: senders wait, then get InterceptorUnavailable",
+    "interceptor": "nothing is judged, so nothing is sent: senders wait, then get InterceptorUnavailable",
     SERVER_ACTOR: "if the server dies, it is not restarted",
     "log": "what was sent waits in the streams; once these are full senders wait, too",
 }
