@@ -54,7 +54,7 @@ class IdColumn(msgspec.Struct, eq=False):
                 values[row] = table.setdefault(agent_id, len(table))
             else:
                 values[row] = agent_id
-        return cls(values, kinds, tuple(table))
+        return cls(_read_only(values), _read_only(kinds), tuple(table))
 
     @classmethod
     def checked(cls, ids: object, *, none: bool = False) -> "IdColumn":
@@ -63,7 +63,7 @@ class IdColumn(msgspec.Struct, eq=False):
         Args: ids is a numpy integer array or any iterable of ids; None is allowed if `none`.
         """
         if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
-            return cls(ids.astype(np.int64, copy=True))
+            return cls(_read_only(ids.astype(np.int64, copy=True)))
         if not isinstance(ids, Iterable) or isinstance(ids, str | bytes) or getattr(ids, "ndim", 1) == 0:
             raise InvalidAddress(f"ids must be an array or a list of ids, not {ids!r}", value=ids)
         return cls.of([None if none and agent_id is None else check_id(agent_id) for agent_id in ids])
@@ -72,7 +72,7 @@ class IdColumn(msgspec.Struct, eq=False):
     def constant(cls, agent_id: AgentId | None, rows: int) -> "IdColumn":
         """Build a column that repeats one id."""
         if isinstance(agent_id, int):
-            return cls(np.full(rows, agent_id, np.int64))
+            return cls(_read_only(np.full(rows, agent_id, np.int64)))
         kind = NONE if agent_id is None else STR
         return cls(np.zeros(rows, np.int64), np.full(rows, kind, np.uint8), () if agent_id is None else (agent_id,))
 
@@ -132,3 +132,9 @@ class IdColumn(msgspec.Struct, eq=False):
     def to_numpy(self) -> NDArray[Any]:
         """Return int64 if all ids are ints, else an object array."""
         return self.values if self.kinds is None else np.array(self.tolist(), dtype=object)
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """Forbid writes: a rule in this process gets the very array that is sent."""
+    values.flags.writeable = False
+    return values
