@@ -37,7 +37,7 @@ from ray_messaging.errors import (
 
 if TYPE_CHECKING:
     from ray_messaging import mqtt as mqtt
-    from ray_messaging.cluster.handles.blocked import BlockedListener, BlockedMessage
+    from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage
     from ray_messaging.cluster.handles.group import Group
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.compat.msg import Msg
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 # without Ray, a group without pyarrow (80 MB). Type checkers read the imports above.
 _MODULES = {"mqtt": "ray_messaging.mqtt", "rules": "ray_messaging.interception.rules"}
 _HOMES = {
-    "BlockedListener": "ray_messaging.cluster.handles.blocked",
-    "BlockedMessage": "ray_messaging.cluster.handles.blocked",
+    "BlockedListener": "ray_messaging.cluster.handles.blocked_messages",
+    "BlockedMessage": "ray_messaging.cluster.handles.blocked_messages",
     "EventLog": "ray_messaging.eventlog.event_log",
     "Finding": "ray_messaging.observability.health.findings",
     "Group": "ray_messaging.cluster.handles.group",

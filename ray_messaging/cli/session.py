@@ -22,8 +22,8 @@ from ray_messaging.errors import ConfigError, MessagingError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
 from ray_messaging.replay.account import Account
-from ray_messaging.replay.engine import ROUNDS, Engine
 from ray_messaging.replay.plan import Plan
+from ray_messaging.replay.runner import ROUNDS, ReplayRunner
 
 DOES_NOT_BALANCE, USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 200  # columns without a terminal
@@ -65,7 +65,7 @@ def run(
     # A run's data have no further use: leave nothing on a user's server.
     with ExitStack() as stack:
         stack.callback(messaging.shutdown, erase=True)
-        engine = stack.enter_context(Engine(messaging, plan, probe=probe))
+        engine = stack.enter_context(ReplayRunner(messaging, plan, probe=probe))
         startup_seconds = time.monotonic() - began
         console.print(f"Ready after {startup_seconds:.1f} s. Sending {len(plan.traffic):,} messages ...")
         if log_dir is not None:

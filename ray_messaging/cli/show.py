@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ray_messaging.replay.account import Account
-from ray_messaging.replay.engine import Progress as OnProgress
+from ray_messaging.replay.runner import Progress as OnProgress
 
 GAP = 2  # blanks between columns
 TEXT_WIDTH = 80  # characters of a payload in a table

@@ -12,7 +12,7 @@ from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.handles.blocked import BlockedListener, BlockedMessage, BlockedMessages
+    from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage, BlockedMessages
     from ray_messaging.cluster.handles.dead_letters import DeadLetters
     from ray_messaging.cluster.handles.group import Group
     from ray_messaging.cluster.handles.groups import Groups
@@ -261,7 +261,7 @@ class Messaging:
 
     def blocked(self, *, after: int | None = None) -> "BlockedMessages":
         """Iterate (`async for`) over blocked messages, from now on or after a `cursor`; needs the event log."""
-        from ray_messaging.cluster.handles.blocked import BlockedMessages
+        from ray_messaging.cluster.handles.blocked_messages import BlockedMessages
 
         return BlockedMessages(self.log_actor, after)
 
@@ -269,7 +269,7 @@ class Messaging:
         self, callback: "Callable[[BlockedMessage], object]", *, after: int | None = None
     ) -> "BlockedListener":
         """Call a function with each blocked message, in a thread, until the listener is closed; needs the event log."""
-        from ray_messaging.cluster.handles.blocked import BlockedListener
+        from ray_messaging.cluster.handles.blocked_messages import BlockedListener
 
         return BlockedListener(self.log_actor, callback, after)
 

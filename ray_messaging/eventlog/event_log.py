@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.account import read_account
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
 from ray_messaging.eventlog.reading.filtering.fields import Fields

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists
-from ray_messaging.eventlog.account import claim, forget_missing, note_missing, read_account
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.missing_rows import claim, forget_missing, note_missing, read_account
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan

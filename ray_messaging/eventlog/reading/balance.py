@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
-from ray_messaging.eventlog.account import read_account
+from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.hashing import hashes
 from ray_messaging.eventlog.reading.filtering.scan import View, scan

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from ray_messaging.common.backoff import LOG_WRITE_RETRY, Backoff
 from ray_messaging.errors import ConnectionFailed, Fenced, LogError, MailboxFull, ServerRefused
-from ray_messaging.eventlog.account import claim, note_missing, read_account
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
+from ray_messaging.eventlog.missing_rows import claim, note_missing, read_account
 from ray_messaging.eventlog.writing.log_errors import taken_over
 from ray_messaging.eventlog.writing.open_segment import Sealed
 from ray_messaging.transports.log_store import LogMark, LogStore

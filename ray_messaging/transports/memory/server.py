@@ -10,7 +10,7 @@ from ray_messaging.addressing.patterns import glob_pattern
 from ray_messaging.transports.base import START, Cursor, Ingress, Limits, SelectiveAcks
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.log_store import LogItem
-from ray_messaging.transports.memory.dead_box import DeadBox
+from ray_messaging.transports.memory.dead_letter_box import DeadLetterBox
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Experiment:
     standing: int = 0  # the number under which standing verdicts count
     mailboxes: dict[str, Mailbox] = field(default_factory=dict)
     senders: dict[str, Sender] = field(default_factory=dict)
-    dead: DeadBox = field(default_factory=DeadBox)
+    dead: DeadLetterBox = field(default_factory=DeadLetterBox)
     entry: int = 0
     born: int = 0
     log: Log = field(default_factory=Log)

@@ -29,7 +29,7 @@ from ray_messaging.transports.base import (
 from ray_messaging.transports.dead_letters import DeadFrame, kept_of
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.memory.log import MemoryLog
-from ray_messaging.transports.memory.post import MailboxWriter, fenced
+from ray_messaging.transports.memory.mailboxes import MailboxWriter, fenced
 from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, Sender, number
 from ray_messaging.transports.ranges import decode_ranges, encode_rows, rows_of
 

@@ -13,9 +13,9 @@ from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, Fenced, LogError, MessagingError, Unbalanced
-from ray_messaging.eventlog.account import read_account
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.writing import writer as writing
 from ray_messaging.eventlog.writing.writer import LogWriter
 

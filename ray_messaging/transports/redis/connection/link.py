@@ -88,8 +88,8 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "renew_leases": _LEASE,
     "raise_entry_ids": ("entry_order", "id_ceiling"),
     "note_written": ("entry_order",),
-    **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "bury")),
-    "requeue": ("mailbox_limit", "entry_order", "bury"),
+    **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "add_dead_letter")),
+    "requeue": ("mailbox_limit", "entry_order", "add_dead_letter"),
 }
 
 

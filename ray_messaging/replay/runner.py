@@ -71,7 +71,7 @@ class ReplayActor:
             await self._messager.close()
 
 
-class Engine:
+class ReplayRunner:
     """Run of a plan on Ray, one actor per group; a context manager.
 
     `probe` adds an agent to each of the first two groups, for measuring single messages.

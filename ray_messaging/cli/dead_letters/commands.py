@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from ray_messaging.cli.clusters import join_ray, searched_clusters
-from ray_messaging.cli.deadletters.show import record, show_letter, show_letters
+from ray_messaging.cli.dead_letters.show import record, show_letter, show_letters
 from ray_messaging.cli.session import check_file, clean_errors, output
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.cluster.messaging import Messaging

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ray_messaging.transports.dead_letters import LETTER_BYTES, DeadFacts, DeadFrame
 
 
-class DeadBox:
+class DeadLetterBox:
     """Hold dead letters in the order of their ids, `number-0`."""
 
     def __init__(self) -> None:
