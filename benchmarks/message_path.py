@@ -13,7 +13,7 @@ runs a few times before it is counted, so that what happens once per connection 
 
 files      distinct files in which a function was entered
 functions  distinct functions that were entered
-calls      all entries of functions; a coroutine that resumes is not entered again
+calls      all entries of functions; a coroutine that resumes is not entered again, unless it began before the path
 changes    calls whose function lies in another file than that of the call before
 """
 
@@ -24,7 +24,7 @@ import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import ray_messaging
@@ -77,8 +77,8 @@ class Recorder:
 
     def __init__(self, ignored: set["asyncio.Task[Any]"]) -> None:
         self._ignored = ignored
-        self._frames: dict[FrameType, None] = {}  # holds each, so that no other frame gets its identity
         self._calls: list[Call] = []
+        self._entered_codes: set[CodeType] = set()
 
     def __enter__(self) -> list[Call]:
         sys.setprofile(self._entered)
@@ -86,23 +86,28 @@ class Recorder:
 
     def __exit__(self, *_error: object) -> None:
         sys.setprofile(None)
-        self._frames.clear()
 
     def _entered(self, frame: FrameType, event: str, _arg: object) -> None:
         code = frame.f_code
-        if event != "call" or frame in self._frames or not code.co_filename.startswith(PACKAGE):
+        if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name in NO_FUNCTIONS:
             return
-        if code.co_name in NO_FUNCTIONS or asyncio.current_task() in self._ignored:
+        if asyncio.current_task() in self._ignored or (_resumes(frame) and code in self._entered_codes):
             return
-        self._frames[frame] = None
-        self._calls.append(Call(code.co_filename.removeprefix(PACKAGE), code.co_qualname, self._depth(frame)))
+        self._entered_codes.add(code)
+        self._calls.append(Call(code.co_filename.removeprefix(PACKAGE), code.co_qualname, _depth(frame)))
 
-    def _depth(self, frame: FrameType) -> int:
-        depth, caller = 0, frame.f_back
-        while caller is not None:
-            depth += caller in self._frames
-            caller = caller.f_back
-        return depth
+
+def _resumes(frame: FrameType) -> bool:
+    """Return whether a coroutine goes on, rather than begins: the operand of its RESUME says so."""
+    return frame.f_code.co_code[frame.f_lasti + 1] & 3 != 0
+
+
+def _depth(frame: FrameType) -> int:
+    depth, caller = 0, frame.f_back
+    while caller is not None:
+        depth += caller.f_code.co_filename.startswith(PACKAGE) and caller.f_code.co_name not in NO_FUNCTIONS
+        caller = caller.f_back
+    return depth
 
 
 async def _read(receiver: Messager) -> None:
