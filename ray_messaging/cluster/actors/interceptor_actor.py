@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import ray
@@ -28,6 +29,9 @@ from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.observability.health.reports import Report
 
 logger = logging.getLogger(__name__)
+
+# The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
+_method = unwrap(ray.method)
 
 
 class InterceptorActor:
@@ -89,7 +93,8 @@ class InterceptorActor:
         """Return the experiment once everything runs; raise the error that prevents it."""
         return self._host.experiment
 
-    @ray.method(max_task_retries=0)  # callers repeat the call sooner than Ray would
+    # Callers repeat the call sooner than Ray would.
+    @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lane(self, exp_id: str | None = None) -> tuple[str, int, str]:
         """Return host, port and token of the verdict lane to a messager of this experiment; raise ConfigError.
 
