@@ -209,7 +209,7 @@ class MailboxSenders:
             left = {mailbox: sender for mailbox, sender in left.items() if sender.unheld}
         for mailbox, sender in left.items():
             logger.warning(
-                "mailbox %s did not say that it has the last %d frames from %s: only the broker has them, and "
+                "mailbox %s did not say that it has the last %d frames from %s: they are with the broker alone, which "
                 "keeps them if its limits allow (Mosquitto: max_queued_messages 0)",
                 mailbox,
                 sender.unheld,
