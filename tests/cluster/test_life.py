@@ -14,11 +14,12 @@ from support.cluster import wait_for
 pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
 import ray
 from ray_messaging import Messaging
 
 assert not ray.is_initialized()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 def run():
     messaging = Messaging.start("life")
     group = messaging.create_group("all", range(4))
