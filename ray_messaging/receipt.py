@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
     from ray_messaging.model.batch import Batch

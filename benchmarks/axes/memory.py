@@ -10,7 +10,7 @@ from benchmarks.axes.society import BLACK_LIST, Society, cluster
 from benchmarks.figures import LIMIT, OURS, Figure, Plan
 from benchmarks.work import payload
 from ray_messaging import Messaging, MessagingConfig
-from ray_messaging.model.payload_column import encode_payload
+from ray_messaging.model.columns import encode_payload
 
 ABOUT = "bytes per agent, and per message of about 100 bytes that waits in the mailbox and in the receiver's inbox"
 FEW, MANY = 1_000, 200_000

@@ -4,8 +4,7 @@ import numpy as np
 
 from benchmarks.work import payload
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn, encode_payload
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 
 FRAME_ROWS = 4_096
 

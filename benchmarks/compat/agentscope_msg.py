@@ -18,7 +18,7 @@ import msgspec
 
 from ray_messaging import Msg
 from ray_messaging.compat.msg import msg_of
-from ray_messaging.model.payload_column import encode_payload
+from ray_messaging.model.columns import encode_payload
 
 AGENTSCOPE = "agentscope==0.1.0"
 NEEDED = ("loguru==0.6.0", "psutil", "requests")  # all that its message module imports

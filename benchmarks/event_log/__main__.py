@@ -27,7 +27,7 @@ from benchmarks.runs.driver import lone, rate
 from ray_messaging import Messaging
 from ray_messaging.interception.client.verdict_client import verdict_client_for
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 PINGS = 1000
 PROBE_GAP_S = 0.001

@@ -23,7 +23,7 @@ from rich.table import Table
 from ray_messaging import Messaging, rules
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.wire.frames import encode
 
 ROWS = 4096

@@ -12,7 +12,7 @@ from ray_messaging.common.limits import FRAME_BYTES, FRAME_ROWS
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import INT, STR, IdColumn
+from ray_messaging.model.columns import INT, STR, IdColumn
 
 _CACHED_ROUTES = 100_000  # of messages that are sent one by one
 NOBODY = 0  # the route of a channel without a mailbox

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, build_channel, parse_channel
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.model.id_column import INT, STR, IdColumn
+from ray_messaging.model.columns import INT, STR, IdColumn
 
 _PIECE = 65_536  # ids that become objects at a time
 

@@ -7,8 +7,7 @@ from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.transports.base import Ingress
 from ray_messaging.wire.frames import FOREIGN_SENDER

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch, Origin
-from ray_messaging.model.id_column import NONE, STR, IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn
 
 try:  # CRC-32 by the processor's own instructions, in a tenth of the time
     from isal.isal_zlib import crc32

@@ -8,8 +8,7 @@ from support.contracts import MqttStore, fetch_all, until
 
 from ray_messaging.errors import ConnectionFailed, Fenced
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.mqtt.receiving import cursors
 from ray_messaging.mqtt.wire.messages import Data, decode_positions, encode_data
 from ray_messaging.wire.frames import encode

@@ -19,8 +19,7 @@ from ray_messaging import (
     PayloadTooLarge,
 )
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.frames import encode
 
 

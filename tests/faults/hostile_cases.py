@@ -10,8 +10,7 @@ from faults.stage import Stage, until
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.frames import MAGIC, VERSION, encode
 
 

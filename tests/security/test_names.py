@@ -21,7 +21,7 @@ from ray_messaging.addressing.channels import (
     parse_channel,
 )
 from ray_messaging.errors import MessagingError
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.memory import MemoryServer
 
 PIECES = [

@@ -33,8 +33,7 @@ from ray_messaging.interception.wire.rule_snapshot import (
 from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.frames import decode, encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note, encode_log_note
 

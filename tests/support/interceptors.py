@@ -10,8 +10,7 @@ from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.frames import encode
 
 WAIT_S = 10

@@ -11,8 +11,7 @@ from ray_messaging.eventlog.writing.rows.columns import record_batch
 from ray_messaging.eventlog.writing.rows.entries import decode_entry, pieces
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receipt import FATES
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import LOG, FrameWrite, Limits, LoggedFrame, SendRequest

@@ -5,8 +5,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 AGENT = st.one_of(st.integers(0, 4), st.sampled_from(["ann", "bob", -(2**63), 2**63 - 1]))
 SENDER = RECEIVER = st.one_of(AGENT, st.none())

@@ -15,7 +15,7 @@ from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
 from ray_messaging.message import Messages
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span

@@ -11,7 +11,7 @@ from ray_messaging.errors import CommitFailed, NotListening
 from ray_messaging.message import Messages
 from ray_messaging.messager import Messager
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span

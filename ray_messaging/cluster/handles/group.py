@@ -15,7 +15,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
 from ray_messaging.errors import CommitFailed, InvalidAddress, MessagingError, OutcomeUnknown
 from ray_messaging.message import Messages, Outgoing
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, spans_of
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token

@@ -14,7 +14,7 @@ from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, rem
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended
 from ray_messaging.model.agent_sets import column_of
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 
 class StartingGroup(NamedTuple):

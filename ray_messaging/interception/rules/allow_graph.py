@@ -12,7 +12,7 @@ from ray_messaging.interception.rules.rule import Rule, Verdict
 from ray_messaging.interception.rules.support.graphs import Edge, Edges, Network, among, read_network
 from ray_messaging.interception.rules.support.pairs import blocks, name_of
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import INT, IdColumn
+from ray_messaging.model.columns import INT, IdColumn
 
 
 class Joined(NamedTuple):

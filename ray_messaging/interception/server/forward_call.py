@@ -9,8 +9,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
 from ray_messaging.common.limits import PAYLOAD_LIMIT
 from ray_messaging.compat.msg import Msg
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn, encode_payload
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 
 
 def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *, epoch: int, number: int) -> Batch:

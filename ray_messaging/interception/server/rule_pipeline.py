@@ -14,7 +14,7 @@ from ray_messaging.interception.server.watchdog import Stuck, Watch
 from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.payload_column import encode_payload
+from ray_messaging.model.columns import encode_payload
 
 logger = logging.getLogger(__name__)
 

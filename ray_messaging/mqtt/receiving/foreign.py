@@ -9,8 +9,7 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId, parse_channel
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.mqtt.connection.packets import Arrival
 from ray_messaging.mqtt.wire.properties import MessageProperties, decode_properties
 from ray_messaging.mqtt.wire.topics import Filters, channel_of_topic

@@ -12,7 +12,7 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.model.payload_column import LINE_END, encode_dict
+from ray_messaging.model.columns import LINE_END, encode_dict
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.message_checks import MessageChecks

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import UnknownSender
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.id_column import INT, STR, IdColumn
+from ray_messaging.model.columns import INT, STR, IdColumn
 
 _KEPT = 200_000  # ids in `known`: a set of all agents would take 64 bytes for each
 _LEAST = -(2**63)

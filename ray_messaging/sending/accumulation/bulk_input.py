@@ -12,8 +12,7 @@ from ray_messaging.compat.msg import Msg
 from ray_messaging.errors import InvalidColumns, InvalidPayload
 from ray_messaging.message import Outgoing
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn, encode_payload
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.sending.accumulation.allowed_senders import no_from_id
 from ray_messaging.sending.accumulation.pending_batch import Entry, RowBatch
 from ray_messaging.wire.frames import encode

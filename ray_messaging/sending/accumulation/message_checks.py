@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ray_messaging.addressing.channels import OMITTED, Address, AgentId, SenderId, check_id, check_recipient
 from ray_messaging.message import Outgoing
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import encode_payload
+from ray_messaging.model.columns import IdColumn, encode_payload
 from ray_messaging.sending.accumulation.allowed_senders import AllowedSenders, no_from_id
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of, entries_of
 from ray_messaging.sending.accumulation.pending_batch import Entry

@@ -12,8 +12,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.transports.base import Conclusion
 

@@ -16,7 +16,7 @@ from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError,
 from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.interception.wire.verdicts import VerdictReply
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import INT, IdColumn
+from ray_messaging.model.columns import INT, IdColumn
 from ray_messaging.sending.accumulation.pending_batch import once
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 

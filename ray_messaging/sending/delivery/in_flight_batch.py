@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch
 

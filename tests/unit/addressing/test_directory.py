@@ -10,7 +10,7 @@ from ray_messaging.addressing.directory import Claim, Directory, Record, decode_
 from ray_messaging.addressing.patterns import Globs, glob_pattern
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 EXP = "e"
 INT = st.one_of(st.integers(-5, 30), st.integers(-(2**63), 2**63 - 1))

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from ray_messaging import InvalidMsg, InvalidPayload, MessagingError, Msg, PayloadTooLarge
 from ray_messaging.compat.msg import msg_of
-from ray_messaging.model.payload_column import PayloadColumn, encode_payload
+from ray_messaging.model.columns import PayloadColumn, encode_payload
 
 # Written by AgentScope 0.1.0 itself: python -m benchmarks.compat.agentscope_msg --write
 GOLDEN = json.loads(Path(__file__).with_name("agentscope_msgs.json").read_text())

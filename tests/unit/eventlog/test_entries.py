@@ -11,8 +11,7 @@ from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import record_batch
 from ray_messaging.eventlog.writing.rows.entries import decode_entry, payload_bytes, pieces
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receipt import NO_LISTENER
 from ray_messaging.transports.base import LOG_STREAM
 from ray_messaging.transports.log_store import LogItem

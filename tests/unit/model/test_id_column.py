@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import InvalidAddress
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 NAME = st.text("abcé _", min_size=1, max_size=5)

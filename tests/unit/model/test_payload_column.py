@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.compat.msg import Msg
 from ray_messaging.errors import InvalidPayload, PayloadTooLarge
-from ray_messaging.model.payload_column import PayloadColumn, encode_payload
+from ray_messaging.model.columns import PayloadColumn, encode_payload
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)

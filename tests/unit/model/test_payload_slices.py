@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 
 texts = st.lists(st.text("ab\n", max_size=5), min_size=1, max_size=12)
 

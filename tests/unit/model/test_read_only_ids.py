@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ray_messaging.message import Slice
 from ray_messaging.model.batch import Batch, Origin
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.receiving.ack_ranges import range_of, spans_in
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.inbox import Inbox, Piece

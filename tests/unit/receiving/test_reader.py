@@ -8,8 +8,7 @@ import pytest
 
 from ray_messaging.errors import Closed
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving import reader as module
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.reader import Reader

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire import frames
 from ray_messaging.wire.frames import Header, decode, encode
 

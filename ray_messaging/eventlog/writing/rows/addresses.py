@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, same
-from ray_messaging.model.id_column import INT, NONE, STR, IdColumn
+from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 
 # Values in a range of at most this many times their number are counted by a table: a hash takes ten times as long.
 _NEAR = 4

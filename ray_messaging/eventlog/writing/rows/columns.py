@@ -15,7 +15,7 @@ from ray_messaging.eventlog.writing.rows.message_ids import message_ids
 from ray_messaging.eventlog.writing.rows.payloads import payload_column, sparse_column
 from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
 from ray_messaging.wire.log_notes import LogNote
 

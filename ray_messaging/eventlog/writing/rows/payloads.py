@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_messaging.eventlog.writing.rows.repeated_columns import nulls, places
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 
 class Groups(NamedTuple):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.rule import Verdict, block
-from ray_messaging.model.id_column import STR, IdColumn
+from ray_messaging.model.columns import STR, IdColumn
 
 Pair = tuple[AgentId | None, AgentId | None]
 

@@ -22,8 +22,7 @@ from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.interception.wire.verdicts import NOBODY, VerdictReply, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.log_notes import Why
 
 

@@ -21,8 +21,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 # -- what AgentSociety gives its users: a base class with a lock, a decorator that takes it and writes its arguments ---
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ray_messaging.errors import InvalidAddress, RuleError
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 AGENT = st.one_of(st.integers(0, 6), st.integers(-(2**63), 2**63 - 1), st.sampled_from(["ann", "bob"]))
 PAIR = st.tuples(st.one_of(AGENT, st.none()), st.one_of(AGENT, st.none()))

@@ -8,7 +8,7 @@ from support.rules import batch_of, blocked, judged, one_by_one
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import MaxLength
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 
 
 @given(st.lists(st.text(max_size=9), min_size=1), st.integers(2, 30))

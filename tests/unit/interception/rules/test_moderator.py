@@ -15,8 +15,7 @@ from ray_messaging.interception.rules.rule import ALLOW, block, label, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 
 def message(content="hello", from_id=1, to_id=2):

@@ -15,8 +15,7 @@ from ray_messaging.interception.rules.openai_moderator import OpenAIModerator, r
 from ray_messaging.interception.rules.rule import ALLOW, block
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.id_column import IdColumn
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 KEY = "sk-a-secret-of-the-tests"
 

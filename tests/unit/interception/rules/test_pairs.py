@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ray_messaging.interception.rules.support.pairs import PairIndex
-from ray_messaging.model.id_column import IdColumn
+from ray_messaging.model.columns import IdColumn
 
 STRANGERS = IdColumn(np.arange(10**6, 10**6 + 1000)), IdColumn(np.arange(2 * 10**6, 2 * 10**6 + 1000))
 

@@ -14,7 +14,7 @@ from support.rules import batch_of, blocked, judged, one_by_one
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import Pattern, label
-from ray_messaging.model.payload_column import PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 
 
 def texts_blocked(rule, *texts):
