@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
-from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage, BlockedMessages
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.group import Group
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.lifecycle import StartedExperiment
+    from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.interception.rules.rule import Rule
     from ray_messaging.messager import GroupMessager
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ray_messaging.observability.observer import Observer
 
 # The modules behind a call are imported by the call: a process that only connects needs neither the actors' code nor
-# pyarrow (80 MB), and `from ray_messaging import Messaging` costs little more than `import ray`.
+# pyarrow (80 MB), and `from ray_messaging import Messaging` costs little more than `import ray`. The settings bring
+# pydantic, a quarter of the time of `import ray`.
 # ruff: noqa: PLC0415
 
 
@@ -56,11 +57,11 @@ class Messaging:
         cls,
         exp_id: str,
         *,
-        redis: ServerConfig | str | None = None,
+        redis: "ServerConfig | str | None" = None,
         rules: "Sequence[Rule]" = (),
         log_dir: str | Path | None = None,
-        on_existing: OnExisting = "error",
-        settings: MessagingConfig | None = None,
+        on_existing: "OnExisting" = "error",
+        settings: "MessagingConfig | None" = None,
         mirror: bool = False,
     ) -> "Messaging":
         """Start an experiment, and Ray where it does not run yet.
@@ -78,6 +79,7 @@ class Messaging:
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
         from ray_messaging.cluster.lifecycle import start_experiment
+        from ray_messaging.config import MessagingConfig
 
         settings = settings or MessagingConfig()
         if mirror:
@@ -129,7 +131,7 @@ class Messaging:
         return self._connection.exp_id
 
     @property
-    def redis(self) -> ServerConfig:
+    def redis(self) -> "ServerConfig":
         """Return the server's address and password, for a foreign Redis client or a Messager of your own."""
         return self._connection.with_password().redis
 

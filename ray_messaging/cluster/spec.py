@@ -4,10 +4,12 @@ import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
-from ray_messaging.config import MessagingConfig, ServerConfig
+
+if TYPE_CHECKING:  # not loaded with `Messaging`: the settings bring pydantic
+    from ray_messaging.config import MessagingConfig, ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +24,8 @@ class Experiment:
 
     exp_id: str
     run: str
-    redis: ServerConfig
-    settings: MessagingConfig
+    redis: "ServerConfig"
+    settings: "MessagingConfig"
     log_dir: str | None = None
     withheld: bool = False  # a copy without the server's password
 
@@ -33,7 +35,7 @@ class Experiment:
         return replace(self, redis=redis, withheld=self.withheld or self.redis.password is not None)
 
     @property
-    def group_settings(self) -> MessagingConfig:
+    def group_settings(self) -> "MessagingConfig":
         """Return the settings of a group: it sends for its own agents only, unless strict_senders is False."""
         strict = self.settings.strict_senders is not False
         return self.settings.model_copy(update={"strict_senders": strict})
@@ -66,7 +68,7 @@ class InterceptorSpec:
 
     exp_id: str
     run: str
-    settings: MessagingConfig
+    settings: "MessagingConfig"
     rules: tuple[PickledRule, ...]
     on_existing: str
     log_dir: str | None = None

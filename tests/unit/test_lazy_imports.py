@@ -13,11 +13,16 @@ from ray_messaging import errors
 HEAVY = {"numpy", "pyarrow", "pydantic", "ray", "redis"}
 
 
-def loaded(code):
-    """Return the heavy modules that a fresh interpreter has loaded after `code`."""
+def all_loaded(code):
+    """Return the modules that a fresh interpreter has loaded after `code`."""
     code = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return HEAVY & set(json.loads(done.stdout))
+    return set(json.loads(done.stdout))
+
+
+def loaded(code):
+    """Return the heavy modules that a fresh interpreter has loaded after `code`."""
+    return HEAVY & all_loaded(code)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +45,11 @@ def test_messages_and_rules_come_without_ray(name):
     assert "ray" not in loaded(f"from ray_messaging import {name}")
 
 
-def test_messaging_comes_without_pyarrow():
-    assert "pyarrow" not in loaded("from ray_messaging import Messaging")
+def test_messaging_brings_ray_and_no_other_package():
+    beside_ray = all_loaded("from ray_messaging import Messaging") - all_loaded("import ray")
+    foreign = {name for name in beside_ray if name.partition(".")[0] not in {"ray_messaging", *sys.stdlib_module_names}}
+    assert not foreign  # pydantic, pyarrow, redis, uvloop, rich: the call that needs one loads it
+    assert beside_ray.isdisjoint({"ray_messaging.engine", "ray_messaging.config"})
 
 
 def test_a_star_import_brings_every_public_name():
