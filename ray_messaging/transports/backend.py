@@ -9,7 +9,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.transports.base import Transport
 from ray_messaging.transports.dead_letters import DeadLetterStore
 from ray_messaging.transports.experiment_store import ExperimentStore
-from ray_messaging.transports.log_store import LogStore
+from ray_messaging.transports.log_store import LoggedTransport
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.server_facts import ServerFacts
 
@@ -18,7 +18,7 @@ class ExperimentStores(Protocol):
     """Stores of one experiment over one set of connections: those of the transport, which connects and closes them."""
 
     @property
-    def transport(self) -> LogStore:
+    def transport(self) -> LoggedTransport:
         """Mailboxes, and the streams that the event log reads."""
 
     @property

@@ -10,7 +10,7 @@ class LogStreams(NamedTuple):
     """The streams that the event log must read, each by its key: `mailbox:born`.
 
     `born` tells apart the mailboxes that had one name after the other. `ended` are streams of mailboxes that were
-    removed: nothing comes any more, and `log_written` drops them when they were read to their end.
+    removed: nothing comes any more, and `note_written` drops them when they were read to their end.
     """
 
     live: list[str]
@@ -42,42 +42,50 @@ class LogItem(NamedTuple):
     takers: list[int] | None = None
 
 
-class LogStore(Transport, Protocol):
-    """Transport with the streams that the event log reads: its mailboxes, and the log stream."""
+class LogStore(Protocol):
+    """Streams that the event log reads: those of the mailboxes, and the log stream."""
 
-    async def open_log(self, limits: Limits) -> int:
+    async def register(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
 
         Earlier writers are fenced, and totals begin anew. Args: limits are those of the log stream, which
         takes any note while it holds none; what the log lacks of a mailbox is held against the mailbox's own.
         """
 
-    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+    async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
         """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced.
 
-        One that died may have kept more than it told by `log_written`. Called once, before that, with all streams.
+        One that died may have kept more than it told by `note_written`. Called once, before that, with all streams.
         """
 
-    async def log_streams(self) -> LogStreams:
+    async def streams(self) -> LogStreams:
         """Return the streams to read; the log stream is the first of the live ones."""
 
-    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+    async def ends(self, streams: Sequence[str]) -> dict[str, str]:
         """Return the last entry that each stream had, trimmed or not; "0-0" where there was none."""
 
-    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+    async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
 
-    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+    async def note_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
         """Record the log's position in each stream, and trim entries that are not needed; raises Fenced.
 
         Args: dropped are streams that ended and were read to their end.
         """
 
-    async def log_epoch(self) -> int:
+    async def writer_epoch(self) -> int:
         """Return the epoch of the last writer; 0 if there was none, or the server lost its data."""
 
-    async def close_log(self, epoch: int) -> None:
+    async def unregister(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced.
 
         Unread entries of ended streams, and of the log stream, are dropped.
         """
+
+
+class LoggedTransport(Transport, Protocol):
+    """Transport whose mailboxes the event log can read."""
+
+    @property
+    def log(self) -> LogStore:
+        """Return the streams that the event log reads."""

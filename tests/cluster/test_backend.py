@@ -22,7 +22,8 @@ class Counted:
     def __getattr__(self, name):
         with Path(self._path).open("a") as file:
             file.write(f"{type(self._store).__name__}.{name}\n")
-        return getattr(self._store, name)
+        found = getattr(self._store, name)
+        return Counted(found, self._path) if name == "log" else found
 
 
 class CountedStores:
@@ -105,7 +106,7 @@ def test_an_experiment_on_a_backend_of_the_tests_own(counted, exp_id, tmp_path):
     found = uses()
     for use in (
         *("RedisTransport.listen", "RedisTransport.send", "RedisTransport.commit", "RedisTransport.remove"),
-        *("RedisTransport.open_log", "RedisTransport.read_log", "RedisTransport.log_written"),
+        *("RedisLog.register", "RedisLog.read", "RedisLog.note_written"),
         *("RedisDeadLetters.page", "RedisDeadLetters.drop", "RedisDeadLetters.facts"),
         *("RedisExperimentStore.claim", "RedisExperimentStore.take_interceptor_epoch", "RedisExperimentStore.beat"),
         *("RedisExperimentStore.write", "RedisExperimentStore.erase_earlier", "RedisExperimentStore.forget_sender"),

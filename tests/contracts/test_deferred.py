@@ -430,14 +430,14 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
     sender = await messagers(interceptor_of(Censor(), slow))
     receiver = await messagers(host=[1])
     transport = receiver.engine.transport
-    epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
+    epoch = await transport.log.register(Limits(1_000_000, 2**28, 0.0, leased=False))
     assert await sender.send_message(sender.get_agent_chat_channel(1), {"text": "fine"})  # it learns of the log
     bulk = [Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS]
     bulk += [Outgoing.to_agent(1, {"text": "rude and slow"}, from_id=8), Outgoing("news", {"text": "rude news"})]
     receipts = await sender.send_messages(bulk)
     assert [fate[0] for fate in receipts.fates] == ["d", "d", "b", "d", "d", "u"]
-    streams = (await transport.log_streams()).live
-    items = await transport.read_log(dict.fromkeys(streams, "0-0"), 100, 0.1)
+    streams = (await transport.log.streams()).live
+    items = await transport.log.read(dict.fromkeys(streams, "0-0"), 100, 0.1)
     notes, marked, whole = defaultdict(list), [], []
     for item in items:
         if item.stream != LOG_STREAM:
@@ -461,7 +461,7 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
         (receiver.name, ids[4], b'{"text":"*** and slow"}', b'{"text":"rude and slow"}', ("censored",)),
     ]
     assert notes[PUBLISHED] == [("", ids[5], b'{"text":"*** news"}', b'{"text":"rude news"}', ("censored",))]
-    await transport.close_log(epoch)
+    await transport.log.unregister(epoch)
 
 
 # -- what waits costs others nothing ----------------------------------------------------------------------------------

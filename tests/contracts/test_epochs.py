@@ -106,20 +106,20 @@ async def test_a_log_writer_writes_on_no_server_that_forgot_it(world, lost):
     transport = world.transport()
     await transport.connect()
     try:
-        old = await transport.open_log(LIMITS)
-        await transport.log_written(old, {}, [])
+        old = await transport.log.register(LIMITS)
+        await transport.log.note_written(old, {}, [])
         world.forget(lost)
-        new = await transport.open_log(LIMITS)
+        new = await transport.log.register(LIMITS)
         assert new != old
         for call in (
-            transport.log_written(old, {}, []),
-            transport.log_resumed(old, {}),
-            transport.log_written(old, {":log:0": LogMark("1-1", 1, 1)}, []),
-            transport.close_log(old),
+            transport.log.note_written(old, {}, []),
+            transport.log.note_resumed(old, {}),
+            transport.log.note_written(old, {":log:0": LogMark("1-1", 1, 1)}, []),
+            transport.log.unregister(old),
         ):
             with pytest.raises(Fenced):
                 await call
-        await transport.log_written(new, {}, [])
+        await transport.log.note_written(new, {}, [])
     finally:
         await transport.close()
 

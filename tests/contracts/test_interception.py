@@ -379,7 +379,7 @@ async def test_a_rewritten_broadcast_is_still_shared(messagers):
     interceptor.answer = weighed
     sender, receiver = await messagers(interceptor), await messagers(host=range(200))
     transport = receiver.engine.transport
-    epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
+    epoch = await transport.log.register(Limits(1_000_000, 2**28, 0.0, leased=False))
     await sender.send_message(sender.get_agent_chat_channel(1), {"text": "hello"}, 5)  # it learns of the log
     text = "x" * 20_000
     everybody = [*range(100), *(["nobody"] * 100)]
@@ -388,14 +388,14 @@ async def test_a_rewritten_broadcast_is_still_shared(messagers):
     assert max(sizes) < 2 * len(text)
     found = await fetch_all(receiver, 101)
     assert {message.payload["text"] for message in found[1:]} == {text.upper()}
-    streams = (await transport.log_streams()).live
-    items = [item for item in await transport.read_log(dict.fromkeys(streams, "0-0"), 100, 0.1) if item.frame]
+    streams = (await transport.log.streams()).live
+    items = [item for item in await transport.log.read(dict.fromkeys(streams, "0-0"), 100, 0.1) if item.frame]
     assert len(items) == 5  # two of the first message
     assert max(len(item.frame) + len(item.note or b"") for item in items) < 3 * len(text)
     for note in [decode_log_note(item.note, 100) for item in items[-3:] if item.note]:
         [said] = note.before
         assert (len(said.rows), text.encode() in said.line) == (400, True)
-    await transport.close_log(epoch)
+    await transport.log.unregister(epoch)
 
 
 @pytest.mark.beyond_mqtt("event-log")
@@ -403,14 +403,14 @@ async def test_what_goes_to_no_mailbox_is_split_too(messagers, monkeypatch):
     monkeypatch.setattr(frame_router, "_UNOWNED_BYTES", 10_000)
     sender = await messagers(Interceptor("x", [Loud()]))
     transport = sender.engine.transport
-    epoch = await transport.open_log(Limits(1_000_000, 2**28, 0.0, leased=False))
+    epoch = await transport.log.register(Limits(1_000_000, 2**28, 0.0, leased=False))
     await sender.engine.frame_sender.reload()
     texts = [{"text": "x" * 3000 + str(n)} for n in range(20)]
     assert (await sender.send_columns(None, [1] * 20, texts)).counts()["blocked"] == 20
     assert (await sender.send_columns(7, [1] * 20, texts)).counts()["undeliverable"] == 20
     assert (await sender.send_columns(7, [1] * 20, texts[0])).counts()["undeliverable"] == 20
-    items = [item for item in await transport.read_log({LOG_STREAM: "0-0"}, 100, 0.1) if item.note]
+    items = [item for item in await transport.log.read({LOG_STREAM: "0-0"}, 100, 0.1) if item.note]
     counts = [len(decode(item.frame)) for item in items]
     assert sum(counts) == 60
     assert max(counts) <= 3
-    await transport.close_log(epoch)
+    await transport.log.unregister(epoch)

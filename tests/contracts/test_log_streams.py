@@ -67,17 +67,17 @@ async def settle(transport, name="box", limits=WIDE):
     """Open a mailbox; return the reader's epoch and its stream."""
     version = (await transport.load_directory(-1)).version
     listening = await transport.listen(Record(name, [], [name], []), version, limits, owner="", epoch=None)
-    born = [stream for stream in (await transport.log_streams()).live if stream.rpartition(":")[0] == name]
+    born = [stream for stream in (await transport.log.streams()).live if stream.rpartition(":")[0] == name]
     return listening.epoch, born[0]
 
 
 async def drain(transport, *streams, after=None):
     """Read streams to their ends; return their entries but for markers."""
     cursors = dict.fromkeys(streams, "0-0") | (after or {})
-    ends, items = await transport.log_ends(list(cursors)), []
+    ends, items = await transport.log.ends(list(cursors)), []
     async with asyncio.timeout(WAIT_S):
         while any(cursors[stream] != end for stream, end in ends.items() if end != "0-0"):
-            for item in await transport.read_log(cursors, 2, WAIT_S):
+            for item in await transport.log.read(cursors, 2, WAIT_S):
                 cursors[item.stream] = item.entry
                 items.append(item)
     return [item for item in items if item.frame or item.note is not None]
@@ -127,8 +127,8 @@ async def test_without_a_log_the_reader_alone_trims_and_notes_are_counted_but_dr
     assert await post.send("box", b"1", note=b"n") is WRITTEN
     assert await post.send(LOG, note=b"blocked") is WRITTEN
     assert await post.send("", publish=[Published("nobody", b"x")], note=b"published") is WRITTEN
-    assert await transport.log_ends([LOG_STREAM, stream]) != {LOG_STREAM: "0-0", stream: "0-0"}
-    assert (await transport.log_ends([LOG_STREAM]))[LOG_STREAM] == "0-0"
+    assert await transport.log.ends([LOG_STREAM, stream]) != {LOG_STREAM: "0-0", stream: "0-0"}
+    assert (await transport.log.ends([LOG_STREAM]))[LOG_STREAM] == "0-0"
     assert (await Post(transport).begin()).epoch > post.epoch
     assert (await transport.take_sender_epoch("sender", keep_s=60)).last == {"box": 1, LOG: 1, "": 1}
     [(entry, _)] = await transport.read("box", "0-0", 10, 1)
@@ -140,8 +140,8 @@ async def test_a_mailbox_that_goes_without_a_log_takes_its_stream_along(transpor
     _, stream = await settle(transport)
     await post.send("box", b"1")
     assert await transport.remove("box", None) == 1
-    assert await transport.log_streams() == ([LOG_STREAM], [])
-    assert await transport.log_ends([stream]) == {stream: "0-0"}
+    assert await transport.log.streams() == ([LOG_STREAM], [])
+    assert await transport.log.ends([stream]) == {stream: "0-0"}
 
 
 # -- registered -------------------------------------------------------------------------------------------------------
@@ -150,15 +150,15 @@ async def test_a_mailbox_that_goes_without_a_log_takes_its_stream_along(transpor
 async def test_registering_and_taking_out_make_senders_reload_once_each(transport, post):
     await settle(transport)
     old = await post.request(post.part("box", b"1"))
-    first = await transport.open_log(WIDE)
+    first = await transport.log.register(WIDE)
     delta = await transport.load_directory(-1)
     assert (delta.logged, delta.version) == (True, old.directory_version + 1)
     assert (await transport.send(old)).status is SendStatus.STALE_DIRECTORY
-    second = await transport.open_log(WIDE)
+    second = await transport.log.register(WIDE)
     assert second > first
     assert (await transport.load_directory(-1)).version == delta.version
-    await transport.close_log(second)
-    await transport.close_log(second)
+    await transport.log.unregister(second)
+    await transport.log.unregister(second)
     delta = await transport.load_directory(-1)
     assert (delta.logged, delta.version) == (False, old.directory_version + 2)
 
@@ -166,7 +166,7 @@ async def test_registering_and_taking_out_make_senders_reload_once_each(transpor
 @pytest.mark.parametrize("order", ["rl", "lr", "rrll", "llrr", "rlrl", "lrlr", "lrrl", "rllr"])
 async def test_what_is_trimmed_is_what_both_have(transport, post, store, order):
     epoch, stream = await settle(transport)
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     for frame in (b"1", b"2", b"3"):
         await post.send("box", frame)
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
@@ -177,21 +177,21 @@ async def test_what_is_trimmed_is_what_both_have(transport, post, store, order):
             await transport.commit("box", epoch, Cursor(entries[reader - 1], 0), messages=reader, nbytes=reader)
         else:
             log += 1
-            await transport.log_written(writer, {stream: LogMark(entries[log - 1], log, log)}, [])
+            await transport.log.note_written(writer, {stream: LogMark(entries[log - 1], log, log)}, [])
         assert len(await store.entries("box")) == 3 - min(reader, log)
         assert await transport.waiting() == {"box": 3 - reader}
     assert await frames(transport, stream, after={stream: entries[log - 1]}) == [b"1", b"2", b"3"][log:]
 
 
 async def test_a_mailbox_that_opens_while_there_is_a_log_waits_for_it_too(transport, post, store):
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     epoch, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
     await post.send("box", b"1")
     [(entry, _)] = await transport.read("box", "0-0", 10, 1)
     await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
     assert await store.entries("box") == [b"1"]
     assert await post.send("box", b"2") is LOG_FULL
-    await transport.log_written(writer, {stream: LogMark(entry, 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(entry, 1, 1)}, [])
     assert await store.entries("box") == []
     assert await post.send("box", b"2") is WRITTEN
 
@@ -201,25 +201,25 @@ async def test_what_a_refused_frame_waits_for_can_be_asked(transport, post):
         found = await transport.still_full("box", 1, nbytes)
         return found or await post.send("box", b"x" * nbytes)  # None: `send` tells
 
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     epoch, stream = await settle(transport, limits=Limits(2, 100, 60, leased=False))
     assert [await why(), await why(), await why()] == [WRITTEN, WRITTEN, FULL]
     assert await why(1_000) is FrameFate.TOO_LARGE
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
     await transport.commit("box", epoch, Cursor(entries[-1], 0), messages=2, nbytes=2)
     assert await why() is LOG_FULL
-    await transport.log_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
     assert [await why(), await why()] == [WRITTEN, LOG_FULL]
     assert await transport.still_full("nobody", 1, 1) is None
 
 
 async def test_a_frame_of_which_rows_are_left_stays(transport, post, store):
     epoch, stream = await settle(transport)
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     await post.send("box", b"1", rows=3)
     [(entry, _)] = await transport.read("box", "0-0", 10, 1)
     await transport.commit("box", epoch, Cursor(entry, 2), messages=2, nbytes=0)
-    await transport.log_written(writer, {stream: LogMark(entry, 3, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(entry, 3, 1)}, [])
     assert await store.entries("box") == [b"1"]
     await transport.commit("box", epoch, Cursor(entry, 0), messages=3, nbytes=1)
     assert await store.entries("box") == []
@@ -228,20 +228,20 @@ async def test_a_frame_of_which_rows_are_left_stays(transport, post, store):
 @only_redis
 async def test_entries_are_ordered_by_number(transport, store):
     epoch, stream = await settle(transport)
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     key = await store.stream("box")
     for entry in ("9-9", "9-10", "10-1"):
         await store.client.xadd(key, {"f": entry}, id=entry)
     await transport.commit("box", epoch, Cursor("10-1", 0), messages=0, nbytes=0)
-    await transport.log_written(writer, {stream: LogMark("9-9", 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark("9-9", 1, 1)}, [])
     assert await store.entries("box") == [b"9-10", b"10-1"]
-    await transport.log_written(writer, {stream: LogMark("10-1", 3, 3)}, [])
+    await transport.log.note_written(writer, {stream: LogMark("10-1", 3, 3)}, [])
     assert await store.entries("box") == []
 
 
 async def test_a_successor_reads_on_where_the_reader_was_though_the_log_is_behind(transport, post):
     epoch, _ = await settle(transport)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     await post.send("box", b"1")
     await post.send("box", b"2")
     [(entry, _)] = await transport.read("box", "0-0", 1, 1)
@@ -257,7 +257,7 @@ async def test_a_successor_reads_on_where_the_reader_was_though_the_log_is_behin
 
 async def test_notes_go_to_the_log_stream_with_what_they_speak_of(transport, post, store):
     _, stream = await settle(transport)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     get = await store.subscribe("news")
     fates = await post.ask(
         post.part("box", b"frame", note=b"rewritten"),
@@ -281,7 +281,7 @@ async def test_notes_go_to_the_log_stream_with_what_they_speak_of(transport, pos
 
 async def test_a_repeated_call_notes_once(transport, post):
     await settle(transport)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     request = await post.request(
         post.part("box", b"1", note=b"a"),
         post.part("", publish=[Published("nobody", b"x")], note=b"b"),
@@ -295,7 +295,7 @@ async def test_a_repeated_call_notes_once(transport, post):
 
 async def test_what_is_refused_is_not_noted(transport, post):
     await settle(transport, limits=Limits(2, 100, 60, leased=False))
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     assert await post.send("box", b"1", rows=3, note=b"too many") is FULL
     assert await post.send("box", b"x" * 101, note=b"too large") is FrameFate.TOO_LARGE
     assert await post.send("gone", b"1", note=b"gone") is FrameFate.GONE
@@ -308,7 +308,7 @@ async def test_what_is_refused_is_not_noted(transport, post):
 @pytest.mark.parametrize("by_bytes", [False, True], ids=["messages", "bytes"])
 async def test_a_mailbox_that_the_log_has_not_read_fills_up(transport, post, by_bytes):
     epoch, stream = await settle(transport, limits=Limits(9, 30, 60, False) if by_bytes else Limits(3, 999, 60, False))
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     for n in range(1, 4):
         assert await post.send("box", b"x" * 10) is WRITTEN
         entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
@@ -317,24 +317,24 @@ async def test_a_mailbox_that_the_log_has_not_read_fills_up(transport, post, by_
     refused = [post.part("box", b"x" * 10), post.part("box", b"behind")]
     assert await post.ask(*refused) == [LOG_FULL, FULL]
     for _ in range(2):  # totals: the second one counts nothing
-        await transport.log_written(writer, {stream: LogMark(entries[0], 1, 10)}, [])
+        await transport.log.note_written(writer, {stream: LogMark(entries[0], 1, 10)}, [])
     assert await post.ask(*refused) == [WRITTEN, LOG_FULL]
 
 
 async def test_a_reader_that_is_behind_is_told_from_a_log_that_is(transport, post):
     _, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     await post.send("box", b"1")
     [item] = await drain(transport, stream)
     assert await post.send("box", b"2") is FULL
-    await transport.log_written(writer, {stream: LogMark(item.entry, 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(item.entry, 1, 1)}, [])
     assert await post.send("box", b"2") is FULL
 
 
 @pytest.mark.parametrize("limits", [Limits(2, 999, 0, False), Limits(99, 22, 0, False)], ids=["rows", "bytes"])
 async def test_a_full_log_stream_holds_up_what_has_a_note_and_nothing_else(transport, post, store, limits):
     await settle(transport)
-    writer = await transport.open_log(limits)
+    writer = await transport.log.register(limits)
     get = await store.subscribe("news")
     for _ in range(2):
         assert await post.send(LOG, note=b"note") is WRITTEN  # 11 bytes each
@@ -344,7 +344,7 @@ async def test_a_full_log_stream_holds_up_what_has_a_note_and_nothing_else(trans
     assert await post.send("box", b"1") is WRITTEN
     items = await drain(transport, LOG_STREAM)
     assert len(items) == 2
-    await transport.log_written(writer, {LOG_STREAM: LogMark(items[0].entry, 1, 11)}, [])
+    await transport.log.note_written(writer, {LOG_STREAM: LogMark(items[0].entry, 1, 11)}, [])
     assert await post.send("", publish=[Published("news", b"late")], note=b"note") is WRITTEN
     assert await get() == ("news", b"late")
     assert await post.send("box", b"2", note=b"note") is LOG_FULL
@@ -353,7 +353,7 @@ async def test_a_full_log_stream_holds_up_what_has_a_note_and_nothing_else(trans
 
 async def test_notes_of_one_call_are_counted_together(transport, post):
     await settle(transport)
-    await transport.open_log(Limits(3, 999, 0, leased=False))
+    await transport.log.register(Limits(3, 999, 0, leased=False))
     parts = [
         post.part("", publish=[Published("nobody", b"x")], note=b"a", noted_rows=2),
         post.part("box", b"1", note=b"b"),
@@ -363,11 +363,11 @@ async def test_notes_of_one_call_are_counted_together(transport, post):
 
 
 async def test_an_empty_log_stream_takes_what_is_larger_than_it(transport, post):
-    writer = await transport.open_log(Limits(3, 999, 0, leased=False))
+    writer = await transport.log.register(Limits(3, 999, 0, leased=False))
     assert await post.send(LOG, note=b"large", noted_rows=10) is WRITTEN
     assert await post.send(LOG, note=b"small") is LOG_FULL
     [item] = await drain(transport, LOG_STREAM)
-    await transport.log_written(writer, {LOG_STREAM: LogMark(item.entry, 10, 99)}, [])
+    await transport.log.note_written(writer, {LOG_STREAM: LogMark(item.entry, 10, 99)}, [])
     assert await post.send(LOG, note=b"small") is WRITTEN
 
 
@@ -375,12 +375,12 @@ async def test_what_waits_when_the_log_comes_counts(transport, post):
     epoch, stream = await settle(transport, limits=Limits(2, 100, 60, leased=False))
     await post.send("box", b"1")
     await post.send("box", b"2")
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     items = await drain(transport, stream)
     assert [item.frame for item in items] == [b"1", b"2"]
     await transport.commit("box", epoch, Cursor(items[1].entry, 0), messages=2, nbytes=2)
     assert await post.send("box", b"3") is LOG_FULL
-    await transport.log_written(writer, {stream: LogMark(items[0].entry, 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(items[0].entry, 1, 1)}, [])
     assert await post.send("box", b"3") is WRITTEN
 
 
@@ -389,17 +389,17 @@ async def test_what_waits_when_the_log_comes_counts(transport, post):
 
 async def test_a_writer_that_has_a_successor_is_fenced(transport, post, store):
     _, stream = await settle(transport)
-    old = await transport.open_log(WIDE)
-    new = await transport.open_log(WIDE)
+    old = await transport.log.register(WIDE)
+    new = await transport.log.register(WIDE)
     await post.send("box", b"1")
     [item] = await drain(transport, stream)
     marks = {stream: LogMark(item.entry, 1, 1)}
-    for call in (transport.log_written(old, marks, []), transport.close_log(old)):
+    for call in (transport.log.note_written(old, marks, []), transport.log.unregister(old)):
         with pytest.raises(Fenced) as caught:
             await call
         assert (caught.value.name, caught.value.epoch) == (LOG, old)
     assert (await transport.load_directory(-1)).logged
-    await transport.log_written(new, marks, [])
+    await transport.log.note_written(new, marks, [])
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["before its call", "after its call"])
@@ -408,7 +408,7 @@ async def test_a_writer_that_comes_back_reads_on_and_what_its_predecessor_took_i
 ):
     limits = Limits(3, 999, 60, leased=False)
     epoch, stream = await settle(transport, limits=limits)
-    writer, cursor, taken = await transport.open_log(WIDE), "0-0", 0
+    writer, cursor, taken = await transport.log.register(WIDE), "0-0", 0
     for _ in range(3):
         for n in range(1, 4):
             assert await post.send("box", b"%d" % n) is WRITTEN
@@ -420,20 +420,20 @@ async def test_a_writer_that_comes_back_reads_on_and_what_its_predecessor_took_i
         # Its file is durable up to here; then it dies.
         cursor = items[-1].entry
         if told:
-            await transport.log_written(writer, {stream: LogMark(cursor, 3, 3)}, [])
-        before, writer = writer, await transport.open_log(WIDE)
+            await transport.log.note_written(writer, {stream: LogMark(cursor, 3, 3)}, [])
+        before, writer = writer, await transport.log.register(WIDE)
         assert writer > before
-        await transport.log_written(writer, {stream: LogMark(cursor, 0, 0)}, [])
+        await transport.log.note_written(writer, {stream: LogMark(cursor, 0, 0)}, [])
 
 
 @pytest.mark.parametrize("told", [0, 1, 2], ids="told {}".format)
 async def test_what_a_writer_kept_and_did_not_tell_is_not_counted_for_ever_while_messages_go_on(transport, post, told):
     epoch, stream = await settle(transport, limits=Limits(6, 999, 60, leased=False))
-    writer, cursor, taken = await transport.open_log(WIDE), "0-0", 0
+    writer, cursor, taken = await transport.log.register(WIDE), "0-0", 0
     for frame in (b"1", b"2"):
         assert await post.send("box", frame, note=b"n") is WRITTEN
     for _ in range(4):
-        await transport.log_resumed(writer, {stream: (taken, taken), LOG_STREAM: (taken, taken)})
+        await transport.log.note_resumed(writer, {stream: (taken, taken), LOG_STREAM: (taken, taken)})
         before = taken
         items = await drain(transport, stream, after={stream: cursor})
         for item in items:
@@ -441,72 +441,72 @@ async def test_what_a_writer_kept_and_did_not_tell_is_not_counted_for_ever_while
             await transport.commit("box", epoch, Cursor(item.entry, 0), messages=taken, nbytes=taken)
         if told:
             mark = LogMark(items[told - 1].entry, told, told)
-            await transport.log_written(writer, {stream: mark}, [])
-            await transport.log_written(writer, {stream: mark}, [])
+            await transport.log.note_written(writer, {stream: mark}, [])
+            await transport.log.note_written(writer, {stream: mark}, [])
         # Its file is durable with all of them; more comes, and it dies.
         cursor = items[-1].entry
         assert taken == before + 2
         for frame in (b"1", b"2"):
             assert await post.send("box", frame, note=b"n") is WRITTEN
-        writer = await transport.open_log(WIDE)
-    await transport.log_resumed(writer, {stream: (taken, taken)})
-    await transport.log_resumed(writer, {stream: (taken, taken)})
+        writer = await transport.log.register(WIDE)
+    await transport.log.note_resumed(writer, {stream: (taken, taken)})
+    await transport.log.note_resumed(writer, {stream: (taken, taken)})
     for _ in range(4):
         assert await post.send("box", b"x") is WRITTEN
     taken += 2
     items = await drain(transport, stream, after={stream: cursor})
     await transport.commit("box", epoch, Cursor(items[1].entry, 0), messages=taken, nbytes=taken)
     assert await post.send("box", b"x") is LOG_FULL  # six that the log does not have
-    await transport.log_written(writer, {stream: LogMark(items[0].entry, 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(items[0].entry, 1, 1)}, [])
     assert await post.send("box", b"x") is WRITTEN
     assert await post.send("box", b"x") is LOG_FULL
     with pytest.raises(Fenced):
-        await transport.log_resumed(writer - 1, {stream: (0, 0)})
+        await transport.log.note_resumed(writer - 1, {stream: (0, 0)})
 
 
 async def test_a_log_that_goes_on_in_another_folder_lacks_no_less_than_it_does(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
     assert await post.send("box", b"1") is WRITTEN
     assert await post.send("box", b"2") is WRITTEN
-    writer = await transport.open_log(WIDE)  # with a folder that held more before the log was registered
-    await transport.log_resumed(writer, {stream: (7, 7)})
-    writer = await transport.open_log(WIDE)  # with an empty one
-    await transport.log_resumed(writer, {stream: (0, 0)})
+    writer = await transport.log.register(WIDE)  # with a folder that held more before the log was registered
+    await transport.log.note_resumed(writer, {stream: (7, 7)})
+    writer = await transport.log.register(WIDE)  # with an empty one
+    await transport.log.note_resumed(writer, {stream: (0, 0)})
     [first, second] = await drain(transport, stream)
     await transport.commit("box", epoch, Cursor(second.entry, 0), messages=2, nbytes=2)
     assert await post.send("box", b"3") is WRITTEN
     assert await post.send("box", b"4") is LOG_FULL
-    await transport.log_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
     assert await post.send("box", b"4") is WRITTEN
     assert await post.send("box", b"5") is LOG_FULL
 
 
 async def test_totals_begin_anew_with_each_writer(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     for frame in (b"1", b"2", b"3"):
         await post.send("box", frame)
     entries = [item.entry for item in await drain(transport, stream)]
     await transport.commit("box", epoch, Cursor(entries[2], 0), messages=3, nbytes=3)
-    await transport.log_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
     assert await post.send("box", b"4") is WRITTEN
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     assert await post.send("box", b"5") is LOG_FULL
-    await transport.log_written(writer, {stream: LogMark(entries[1], 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(entries[1], 1, 1)}, [])
     assert await post.send("box", b"5") is WRITTEN
     assert await post.send("box", b"6") is LOG_FULL
 
 
 async def test_a_writer_that_lost_its_file_reads_again_what_was_not_trimmed(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     await post.send("box", b"1")
     await post.send("box", b"2")
     first, second = await drain(transport, stream)
-    await transport.log_written(writer, {stream: LogMark(second.entry, 2, 2)}, [])
-    writer = await transport.open_log(WIDE)
+    await transport.log.note_written(writer, {stream: LogMark(second.entry, 2, 2)}, [])
+    writer = await transport.log.register(WIDE)
     assert await frames(transport, stream) == [b"1", b"2"]  # as the reader has neither
-    await transport.log_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(first.entry, 1, 1)}, [])
     await transport.commit("box", epoch, Cursor(second.entry, 0), messages=2, nbytes=2)
     assert await frames(transport, stream) == [b"2"]
 
@@ -517,7 +517,7 @@ async def test_a_writer_that_lost_its_file_reads_again_what_was_not_trimmed(tran
 @pytest.mark.parametrize("how", ["removed", "expired"])
 async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, post, store, how):
     epoch, stream = await settle(transport, limits=Limits(9, 999, 60, leased=how == "expired"))
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     for frame in (b"1", b"2", b"3"):
         await post.send("box", frame)
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
@@ -529,23 +529,23 @@ async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, pos
         assert (await transport.load_directory(-1)).mailboxes == []
     assert [(name, frame) for name, _, frame in await store.dead()] == [("box", b"2"), ("box", b"3")]
     assert await transport.read("box", entries[0], 10, 0.01) == []  # what is dead is not handed out, too
-    assert await transport.log_streams() == ([LOG_STREAM], [stream])
+    assert await transport.log.streams() == ([LOG_STREAM], [stream])
     assert await transport.waiting() == {}
-    assert await transport.log_ends([stream]) == {stream: entries[2]}
+    assert await transport.log.ends([stream]) == {stream: entries[2]}
     assert await frames(transport, stream) == [b"1", b"2", b"3"]
-    await transport.log_written(writer, {stream: LogMark(entries[1], 2, 2)}, [])
+    await transport.log.note_written(writer, {stream: LogMark(entries[1], 2, 2)}, [])
     assert await frames(transport, stream) == [b"3"]
-    await transport.log_written(writer, {stream: LogMark(entries[2], 3, 3)}, [stream])
-    assert await transport.log_streams() == ([LOG_STREAM], [])
-    assert await transport.log_ends([stream]) == {stream: "0-0"}
+    await transport.log.note_written(writer, {stream: LogMark(entries[2], 3, 3)}, [stream])
+    assert await transport.log.streams() == ([LOG_STREAM], [])
+    assert await transport.log.ends([stream]) == {stream: "0-0"}
 
 
 async def test_a_stream_that_ends_while_it_is_read_is_read_on(transport, transports, post):
     _, stream = await settle(transport)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     await post.send("box", b"1")
     [item] = await drain(transport, stream)
-    reading = asyncio.create_task(transports().read_log({stream: item.entry}, 10, WAIT_S))
+    reading = asyncio.create_task(transports().log.read({stream: item.entry}, 10, WAIT_S))
     await post.send("box", b"2")
     assert [found.frame for found in await reading] == [b"2"]
     await post.send("box", b"3")
@@ -555,7 +555,7 @@ async def test_a_stream_that_ends_while_it_is_read_is_read_on(transport, transpo
 
 async def test_rows_that_were_handled_of_a_frame_are_not_dead(transport, post, store):
     epoch, _ = await settle(transport)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     await post.send("box", b"1", rows=1)
     await post.send("box", b"2", rows=3)
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
@@ -566,18 +566,18 @@ async def test_rows_that_were_handled_of_a_frame_are_not_dead(transport, post, s
 
 async def test_a_name_that_comes_again_has_a_stream_of_its_own(transport, post):
     _, old = await settle(transport)
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     await post.send("box", b"old")
     await transport.remove("box", None)
     epoch, new = await settle(transport, limits=Limits(1, 100, 60, leased=False))
     assert old != new
     assert await post.send("box", b"new") is WRITTEN
-    assert await transport.log_streams() == ([LOG_STREAM, new], [old])
+    assert await transport.log.streams() == ([LOG_STREAM, new], [old])
     assert [frame for _, frame in await transport.read("box", "0-0", 10, 1)] == [b"new"]
     assert await frames(transport, old, new) in ([b"old", b"new"], [b"new", b"old"])
     [item] = await drain(transport, old)
-    await transport.log_written(writer, {old: LogMark(item.entry, 1, 3)}, [old])
-    assert await transport.log_streams() == ([LOG_STREAM, new], [])
+    await transport.log.note_written(writer, {old: LogMark(item.entry, 1, 3)}, [old])
+    assert await transport.log.streams() == ([LOG_STREAM, new], [])
     assert await frames(transport, old, new) == [b"new"]
     # What the log took of the old one frees nothing of the new one.
     [item] = await drain(transport, new)
@@ -587,19 +587,19 @@ async def test_a_name_that_comes_again_has_a_stream_of_its_own(transport, post):
 
 async def test_a_mailbox_that_lives_is_not_dropped(transport, post, store):
     _, stream = await settle(transport)
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     await post.send("box", b"1")
-    await transport.log_written(writer, {}, [stream, LOG_STREAM, "never:7"])
+    await transport.log.note_written(writer, {}, [stream, LOG_STREAM, "never:7"])
     assert await store.entries("box") == [b"1"]
 
 
 async def test_who_reads_the_log_is_woken_by_all_there_is(transport, transports, post):
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     reading = transports()
     cursors = {LOG_STREAM: "0-0"}
 
     async def woken(by):
-        task = asyncio.create_task(reading.read_log(cursors, 10, WAIT_S))
+        task = asyncio.create_task(reading.log.read(cursors, 10, WAIT_S))
         result = await by
         items = await asyncio.wait_for(task, WAIT_S)
         cursors.update({item.stream: item.entry for item in items})
@@ -612,29 +612,29 @@ async def test_who_reads_the_log_is_woken_by_all_there_is(transport, transports,
     assert [item.note for item in (await woken(post.send(LOG, note=b"n")))[1]] == [b"n"]
     _, [marker] = await woken(transport.remove("box", None))
     assert (marker.stream, marker.frame, marker.note) == (LOG_STREAM, b"", None)
-    assert await reading.read_log(cursors, 10, 0.01) == []
-    assert await reading.read_log({}, 10, WAIT_S) == []
+    assert await reading.log.read(cursors, 10, 0.01) == []
+    assert await reading.log.read({}, 10, WAIT_S) == []
 
 
 async def test_very_many_streams_are_read_in_turn(transport, post, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 3)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     streams = [(await settle(transport, f"box-{n}"))[1] for n in range(10)]
-    assert (await transport.log_streams()).live == [LOG_STREAM, *streams]
+    assert (await transport.log.streams()).live == [LOG_STREAM, *streams]
     for n in range(10):
         for frame in (b"a", b"b"):
             await post.send(f"box-{n}", b"%d%s" % (n, frame))
     wanted = sorted(b"%d%s" % (n, frame) for n in range(10) for frame in (b"a", b"b"))
     assert sorted(await frames(transport, *streams)) == wanted
-    ends = await transport.log_ends(streams)
-    task = asyncio.create_task(transport.read_log(ends, 10, WAIT_S))
+    ends = await transport.log.ends(streams)
+    task = asyncio.create_task(transport.log.read(ends, 10, WAIT_S))
     await post.send("box-9", b"late")
     assert [(item.stream, item.frame) for item in await task] == [(streams[9], b"late")]
 
 
 async def test_of_very_many_streams_the_busy_ones_are_not_read_entry_by_entry(transport, post, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 8)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     streams = [(await settle(transport, f"box-{n}"))[1] for n in range(40)]
     sent = {streams[place]: [b"%d of %d" % (n, place) for n in range(24)] for place in (3, 37)}
     for n in range(24):
@@ -642,14 +642,14 @@ async def test_of_very_many_streams_the_busy_ones_are_not_read_entry_by_entry(tr
             await post.send(f"box-{place}", b"%d of %d" % (n, place))
     cursors, found, reads = dict.fromkeys(streams, "0-0"), {stream: [] for stream in sent}, 0
     while found != sent:
-        items = await transport.read_log(cursors, 100, WAIT_S)
+        items = await transport.log.read(cursors, 100, WAIT_S)
         cursors |= {item.stream: item.entry for item in items}
         for item in items:
             found[item.stream].append(item.frame)
         reads += 1
     assert reads <= 8
     await post.send("box-20", b"of an idle one")
-    assert [item.frame for item in await transport.read_log(cursors, 100, WAIT_S)] == [b"of an idle one"]
+    assert [item.frame for item in await transport.log.read(cursors, 100, WAIT_S)] == [b"of an idle one"]
 
 
 @only_redis
@@ -660,9 +660,9 @@ async def test_a_reply_of_large_frames_has_few_of_them(transport, post, monkeypa
         for _ in range(12):
             for name in ("a", "b", "c"):
                 await post.send(name, frame)
-    cursors, ends, sizes = dict.fromkeys(streams, "0-0"), await transport.log_ends(streams), []
+    cursors, ends, sizes = dict.fromkeys(streams, "0-0"), await transport.log.ends(streams), []
     while cursors != ends:
-        items = await transport.read_log(cursors, 100, WAIT_S)
+        items = await transport.log.read(cursors, 100, WAIT_S)
         cursors.update({item.stream: item.entry for item in items})
         sizes.append([len(item.frame) for item in items])
     assert sum(map(len, sizes)) == 108
@@ -673,10 +673,10 @@ async def test_a_reply_of_large_frames_has_few_of_them(transport, post, monkeypa
 @only_redis
 async def test_a_read_that_is_cancelled_harms_no_other(transport, post, store):
     _, stream = await settle(transport)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     for _ in range(3):
         await until(lambda: blocked(store.client, 0))
-        task = asyncio.create_task(transport.read_log({stream: "0-0"}, 10, WAIT_S))
+        task = asyncio.create_task(transport.log.read({stream: "0-0"}, 10, WAIT_S))
         await until(lambda: blocked(store.client, 1))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -691,7 +691,7 @@ async def test_a_log_that_is_taken_out_leaves_the_mailboxes_to_their_readers(tra
     limits = Limits(3, 999, 60, leased=False)
     epoch, stream = await settle(transport, limits=limits)
     _, gone = await settle(transport, "gone")
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     for frame in (b"1", b"2", b"3"):
         await post.send("box", frame, note=b"n")
     await post.send("gone", b"g")
@@ -699,18 +699,18 @@ async def test_a_log_that_is_taken_out_leaves_the_mailboxes_to_their_readers(tra
     entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
     await transport.commit("box", epoch, Cursor(entries[1], 0), messages=2, nbytes=2)
     assert await post.send("box", b"4") is LOG_FULL
-    await transport.close_log(writer)
+    await transport.log.unregister(writer)
     assert await store.entries("box") == [b"3"]
-    assert await transport.log_streams() == ([LOG_STREAM, stream], [])
-    assert await transport.log_ends([gone]) == {gone: "0-0"}
-    assert await transport.read_log({LOG_STREAM: "0-0", gone: "0-0"}, 10, 0.01) == []
+    assert await transport.log.streams() == ([LOG_STREAM, stream], [])
+    assert await transport.log.ends([gone]) == {gone: "0-0"}
+    assert await transport.log.read({LOG_STREAM: "0-0", gone: "0-0"}, 10, 0.01) == []
     assert await post.send("box", b"4", note=b"dropped") is WRITTEN
     await transport.commit("box", epoch, Cursor(entries[2], 0), messages=3, nbytes=3)
     assert await store.entries("box") == [b"4"]
     with pytest.raises(Fenced):
-        await transport.log_written(writer, {}, [])
+        await transport.log.note_written(writer, {}, [])
 
-    assert await transport.open_log(WIDE) > writer  # no epoch comes again
+    assert await transport.log.register(WIDE) > writer  # no epoch comes again
     assert await post.send("box", b"5") is WRITTEN
     assert await post.send("box", b"6", note=b"n") is WRITTEN
     assert await post.send("box", b"7") is FULL
@@ -725,7 +725,7 @@ async def test_a_log_that_is_taken_out_leaves_the_mailboxes_to_their_readers(tra
 async def test_a_full_server_takes_no_notes_but_lets_the_log_work(redis_process, transports):
     transport = transports(redis_process.config)
     post, (epoch, stream) = await Post(transport).begin(), await settle(transport)
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     await post.send("box", b"1", note=b"1")
     request = await post.request(post.part("", publish=[Published("news", b"x")], note=b"2"))
     hurried = transports(redis_process.config, 0.2)
@@ -735,16 +735,16 @@ async def test_a_full_server_takes_no_notes_but_lets_the_log_work(redis_process,
         for refused in (request, await post.request(post.part(LOG, note=b"3"))):
             with pytest.raises(MailboxFull, match="maxmemory"):
                 await hurried.send(refused)
-        successor = await hurried.open_log(WIDE)
+        successor = await hurried.log.register(WIDE)
         assert successor > writer
-        assert await hurried.log_streams() == ([LOG_STREAM, stream], [])
+        assert await hurried.log.streams() == ([LOG_STREAM, stream], [])
         [item] = await drain(hurried, LOG_STREAM)
         [frame] = await drain(hurried, stream)
         marks = {LOG_STREAM: LogMark(item.entry, 1, 5), stream: LogMark(frame.entry, 1, 1)}
-        await hurried.log_written(successor, marks, [])
+        await hurried.log.note_written(successor, marks, [])
         await hurried.remove("box", epoch)
-        await hurried.log_written(successor, {}, [stream])
-        await hurried.close_log(successor)
+        await hurried.log.note_written(successor, {}, [stream])
+        await hurried.log.unregister(successor)
     finally:
         await client.config_set("maxmemory", "0")
         await client.aclose()
@@ -755,20 +755,23 @@ async def test_a_full_server_takes_no_notes_but_lets_the_log_work(redis_process,
 async def test_a_server_that_lost_everything_is_no_riddle(redis_process, transports):
     transport = transports(redis_process.config)
     post, (_, stream) = await Post(transport).begin(), await settle(transport)
-    writer = await transport.open_log(WIDE)
+    writer = await transport.log.register(WIDE)
     await post.send("box", b"1", note=b"1")
     client = client_of(redis_process.config)
     await client.flushall()
     await client.aclose()
-    assert await transport.read_log({LOG_STREAM: "0-0", stream: "0-0"}, 10, 0.01) == []
-    assert await transport.log_ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}
-    assert await transport.log_streams() == ([LOG_STREAM], [])
+    assert await transport.log.read({LOG_STREAM: "0-0", stream: "0-0"}, 10, 0.01) == []
+    assert await transport.log.ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}
+    assert await transport.log.streams() == ([LOG_STREAM], [])
     assert await transport.read("box", "0-0", 1, 0.01) == []
-    for call in (transport.log_written(writer, {stream: LogMark("1-1", 1, 1)}, [stream]), transport.close_log(writer)):
+    for call in (
+        transport.log.note_written(writer, {stream: LogMark("1-1", 1, 1)}, [stream]),
+        transport.log.unregister(writer),
+    ):
         with pytest.raises(Fenced, match="lost its data"):
             await call
     assert await transport.remove("box", None) == 0
-    assert await transport.open_log(WIDE) != writer
+    assert await transport.log.register(WIDE) != writer
     await settle(transport)
     assert await (await Post(transport).begin()).send("box", b"2", note=b"2") is WRITTEN
 
@@ -777,10 +780,10 @@ async def test_a_server_that_lost_everything_is_no_riddle(redis_process, transpo
 async def test_a_log_reader_goes_on_when_the_server_is_back(redis_process, transports):
     transport = transports(redis_process.config)
     post, (_, stream) = await Post(transport).begin(), await settle(transport)
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     await post.send("box", b"1")
     [item] = await drain(transport, stream)
-    reading = asyncio.create_task(transport.read_log({stream: item.entry}, 10, WAIT_S))
+    reading = asyncio.create_task(transport.log.read({stream: item.entry}, 10, WAIT_S))
     client = client_of(redis_process.config)
     await until(lambda: blocked(client, 1))
     await client.aclose()

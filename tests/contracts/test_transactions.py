@@ -418,7 +418,7 @@ async def test_a_mailbox_that_came_or_went_meanwhile(bank, shop, messagers, stor
 
 
 async def test_a_log_that_is_behind_stops_all_of_it(bank, shop):
-    await shop.engine.transport.open_log(Limits(2, 2**20, 60.0, leased=False))
+    await shop.engine.transport.log.register(Limits(2, 2**20, 60.0, leased=False))
     await shop.send_message("news", {"n": 0})
     messages = [Outgoing.to_agent(2, {"n": 1}, from_id=1), Outgoing("news", {"n": 2}), Outgoing("news", {"n": 3})]
     with pytest.raises(MailboxFull, match="event log"):
@@ -436,7 +436,7 @@ async def test_the_log_has_it_once(messagers, shop, store):
     )
     await store.set_interceptor(1)
     transport = shop.engine.transport
-    await transport.open_log(WIDE)
+    await transport.log.register(WIDE)
     full = await messagers(host=[9], mailbox_messages=1)
     messages = [
         Outgoing.to_agent(2, {"n": 1}, from_id=13),
@@ -452,7 +452,7 @@ async def test_the_log_has_it_once(messagers, shop, store):
                 tx.send_messages(messages)
     with pytest.raises(TransactionError):
         tx.receipts  # noqa: B018 - raises
-    notes = [item for item in await transport.read_log({LOG_STREAM: "0-0"}, 100, 0.01) if item.note is not None]
+    notes = [item for item in await transport.log.read({LOG_STREAM: "0-0"}, 100, 0.01) if item.note is not None]
     told = [(decode_log_note(item.note, len(decode(item.frame))).fate, item.takers) for item in notes]
     assert sorted(told) == [(DELIVERED, None), (PUBLISHED, [0, 0]), (BLOCKED, None)]
     assert numbers(await fetch_all(shop, 1)) == ["even"]

@@ -102,7 +102,7 @@ class Model:
     async def run(self, steps):
         """Go `steps` steps on each side, let all calls end, and return the messages of each mailbox's reader."""
         await self.admin.connect()
-        self._log_epoch = await self.admin.open_log(Limits(10_000, 2**26, 60.0, leased=False))
+        self._log_epoch = await self.admin.log.register(Limits(10_000, 2**26, 60.0, leased=False))
         for name in NAMES:
             await self.open(name)
         await asyncio.gather(*(self.work(name, steps) for name in NAMES))
@@ -223,10 +223,10 @@ class Model:
             return await self._log()
 
     async def _log(self):
-        live, ended = await self.admin.log_streams()
+        live, ended = await self.admin.log.streams()
         cursors = {stream: self._read.get(stream, "0-0") for stream in [*live, *ended]}
         marks = {}
-        for item in await self.admin.read_log(cursors, 1000, 0.001):
+        for item in await self.admin.log.read(cursors, 1000, 0.001):
             batch = decode(item.frame) if item.frame else []
             numbers = [json.loads(batch.lines.row(row))["n"] for row in range(len(batch))]
             if item.stream != LOG_STREAM:
@@ -239,7 +239,7 @@ class Model:
             self._read[item.stream] = item.entry
             marks[item.stream] = LogMark(item.entry, *self._taken[item.stream])
         if marks:
-            await self.admin.log_written(self._log_epoch, marks, [])
+            await self.admin.log.note_written(self._log_epoch, marks, [])
         return bool(marks)
 
     async def rest(self):

@@ -130,10 +130,10 @@ class InterceptorHost:
         """Remove the event log of an earlier run: senders would wait for it, and nothing reads on."""
         if (await self.transport.load_directory(-1)).logged:
             settings = self._spec.settings
-            epoch = await self.transport.open_log(
+            epoch = await self.transport.log.register(
                 Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, leased=False)
             )
-            await self.transport.close_log(epoch)
+            await self.transport.log.unregister(epoch)
 
     # -- rules at run time ----------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class SegmentStore:
 
     def __init__(
         self,
-        transport: LogStore,
+        log: LogStore,
         folder: Folder,
         exp_id: str,
         *,
@@ -54,7 +54,7 @@ class SegmentStore:
         self.lost = False  # the server has lost the streams
         self.trouble: str | None = None
         self.last_s: float | None = None  # duration of the last write
-        self._transport = transport
+        self._log = log
         self._folder = folder
         self._exp_id = exp_id
         self._writer = writer
@@ -75,7 +75,7 @@ class SegmentStore:
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
         """Report to the transport the segments' rows, as their writer may have died before. Raises Fenced."""
-        await self._retry(lambda: self._transport.log_resumed(self.epoch, taken))
+        await self._retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
         """Make a segment durable. Raises Fenced; LogError after `stop_retrying`."""
@@ -105,9 +105,9 @@ class SegmentStore:
         if self.lost:
             return
         try:
-            await self._transport.log_written(self.epoch, marks, finished)
+            await self._log.note_written(self.epoch, marks, finished)
         except Fenced:
-            if await self._transport.log_epoch() > self.epoch and await self._known():
+            if await self._log.writer_epoch() > self.epoch and await self._known():
                 raise
             self.lost = True
 

@@ -17,7 +17,7 @@ from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.eventlog.writing.rows.entries import NOTHING, decode_entry, payload_bytes, pieces
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.base import LOG, LOG_STREAM
-from ray_messaging.transports.log_store import LogItem, LogStore, LogStreams
+from ray_messaging.transports.log_store import LoggedTransport, LogItem, LogStreams
 
 logger = logging.getLogger(__name__)
 
@@ -52,24 +52,24 @@ class Chunk(NamedTuple):
 class StreamReader:
     """Reader of one experiment's streams."""
 
-    def __init__(self, transport: LogStore, exp_id: str) -> None:
+    def __init__(self, transport: LoggedTransport, exp_id: str) -> None:
         self.unreadable = 0
         self._age_s = 0.0  # of the last read's oldest entry
         self._read_at = 0.0
         self.away: str | None = None
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry, and its rows already in the log
         self._refused: list[tuple[LogItem, str]] = []
-        self._transport = transport
+        self._log, self._transport = transport.log, transport
         self._exp_id = exp_id
 
     async def list_streams(self) -> tuple[LogStreams, dict[str, str]]:
         """Return the streams, and the last entries of those that ended."""
-        streams = await self.retry(self._transport.log_streams)
-        return streams, await self.retry(partial(self._transport.log_ends, streams.ended))
+        streams = await self.retry(self._log.streams)
+        return streams, await self.retry(partial(self._log.ends, streams.ended))
 
     async def read(self, read: Read, block_s: float) -> list[LogItem]:
         """Read the next entries."""
-        items = await self.retry(partial(self._transport.read_log, read.cursors, read.limit, block_s))
+        items = await self.retry(partial(self._log.read, read.cursors, read.limit, block_s))
         oldest = min((key(item.entry)[0] for item in items), default=None)
         self._read_at = time.time()
         self._age_s = 0.0 if oldest is None else max(0.0, self._read_at - oldest / 1000)

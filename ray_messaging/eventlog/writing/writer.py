@@ -20,7 +20,7 @@ from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
 from ray_messaging.eventlog.writing.waiters import Waiters
 from ray_messaging.transports.base import Limits
-from ray_messaging.transports.log_store import LogItem, LogStore
+from ray_messaging.transports.log_store import LoggedTransport, LogItem
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class LogWriter:
 
     def __init__(
         self,
-        transport: LogStore,
+        transport: LoggedTransport,
         folder: Folder,
         exp_id: str,
         *,
@@ -66,12 +66,12 @@ class LogWriter:
         self.exp_id = exp_id
         self.folder = folder
         self.error: MessagingError | None = None  # that stopped it
-        self._transport = transport
+        self._log = transport.log
         self._limits = limits
         self._segment_rows, self._segment_bytes, self._segment_age_s = segment_rows, segment_bytes, segment_age_s
         writer = f"{run}/{secrets.token_hex(8)}"
         self._segments = SegmentStore(
-            transport, folder, exp_id, writer=writer, known=known, crash=crash, on_trouble=self._fail_waiters
+            self._log, folder, exp_id, writer=writer, known=known, crash=crash, on_trouble=self._fail_waiters
         )
         self._reader = StreamReader(transport, exp_id)
         self._streams = StreamCursors()
@@ -87,7 +87,7 @@ class LogWriter:
     async def start(self) -> None:
         """Register the log, and continue after the last segment in the folder. Raises LogError, ConnectionFailed."""
         await asyncio.to_thread(self.folder.prepare, self.exp_id)
-        await self._segments.take_over(await self._transport.open_log(self._limits))
+        await self._segments.take_over(await self._log.register(self._limits))
         if self._segments.closed:
             newest = self._segments.closed[-1]
             self._streams.cursors = dict(newest.cursors)
@@ -123,7 +123,7 @@ class LogWriter:
         """Close, and unregister the log. From then on only readers trim their mailboxes."""
         await self.close()
         if self.error is None:
-            await self._transport.close_log(self._segments.epoch)
+            await self._log.unregister(self._segments.epoch)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class LogWriter:
         self._check()
         await self._segments.check_owner()
         self._check()
-        streams = await self._transport.log_streams()
-        ends = await self._transport.log_ends([*streams.live, *streams.ended])
+        streams = await self._log.streams()
+        ends = await self._log.ends([*streams.live, *streams.ended])
         self._check()
         await self._waiters.reach(ends)
 

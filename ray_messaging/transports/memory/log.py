@@ -21,7 +21,7 @@ class MemoryLog:
     def _exp(self) -> Experiment:
         return self.server.experiments[self.exp_id]
 
-    async def open_log(self, limits: Limits) -> int:
+    async def register(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch."""
         exp = self._exp
         log, first = exp.log, exp.log.limits is None
@@ -37,7 +37,7 @@ class MemoryLog:
             box.backlog.begin()
         return log.epoch
 
-    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+    async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
         """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
         log = self._exp.log
         if log.epoch != epoch or log.limits is None:
@@ -47,14 +47,14 @@ class MemoryLog:
             if backlog is not None:
                 backlog.resume(held)
 
-    async def log_streams(self) -> LogStreams:
+    async def streams(self) -> LogStreams:
         """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""
         exp = self._exp
         return LogStreams(
             [LOG_STREAM, *(f"{name}:{box.born}" for name, box in exp.mailboxes.items())], list(exp.log.ended)
         )
 
-    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+    async def ends(self, streams: Sequence[str]) -> dict[str, str]:
         """Return the last entry that each stream had, trimmed or not, "0-0" where there was none."""
         return {stream: f"{self._end(stream)}-0" for stream in streams}
 
@@ -69,7 +69,7 @@ class MemoryLog:
         box = self._exp.mailboxes.get(name)
         return box if box is not None and str(box.born) == born else self._exp.log.ended.get(stream)
 
-    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+    async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
         deadline = asyncio.get_running_loop().time() + block_s
         while cursors:
@@ -94,7 +94,7 @@ class MemoryLog:
         except TimeoutError:
             return False
 
-    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+    async def note_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
         """Record the log's position in each stream, and trim entries that are not needed; raises Fenced."""
         log = self._exp.log
         if log.epoch != epoch or log.limits is None:
@@ -113,11 +113,11 @@ class MemoryLog:
         for stream in dropped:
             log.ended.pop(stream, None)
 
-    async def log_epoch(self) -> int:
+    async def writer_epoch(self) -> int:
         """Return the epoch of the last writer."""
         return self._exp.log.epoch
 
-    async def close_log(self, epoch: int) -> None:
+    async def unregister(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
         exp = self._exp
         log = exp.log

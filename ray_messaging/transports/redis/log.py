@@ -27,16 +27,16 @@ class RedisLog:
         self.link = link
         self.run = run  # the start of the experiment that must have it; "": any
         self.keys = keys
-        self._log_reading = BlockingReads(link)
+        self._reading = BlockingReads(link)
         self._largest = _GUESS  # frame in the last reply
         # Where a reply has no room for all streams: with which the next read begins, and which gave something last.
         self._turn, self._busy = 0, list[str]()
 
     def close(self) -> None:
         """Close the connection."""
-        self._log_reading.close()
+        self._reading.close()
 
-    async def open_log(self, limits: Limits) -> int:
+    async def register(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
 
         Raises: Fenced where another start has the experiment.
@@ -58,19 +58,19 @@ class RedisLog:
             if taken == -1:
                 raise other_run(self.keys.exp_id, epoch)
 
-    async def log_streams(self) -> LogStreams:
+    async def streams(self) -> LogStreams:
         """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""
         keys = [self.keys.changes, self.keys.ended]
         live, ended = await self.link.script("list_streams", keys, [self.keys.prefix])
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
-    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
+    async def ends(self, streams: Sequence[str]) -> dict[str, str]:
         """Return the last entry that each stream had, trimmed or not, "0-0" where there was none."""
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
 
-    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
+    async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
         if not cursors:
             return []
@@ -78,7 +78,7 @@ class RedisLog:
         if len(cursors) > room and (items := await self._read_in_turn(cursors, room, count)):
             return items
         count = max(1, min(count, room // len(cursors)))
-        return self._items(await self._log_reading.read(self._by_key(cursors), count, block_s))
+        return self._items(await self._reading.read(self._by_key(cursors), count, block_s))
 
     @property
     def _room(self) -> int:
@@ -96,7 +96,7 @@ class RedisLog:
             begin = self._turn if self._turn < len(streams) else 0
             self._turn = begin + room - len(last)
             window = last | {stream: cursors[stream] for stream in streams[begin : self._turn]}
-            items = self._items(await self._log_reading.read(self._by_key(window), 1, None))
+            items = self._items(await self._reading.read(self._by_key(window), 1, None))
             found = {item.stream: item.entry for item in items}
             self._busy = list(found)[: room // 2]
             if items:
@@ -108,7 +108,7 @@ class RedisLog:
         if count < 1:
             return []
         largest = self._largest
-        items = self._items(await self._log_reading.read(self._by_key(cursors), count, None))
+        items = self._items(await self._reading.read(self._by_key(cursors), count, None))
         self._largest = max(largest, self._largest)
         return items
 
@@ -127,7 +127,7 @@ class RedisLog:
         self._largest = max((len(item.frame) for item in items), default=self._largest)
         return items
 
-    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
+    async def note_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
         """Record the log's position in each stream, and trim entries that are not needed; raises Fenced."""
         args: list[Any] = [epoch, self.keys.prefix, len(written)]
         for stream, mark in written.items():
@@ -136,18 +136,18 @@ class RedisLog:
             "note_written", [self.keys.meta, self.keys.state(LOG), self.keys.ended], [*args, *dropped]
         )
 
-    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
+    async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
         """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
         args: list[Any] = [epoch, self.keys.prefix]
         for stream, (messages, nbytes) in taken.items():
             args += [stream, messages, nbytes]
         await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
-    async def log_epoch(self) -> int:
+    async def writer_epoch(self) -> int:
         """Return the epoch of the last writer; 0 if there was none, or the server lost its data."""
         return int(await self.link.command("HGET", self.keys.state(LOG), "epoch") or 0)
 
-    async def close_log(self, epoch: int) -> None:
+    async def unregister(self, epoch: int) -> None:
         """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]
         await self._under_epoch("close_log", keys, [epoch, self.keys.prefix])

@@ -36,7 +36,6 @@ from ray_messaging.transports.base import (
     lost,
 )
 from ray_messaging.transports.dead_letters import kept_of
-from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
 from ray_messaging.transports.redis.connection.protocol import LARGE
@@ -336,40 +335,6 @@ class RedisTransport:
         fields = ("messages", "acked_messages")
         counts = [await self.link.command("HMGET", self.keys.state(name), *fields) for name in names]
         return {name: int(held or 0) - int(acked or 0) for name, (held, acked) in zip(names, counts, strict=True)}
-
-    # -- the event log's side -------------------------------------------------------------------------------------
-
-    async def open_log(self, limits: Limits) -> int:
-        """Register the event log; return the writer's epoch. Raises Fenced."""
-        return await self.log.open_log(limits)
-
-    async def log_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
-        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
-        await self.log.log_resumed(epoch, taken)
-
-    async def log_streams(self) -> LogStreams:
-        """Return the streams to read: the log stream first, then those of mailboxes, and the ended ones."""
-        return await self.log.log_streams()
-
-    async def log_ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry of each stream, trimmed or not; "0-0" if it never had one."""
-        return await self.log.log_ends(streams)
-
-    async def read_log(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
-        """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
-        return await self.log.read_log(cursors, count, block_s)
-
-    async def log_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
-        """Record up to where the log has each stream, and trim the entries that nothing needs; raises Fenced."""
-        await self.log.log_written(epoch, written, dropped)
-
-    async def log_epoch(self) -> int:
-        """Return the epoch of the last writer; 0 if there was none, or the server lost its data."""
-        return await self.log.log_epoch()
-
-    async def close_log(self, epoch: int) -> None:
-        """Remove the event log: from then on only readers hold entries back. Raises Fenced."""
-        await self.log.close_log(epoch)
 
 
 def _keep(cursor: Cursor) -> str:

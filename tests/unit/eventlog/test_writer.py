@@ -19,6 +19,7 @@ from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.base import Cursor
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
+from ray_messaging.transports.memory.log import MemoryLog
 
 POINTS = ["checked", "staged", "locked", "renamed", "written"]
 
@@ -556,8 +557,8 @@ async def test_a_folder_that_cannot_be_written_registers_no_log(society, writers
     assert not (await society.transport.load_directory(-1)).logged
 
 
-class Cut(MemoryTransport):
-    """Be a connection that is cut from time to time."""
+class Cut(MemoryLog):
+    """Streams behind a connection that is cut from time to time."""
 
     def __init__(self, server, exp_id):
         super().__init__(server, exp_id)
@@ -567,25 +568,26 @@ class Cut(MemoryTransport):
         if self.away.is_set():
             raise ConnectionFailed("the server is away", host="", port=0)
 
-    async def read_log(self, *args):
+    async def read(self, *args):
         self._reach()
-        return await super().read_log(*args)
+        return await super().read(*args)
 
-    async def log_written(self, *args):
+    async def note_written(self, *args):
         self._reach()
-        await super().log_written(*args)
+        await super().note_written(*args)
 
 
 async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
     await society.mailbox("a")
-    transport = Cut(society.server, "exp")
+    transport = MemoryTransport(society.server, "exp")
+    transport.log = Cut(society.server, "exp")
     writer = await writers(transport, segment_rows=2)
-    transport.away.set()
+    transport.log.away.set()
     await society.send("a", 2)
     await until(lambda: writer.stats()["error"])
-    transport.away.clear()
+    transport.log.away.clear()
     await until(lambda: writer.stats()["segments"] == 1 and writer.stats()["error"] is None)
     await within(writer.close())
     assert logged(tmp_path / "log") == society.written
@@ -640,9 +642,9 @@ async def test_very_many_streams_are_read_some_at_a_time(society, writers, monke
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_cursors.READ_BYTES", 2_000)
     asked = []
 
-    class Counting(MemoryTransport):
-        async def read_log(self, cursors, count, block_s):
-            items = await super().read_log(cursors, count, block_s)
+    class Counting(MemoryLog):
+        async def read(self, cursors, count, block_s):
+            items = await super().read(cursors, count, block_s)
             asked.append(len(items))
             return items
 
@@ -651,7 +653,9 @@ async def test_very_many_streams_are_read_some_at_a_time(society, writers, monke
     for _ in range(5):
         for number in range(60):
             await society.send(f"m{number}", 3)
-    writer = await writers(Counting(society.server, "exp"))
+    transport = MemoryTransport(society.server, "exp")
+    transport.log = Counting(society.server, "exp")
+    writer = await writers(transport)
     await within(writer.caught_up())
     assert sorted(seen(writer)) == sorted(society.written)
     assert max(asked[1:]) < 60, "a read brought an entry of each stream at once"
@@ -703,18 +707,20 @@ async def test_who_dies_while_it_reads_ahead_lost_nothing(society, writers, tmp_
 
 @pytest.mark.usefixtures("eager")
 async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, writers, monkeypatch):
-    class Flaky(MemoryTransport):
+    class Flaky(MemoryLog):
         reads = 0
 
-        async def read_log(self, cursors, count, block_s):
+        async def read(self, cursors, count, block_s):
             self.reads += 1
             if self.reads % 3 == 0:
                 raise ConnectionFailed("away")
-            return await super().read_log(cursors, count, block_s)
+            return await super().read(cursors, count, block_s)
 
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     await society.mailbox("a")
-    writer = await writers(Flaky(society.server, "exp"))
+    transport = MemoryTransport(society.server, "exp")
+    transport.log = Flaky(society.server, "exp")
+    writer = await writers(transport)
     for _ in range(30):
         await society.send("a", 3)
     await within(writer.caught_up())
@@ -768,8 +774,8 @@ async def test_on_every_server_each_row_is_logged_once_and_the_streams_are_trimm
     assert sorted(seen(writer)) == sorted(society.written)
     await within(writer.close())
     assert sorted(logged(tmp_path / "log")) == sorted(society.written)
-    streams = await society.transport.log_streams()
+    streams = await society.transport.log.streams()
     assert streams.ended == []
-    (end,) = (await society.transport.log_ends([name for name in streams.live if name.startswith("a:")])).values()
+    (end,) = (await society.transport.log.ends([name for name in streams.live if name.startswith("a:")])).values()
     await society.transport.commit("a", epoch, Cursor(end, 0), messages=10**6, nbytes=10**9)
-    assert await society.transport.read_log(dict.fromkeys(streams.live, "0-0"), 10, 0.0) == []
+    assert await society.transport.log.read(dict.fromkeys(streams.live, "0-0"), 10, 0.0) == []

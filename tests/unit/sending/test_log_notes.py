@@ -27,14 +27,14 @@ def apart(monkeypatch):
 @pytest.fixture
 async def log(apart, exp_id):
     transport = MemoryTransport(apart, exp_id)
-    await transport.open_log(LIMITS)
-    return transport
+    await transport.log.register(LIMITS)
+    return transport.log
 
 
 async def told(log):
     """Return what the log stream says: fate, mailbox, from, to, payload of each row."""
     found = []
-    for item in await log.read_log({LOG_STREAM: "0-0"}, 1_000, 0):
+    for item in await log.read({LOG_STREAM: "0-0"}, 1_000, 0):
         if item.frame:
             part = decode_entry(item).part
             fates = part.fates if not isinstance(part.fates, int) else [part.fates] * len(part.batch)
@@ -81,7 +81,7 @@ async def test_what_a_rule_rewrote_is_told_with_what_it_was(opener, apart, log):
 
     sender, receiver = await opener(apart, Interceptor("x", [Polite()])), await opener(apart, host=[1])
     await sender.send_message(sender.get_agent_chat_channel(1), {"text": "damn"}, 5)
-    (item,) = [item for item in await log.read_log({LOG_STREAM: "0-0"}, 10, 0) if item.frame]
+    (item,) = [item for item in await log.read({LOG_STREAM: "0-0"}, 10, 0) if item.frame]
     part = decode_entry(item).part
     assert part.batch.lines.row(0) == b'{"text":"..."}'
     assert (part.note.why[0].rule, part.note.before[0].line) == ("polite", b'{"text":"damn"}')
@@ -90,7 +90,7 @@ async def test_what_a_rule_rewrote_is_told_with_what_it_was(opener, apart, log):
 
 
 async def test_a_receipt_waits_until_the_log_was_told_and_nothing_is_sent_twice(opener, apart, log):
-    first = await log.open_log(LIMITS._replace(messages=1))
+    first = await log.register(LIMITS._replace(messages=1))
     sender, receiver = await opener(apart), await opener(apart, host=[1])
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0}, 5)
@@ -98,7 +98,7 @@ async def test_a_receipt_waits_until_the_log_was_told_and_nothing_is_sent_twice(
     assert [m.payload["n"] for m in await fetched(receiver, 2)] == [0, 1]
     assert not sending.done()
     late = await opener(apart, host=[2])  # the directory changes meanwhile: what waits for the log stays as it is
-    epoch = await log.open_log(LIMITS)
+    epoch = await log.register(LIMITS)
     assert (await asyncio.wait_for(sending, WAIT_S)).fate == "delivered"
     assert [row[4] for row in await told(log)] == [b'{"n":0}', b'{"n":1}']
     assert len(await receiver.fetch_messages()) == len(await late.fetch_messages()) == 0
@@ -106,7 +106,7 @@ async def test_a_receipt_waits_until_the_log_was_told_and_nothing_is_sent_twice(
 
 
 async def test_a_log_that_stays_full_is_said_of_what_was_sent(opener, apart, log):
-    await log.open_log(LIMITS._replace(messages=1))
+    await log.register(LIMITS._replace(messages=1))
     sender, receiver = await opener(apart, send_timeout_s=0.1), await opener(apart, host=[1])
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0}, 5)
