@@ -54,16 +54,17 @@ async def start(society, tmp_path):
     opened = []
 
     async def start(where="log", **settings):
-        writer = LogWriter(society.connection(), Folder(tmp_path / where), "exp", **{"segment_age_s": 1e9} | settings)
-        opened.append(writer)
+        transport = society.connection()
+        writer = LogWriter(transport, Folder(tmp_path / where), "exp", **{"segment_age_s": 1e9} | settings)
+        opened.append((writer, transport))
         await writer.start()
         return writer
 
     yield start
-    for writer in opened:
+    for writer, transport in opened:
         if not writer._closed:
             await end(writer)
-        await writer._transport.close()
+        await transport.close()
 
 
 @pytest.fixture
