@@ -6,6 +6,10 @@ MIB = 2**20
 MAILBOX_MESSAGES = 1_000_000
 MAILBOX_BYTES = 256 * MIB
 
+# A box: what a mailbox reads in one step. Only the end of the step empties it, so a full one makes nobody wait.
+BOX_ROWS = 10_000_000
+BOX_BYTES = 2_048 * MIB
+
 # One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.
 FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB

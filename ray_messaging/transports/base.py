@@ -43,6 +43,7 @@ class SendStatus(IntEnum):
     BEHIND = 6  # of a transaction: the server lost one that it had confirmed
     LOST = 7  # the server has no data of the sender any more
     RESTORED = 8  # the server is as it was before the sender took its epoch
+    STEP_OVER = 9  # of a step: it is closed, or another attempt has its group
 
 
 def lost(name: str, epoch: int) -> Fenced:
