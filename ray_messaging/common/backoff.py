@@ -1,4 +1,7 @@
-"""Retry timing: the backoff, and one named policy for each operation that is retried."""
+"""Retry timing: the backoff, and one named policy for each operation that is retried.
+
+Only the guard, a script that imports the standard library alone, has its pauses in `embedded/`.
+"""
 
 import asyncio
 import random
@@ -59,14 +62,20 @@ class Backoff:
 REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
 REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
 MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
+MQTT_REFUSED_RETRY = RetryPolicy(0.05, 0.05)  # a broker's quota, which is free again after its next acknowledgement
+MQTT_RESEND = RetryPolicy(1.0, 1.0)  # of a frame that a receiver lacks: it may be on its way
 
 # Sending.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
 STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
+FENCE_RETRY = RetryPolicy(1.0, 1.0)  # of a new epoch, after a send without an answer
 
 # Interception.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
+LANE_RETRY = RetryPolicy(30.0, 30.0)  # where a firewall drops packets; Ray calls work meanwhile
+SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after a useless answer; the interceptor judges meanwhile
+RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # beside the transport's own retries
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
 # Event log. A full disk is tried less often the longer it stays full.
@@ -74,10 +83,14 @@ LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # beside the transport's own retries
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
-# Ray actors that restarted: until the server answers, and until it accepts their calls.
+# Ray actors that restarted: until the server answers, until it accepts their calls, and until they answer callers.
 ACTOR_RECONNECT = RetryPolicy(0.5, 0.5)
 ACTOR_START_RETRY = RetryPolicy(1.0, 1.0)
+ACTOR_CALL_RETRY = RetryPolicy(0.1, 0.1)
 
 # The embedded server. The first restart is immediate; senders and receivers retry for 30 s.
 SERVER_RESTART = RetryPolicy(0.5, 8.0)
 SERVER_RESTART_ATTEMPTS = 6
+
+# Tasks that dropped a cancellation.
+CANCEL_RETRY = RetryPolicy(0.2, 0.2)

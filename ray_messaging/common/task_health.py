@@ -3,7 +3,8 @@
 import asyncio
 from typing import Any, NamedTuple
 
-_AGAIN_S = 0.2
+from ray_messaging.common.backoff import CANCEL_RETRY
+
 STUCK_S = 15.0  # longest iteration of a busy loop; a read of a mailbox may take 5 s
 
 
@@ -33,6 +34,6 @@ async def end(task: "asyncio.Task[Any]") -> None:
     """
     while not task.done():
         task.cancel()
-        await asyncio.wait([task], timeout=_AGAIN_S)
+        await asyncio.wait([task], timeout=CANCEL_RETRY.first_s)
     if not task.cancelled():
         task.exception()  # mark its exception as retrieved

@@ -7,6 +7,7 @@ import pytest
 from support.contracts import MqttStore, fetch_all, until
 
 from ray_messaging import MailboxFull, OutcomeUnknown, PayloadTooLarge
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt import transport
 from ray_messaging.mqtt.connection import connection
@@ -131,7 +132,7 @@ async def test_a_cut_sender_publishes_nothing_again_that_the_broker_has(watched,
 
 
 async def test_what_is_asked_for_again_and_again_is_sent_again_once(watched, store, sightless, monkeypatch):
-    monkeypatch.setattr(way, "_RESEND_S", 1000)
+    monkeypatch.setattr(way, "MQTT_RESEND", RetryPolicy(1000, 1000))
     sender, published, read = watched
     await send(sender, *range(4))
     epoch = sender.engine.transport._senders.epoch
@@ -144,7 +145,7 @@ async def test_what_is_asked_for_again_and_again_is_sent_again_once(watched, sto
 
 async def test_what_a_full_mailbox_lacks_is_not_asked_for_again(server, opener, store, sightless, monkeypatch):
     monkeypatch.setattr(mailbox, "_MAX_UNREAD_BYTES", 100_000)
-    monkeypatch.setattr(way, "_RESEND_S", 0)
+    monkeypatch.setattr(way, "MQTT_RESEND", RetryPolicy(0, 0))
     one, other, receiver = await opener(server), await opener(server), await opener(server, host=[1], inbox_messages=1)
     client = await store.client(store.topics.mailbox(receiver.name))
     listener = receiver.engine.transport._receiver

@@ -20,6 +20,7 @@ from ray_messaging import (
     RedisConfig,
 )
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ServerRefused, TransitError
 from ray_messaging.messager import Messager
@@ -243,7 +244,7 @@ async def test_a_server_that_is_gone_and_comes_back(redis_process, opener):
 async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_send(
     server, proxy, opener, store, monkeypatch
 ):
-    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender._FENCE_PAUSE_S", 0.02)
+    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(server, name="group", host=[1])
     sender = await opener(proxy.config, send_timeout_s=0.5)
     channel = sender.get_agent_chat_channel(1)
@@ -265,7 +266,7 @@ async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_s
 
 
 async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, opener, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender._FENCE_PAUSE_S", 0.02)
+    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(redis_process.config, name="group", host=[1])
     sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
     store = store_of(redis_process.config, exp_id)

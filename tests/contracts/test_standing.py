@@ -8,6 +8,7 @@ from support.delegation import Actor, Throne
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.interception.client import delegated_rules as granted
 from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation as standing
@@ -26,7 +27,7 @@ def calm(monkeypatch):
     """Grant at once, and for long: what a loaded machine does to leases is not asked here."""
     monkeypatch.setattr(standing, "CALM_S", 0.0)
     monkeypatch.setattr(granted, "LEASE_S", 60.0)
-    monkeypatch.setattr(granted, "_RETRY_S", 0.0)
+    monkeypatch.setattr(granted, "SNAPSHOT_RETRY", RetryPolicy(0.0, 0.0))
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ async def test_a_change_that_cannot_be_told_raises(actor, throne, messagers):
 
 @pytest.mark.parametrize("failure", [ConnectionFailed("away", host="h", port=1), MailboxFull("full", mailbox="")])
 async def test_a_change_waits_for_a_server_that_is_away(actor, throne, messagers, monkeypatch, failure):
-    monkeypatch.setattr(standing, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(standing, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     throne.failure = failure
@@ -160,7 +161,7 @@ async def test_a_change_waits_for_a_server_that_is_away(actor, throne, messagers
 
 @pytest.mark.parametrize("first", ["change", "end"])
 async def test_a_grant_under_way_does_not_hide_a_change(actor, throne, messagers, monkeypatch, first):
-    monkeypatch.setattr(standing, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(standing, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     throne.failure = ConnectionFailed("away", host="h", port=1)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from faults.model import Model, compare
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.sending.delivery import frame_sender
 from ray_messaging.transports.memory import MemoryServer
 
@@ -17,7 +18,7 @@ def server(request):
 
 
 async def books(server, exp_id, monkeypatch, *, seed, steps):
-    monkeypatch.setattr(frame_sender, "_FENCE_PAUSE_S", 0.02)
+    monkeypatch.setattr(frame_sender, "FENCE_RETRY", RetryPolicy(0.02, 0.02))
     model = Model(seed, server, exp_id, share=0.1)
     wrong = compare(model, await model.run(steps))
     assert not wrong, (seed, len(wrong), wrong[:5])

@@ -9,12 +9,11 @@ import ray
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
+from ray_messaging.common.backoff import ACTOR_CALL_RETRY
 from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
 
 NAMESPACE = "ray_messaging"
 
-# Between calls to an actor that is restarting, in seconds.
-_PAUSE_S = 0.1
 # For Ray to report a killed actor as dead, and between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
 
@@ -95,7 +94,7 @@ def wait_restart(actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN4
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         calls.append(actor.ready.remote())
-        done, calls = ray.wait(calls, num_returns=len(calls), timeout=_PAUSE_S)
+        done, calls = ray.wait(calls, num_returns=len(calls), timeout=ACTOR_CALL_RETRY.first_s)
         for ref in done:
             try:
                 ray.get(ref)
@@ -105,7 +104,7 @@ def wait_restart(actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN4
                 pass
             return
         if not calls:  # all failed at once
-            time.sleep(_PAUSE_S)
+            time.sleep(ACTOR_CALL_RETRY.first_s)
 
 
 def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: bool = False) -> Exception:

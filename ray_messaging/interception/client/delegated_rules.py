@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
+from ray_messaging.common.backoff import SNAPSHOT_RETRY
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.client.lane_client import LaneClient
 from ray_messaging.interception.rules.rule import Rule
@@ -25,7 +26,6 @@ _PAUSE_S = 0.02  # without messages for this long, the number of those that have
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
 _MANY = 1_000  # from this many entries on, rules are built in a thread
-_RETRY_S = 1.0  # after a useless answer no snapshot is requested for this long
 _REMEMBERED = 256  # batches that passed, which may be judged again: each counts once
 
 
@@ -145,7 +145,7 @@ class DelegatedRules:
             if snapshot.rules is None or held:
                 self._renew(snapshot.number, self._asked_at)
             if not snapshot.number:
-                self._not_before = self._loop.time() + _RETRY_S
+                self._not_before = self._loop.time() + SNAPSHOT_RETRY.first_s
             if snapshot.rules is not None:
                 await self._take(lane, snapshot)
         except (OSError, TimeoutError) as error:
@@ -153,7 +153,7 @@ class DelegatedRules:
         except FrameError as error:
             logger.warning("the interceptor's rule snapshot cannot be used, so it judges each batch: %s", error)
             self._drop()
-            self._not_before = self._loop.time() + _RETRY_S
+            self._not_before = self._loop.time() + SNAPSHOT_RETRY.first_s
 
     def _request(self, held: int) -> bytes:
         passed, self._unreported = self._unreported, 0

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ray_messaging.common.backoff import INTERCEPTOR_RETRY, Backoff
+from ray_messaging.common.backoff import INTERCEPTOR_RETRY, LANE_RETRY, Backoff
 from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
 from ray_messaging.interception.client.delegated_rules import DelegatedRules
 from ray_messaging.interception.client.lane_client import LaneClient
@@ -28,7 +28,6 @@ from ray_messaging.wire.log_notes import Why
 
 logger = logging.getLogger(__name__)
 
-_BY_RAY_S = 30.0  # a lane that cannot be opened (a firewall drops packets) is tried again after this time
 _GLANCE_S = 0.2  # for an actor to say that it lives: the caller has a server to get back to
 _CALLS = 256  # concurrent `forward` calls to a user's actor
 # Ray's error for an actor that will not come back; by name, as Ray is not imported here.
@@ -263,7 +262,7 @@ class RemoteVerdictClient:
             # Half of the time: the other half is for the Ray call, if the lane cannot be opened.
             self._lane = await LaneClient.open(address, self._timeout_s / 2)
         except OSError as error:
-            self._by_ray_until = asyncio.get_running_loop().time() + _BY_RAY_S
+            self._by_ray_until = asyncio.get_running_loop().time() + LANE_RETRY.first_s
             if self.route == "lane":
                 logger.warning("cannot open the verdict lane at %r (%s): asking by Ray calls, slower", address, error)
             self.route = "ray"

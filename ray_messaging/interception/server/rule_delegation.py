@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ray_messaging.common.backoff import RULE_STATE_RETRY
 from ray_messaging.errors import Closed, MessagingError, TransitError
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 PublishSnapshot = Callable[[int], Awaitable[None]]
 
 CALM_S = 1.0  # rules are delegated once they have not changed for this long
-_PAUSE_S = 0.2
 _NOTHING = encode_snapshot(RuleSnapshot(0))
 
 
@@ -109,7 +109,7 @@ class RuleDelegation:
                     await self._publish(self.number)
                 except TransitError as error:
                     logger.warning("delegated rules cannot be revoked on the server, trying again: %s", error)
-                    await asyncio.sleep(_PAUSE_S)
+                    await asyncio.sleep(RULE_STATE_RETRY.first_s)
         except Exception as error:  # raised to the caller that changed the rules
             logger.exception("the server refuses to revoke delegated rules")
             self._failure = error

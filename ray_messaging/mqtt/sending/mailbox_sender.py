@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 
+from ray_messaging.common.backoff import MQTT_REFUSED_RETRY, MQTT_RESEND
 from ray_messaging.errors import MessagingError, PayloadTooLarge
 from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.connection.reasons import Reason
@@ -10,8 +11,6 @@ from ray_messaging.mqtt.sending.window import Window
 from ray_messaging.mqtt.wire.messages import Data, encode_data
 
 _MAX_BYTES_IN_FLIGHT = 8 * 2**20  # each byte is in memory twice
-_RETRY_S = 0.05
-_RESEND_S = 1.0
 
 
 class FrameSizes:
@@ -136,7 +135,7 @@ class MailboxSender:
         """Drop the refused frames, now that none is in flight."""
         if self._accepted_now > seq:  # the broker took a later frame, so it must take this one, too
             self._refused = (seq, code)
-            self._timer = asyncio.get_running_loop().call_later(_RETRY_S, self.send_again, seq)
+            self._timer = asyncio.get_running_loop().call_later(MQTT_REFUSED_RETRY.first_s, self.send_again, seq)
             return
         self._refused, self._accepted_now = None, 0
         first = max(seq, self._unknown + 1, self._accepted + 1)
@@ -185,7 +184,7 @@ class MailboxSender:
         now = asyncio.get_running_loop().time()
         if seq <= self._resent and now < self._resend_at:
             return  # it is in flight
-        self._resent, self._resend_at = seq, now + _RESEND_S
+        self._resent, self._resend_at = seq, now + MQTT_RESEND.first_s
         if self.window.next(seq) is None:  # withdrawn: the probe releases the frames that the receiver holds behind it
             self.probe(None)
         else:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from ray_messaging.common.backoff import MQTT_REFUSED_RETRY
 from ray_messaging.errors import ConnectionFailed, PayloadTooLarge, ServerRefused
 from ray_messaging.model.batch import Batch
 from ray_messaging.mqtt.connection import reasons
@@ -11,8 +12,6 @@ from ray_messaging.mqtt.connection.reasons import Reason
 from ray_messaging.mqtt.sending.mailbox_sender import FrameSizes
 from ray_messaging.mqtt.wire.properties import encode_properties
 from ray_messaging.transports.base import TOO_LARGE_TAKER, Published
-
-_PAUSE_S = 0.05
 
 
 class UserTopics:
@@ -50,7 +49,7 @@ class UserTopics:
             if cut is not None:
                 raise cut
             if None in takers:  # a quota or an unknown reason
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(MQTT_REFUSED_RETRY.first_s)
                 raise self._control.unconfirmed(takers.count(None))
 
         await self._control.retry(attempt)

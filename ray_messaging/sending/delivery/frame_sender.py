@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.backoff import FENCE_RETRY
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -39,7 +40,6 @@ from ray_messaging.transports.base import (
 
 logger = logging.getLogger(__name__)
 
-_FENCE_PAUSE_S = 1.0
 # Mailboxes that are gone are forgotten once there are so many, in calls of so many.
 _GONE, _MOST_FIELDS = 64, 1_000
 _LARGE = 16 * 2**10  # bytes of a frame: to send a smaller one takes no longer than to ask whether there is room
@@ -367,7 +367,7 @@ class FrameSender:
             error = cause  # the server never got these
         self.attempted = False
         if self._fence_at is not None:
-            self._fence_at = asyncio.get_running_loop().time() + _FENCE_PAUSE_S
+            self._fence_at = asyncio.get_running_loop().time() + FENCE_RETRY.first_s
         self.abandon(error)
         return error
 

@@ -5,12 +5,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ray_messaging.common.backoff import RULE_STATE_RETRY
 from ray_messaging.errors import Closed, Fenced, TransitError
 from ray_messaging.interception.server.state.table import Changes, Table
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
 _CLOSE_S = 2.0  # at the end, a server that does not answer gets this long
 
 
@@ -175,7 +175,7 @@ class StateWriter:
                 await self._store.save(self.epoch, self._writing)
             except TransitError as error:
                 logger.warning("the state of the rules cannot be written, trying again: %s", error)
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(RULE_STATE_RETRY.first_s)
             except ServerBehindError:
                 self._note_loss()
                 self._take_back()

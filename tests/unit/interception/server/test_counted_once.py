@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from support.interceptors import Held, Store, answered, batch, waited
 
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import ConnectionFailed, Fenced
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -128,7 +129,7 @@ async def test_what_a_slow_rule_counts_is_safe_before_its_verdict_is_told():
 
 
 async def test_a_store_that_is_away_for_a_while(monkeypatch):
-    monkeypatch.setattr(store, "_PAUSE_S", 0)
+    monkeypatch.setattr(store, "RULE_STATE_RETRY", RetryPolicy(0, 0))
     kept = Store()
     interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
     kept.errors += [ConnectionFailed("away", host="h", port=1)] * 5

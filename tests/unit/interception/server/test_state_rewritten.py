@@ -5,6 +5,7 @@ import logging
 
 from support.interceptors import Store, answered, batch
 
+from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import ConnectionFailed, RuleError
 from ray_messaging.interception.rules import BlackList, RateLimit
 from ray_messaging.interception.server.interceptor import VIOLATIONS, Interceptor
@@ -67,7 +68,7 @@ async def test_what_a_store_has_lost_is_written_when_that_is_noticed():
 
 
 async def test_what_could_not_be_written_anew_goes_with_the_next_write(monkeypatch):
-    monkeypatch.setattr(store, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(store, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
     kept = Restored()
     first = begin(kept)
     asked = batch([{}] * 2, pairs=[(7, 8), (1, 2)])
