@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 
 
 class Origin(NamedTuple):
@@ -44,6 +45,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     frame: bytes | None = None  # the bytes it was decoded from, if unchanged
     rows: int = -1  # -1: computed
     origin: Origin | None = None  # of a batch that was read from a mailbox
+    extension: Extension | None = None  # None: plain messages
 
     def __post_init__(self) -> None:
         if self.rows < 0:
@@ -56,7 +58,14 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return self.rows
 
     def message_id(self, row: int) -> str:
-        """Return the id of one message: sender, the sender's epoch, the message's number."""
+        """Return the id of one message.
+
+        It consists of the sender, the sender's epoch and the message's number; in a step of the step, the ordinal and
+        from_id.
+        """
+        if self.extension is not None and self.extension.ordinal is not None:
+            step = self.step[row] if isinstance(self.step, np.ndarray) else self.step
+            return f"{step}-{self.extension.ordinal[row]}-{self.from_ids[row]}"
         number = row if self.numbers is None else int(self.numbers[row])
         return f"{self.sender}-{self.epoch}-{self.first + number}"
 
@@ -92,6 +101,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
             lines=None if self.lines is None else self.lines.take(rows),
             labels={name: kept for name, found in self.labels.items() if len(kept := _places(rows, found))},
             noted=None if self.noted is None else _places(rows, self.noted),
+            extension=None if self.extension is None else self.extension.take(rows),
         )
 
 

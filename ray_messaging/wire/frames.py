@@ -1,14 +1,26 @@
 """Encoding of a batch as a frame, and decoding.
 
-A frame is: b"RM", version u8, spare u8, crc32 u32 of all that follows, header length u32, the header (msgpack array),
-the columns that the header's flags name, one JSON text per line. All numbers are little endian. New header fields are
-added at its end only. For invalid bytes `decode` raises FrameError before it allocates memory by a size that they
-claim.
+A frame, in order; all numbers are little endian:
+
+    "RM", version u8, spare u8     2 if the batch has an extension, else 1: plain messages are as they always were
+    crc32 u32                      of all that follows
+    header length u32
+    header                         msgpack array: `Header`, or `ExtendedHeader` in version 2; it grows at its end only
+    from_ids, to_ids               i8 a row: the id, or its index in the header's table where the kind says so
+    columns by flags, version 2    deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1
+    columns by flags               numbers u4, kinds of from_ids and to_ids u1, topic u2, step i8, sent_at f8,
+                                   index u4 (each row's line), lengths u4 (a row per line, where lines have no ends)
+    payloads                       one JSON text per line
+
+An absent column takes no byte. Payloads in typed columns have their place: the flag `_TYPED`, descriptions in
+`ExtendedHeader.payload_columns`, and, in place of the lines, the columns, each at a multiple of 8 bytes from the start
+of the frame, so that numpy and Arrow read them there. This library refuses them. For invalid bytes `decode` raises
+FrameError before it allocates memory by a size that they claim.
 """
 
 import copyreg
 from collections.abc import Callable
-from operator import attrgetter, is_
+from operator import is_
 from struct import Struct as Packer
 from typing import Annotated, Any
 
@@ -20,6 +32,8 @@ from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn
+from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 
 try:  # CRC-32 by the processor's own instructions, in a tenth of the time
     from isal.isal_zlib import crc32
@@ -27,7 +41,7 @@ except ImportError:  # not available for this machine
     from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # prefix of a mailbox's name: the sender of foreign clients' messages
-MAGIC, VERSION = b"RM", 1
+MAGIC, PLAIN, EXTENDED = b"RM", 1, 2  # and the versions
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
@@ -39,9 +53,16 @@ _OPTIONAL = (
 )  # fmt: skip
 _FLAGS = (*(flag for flag, _ in _OPTIONAL), _LENGTHS)
 _ABSENT = (None,) * len(_FLAGS)
-_view = attrgetter("data")
+_NO_COLUMNS = [None] * len(_OPTIONAL)
+
+# Version 2: a flag that every frame has, and optional columns in their order after the fixed ones.
+_EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED = (1 << bit for bit in range(8, 15))
+_EXTENSION_COLUMNS = (
+    (_DELIVER, _I8), (_ORDINAL, _U4), (_REPLY_NUMBERS, _I8), (_REPLY_PLACES, _U4), (_EXPECTS, _U1)
+)  # fmt: skip
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Topic = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -57,10 +78,22 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     topics: Annotated[tuple[_Topic, ...], msgspec.Meta(min_length=1)]
     from_strings: tuple[str, ...]
     to_strings: tuple[str, ...]
-    step: int | None
+    step: _Step | None
     sent_at: float
     labels: tuple[tuple[str, bytes], ...] = ()  # a label and its rows, uint32
     noted: bytes = b""  # rows, uint32
+
+
+class ExtendedHeader(Header, frozen=True):
+    """Header of a frame of version 2; append-only."""
+
+    flags: Annotated[int, msgspec.Meta(ge=_EXTENSION, lt=2**62)]
+    attempt: _Number = 0
+    deliver: _Step | None = None
+    reply_mailbox: str = ""
+    reply_texts: tuple[str, ...] = ()
+    audience: tuple[str, _Number] | None = None
+    payload_columns: tuple[Any, ...] = ()  # reserved: a name, a type and a width each
 
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
@@ -69,7 +102,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
     sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
     flags = 0
-    columns: list[NDArray[Any]] = []
+    columns: list[memoryview] = []
     optional = (
         batch.numbers,
         from_ids.kinds,
@@ -84,15 +117,18 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         for flag, column in zip(_FLAGS, optional, strict=True):
             if column is not None:
                 flags |= flag
-                columns.append(column)
-    header = _encode_header(_header(batch, flags, lines, step, sent_at))
-    parts = [header, from_ids.packed, to_ids.packed, *map(_view, map(np.ascontiguousarray, columns))]
+                columns.append(np.ascontiguousarray(column).data)
+    version, fields = PLAIN, _header(batch, flags, lines, step, sent_at)
+    if batch.extension is not None:
+        version, fields, columns[:0] = EXTENDED, *_extended(fields, batch.extension)
+    header = _encode_header(fields)
+    parts = [header, from_ids.packed, to_ids.packed, *columns]
     if lines is not None:
         parts.append(lines.blob)
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
-    return b"".join((_PREFIX.pack(MAGIC, VERSION, checksum, len(header)), *parts))
+    return b"".join((_PREFIX.pack(MAGIC, version, checksum, len(header)), *parts))
 
 
 # A batch is pickled as its frame, by Ray too.
@@ -110,7 +146,10 @@ def _decode_read(frame: bytes, origin: Origin) -> Batch:
 copyreg.pickle(Batch, _reduced)
 
 _encode_header = msgspec.msgpack.Encoder().encode
-_read_header = msgspec.msgpack.Decoder(Header).decode
+_read_header = {
+    PLAIN: msgspec.msgpack.Decoder(Header).decode,
+    EXTENDED: msgspec.msgpack.Decoder(ExtendedHeader).decode,
+}
 
 
 def _header(batch: Batch, flags: int, lines: PayloadColumn | None, step: int | None, sent_at: float) -> Header:
@@ -129,6 +168,33 @@ def _header(batch: Batch, flags: int, lines: PayloadColumn | None, step: int | N
         tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()) if batch.labels else (),
         b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
     )
+
+
+def _extended(header: Header, extension: Extension) -> tuple[ExtendedHeader, list[memoryview]]:
+    """Return the header with an extension's fields, and the extension's columns."""
+    deliver, replies = extension.deliver, extension.in_reply_to
+    each = isinstance(deliver, np.ndarray)
+    optional = (
+        deliver if each else None,
+        extension.ordinal,
+        None if replies is None else replies.numbers,
+        None if replies is None else replies.places,
+        extension.expects_answer,
+    )
+    flags, columns = header.flags | _EXTENSION, list[memoryview]()
+    for (flag, dtype), column in zip(_EXTENSION_COLUMNS, optional, strict=True):
+        if column is not None:
+            flags |= flag
+            columns.append(np.ascontiguousarray(column, dtype).data)
+    fields = msgspec.structs.asdict(header) | {
+        "flags": flags,
+        "attempt": extension.attempt,
+        "deliver": None if each else deliver,
+        "reply_mailbox": extension.reply_mailbox,
+        "reply_texts": () if replies is None else replies.texts,
+        "audience": extension.audience,
+    }
+    return ExtendedHeader(**fields), columns
 
 
 def _check(ok: object, reason: str) -> None:
@@ -163,8 +229,12 @@ class _Reader(msgspec.Struct):
     def optional(self) -> list[Any]:
         """Return the optional columns, None for each that is missing."""
         if not self.flags:  # a single message, the latency case
-            return [None] * len(_OPTIONAL)
-        return [self.column(dtype) if self.flags & flag else None for flag, dtype in _OPTIONAL]
+            return _NO_COLUMNS
+        return self.columns(_OPTIONAL)
+
+    def columns(self, known: tuple[tuple[int, Any], ...]) -> list[Any]:
+        """Return the next columns, None for each that is missing."""
+        return [self.column(dtype) if self.flags & flag else None for flag, dtype in known]
 
 
 def decode(frame: bytes) -> Batch:
@@ -181,7 +251,7 @@ def decode(frame: bytes) -> Batch:
     if why is not None:
         raise _invalid(why)
     try:
-        header = _read_header(view[_PREFIX.size : at])
+        header = _read_header[version](view[_PREFIX.size : at])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid(f"its header cannot be read ({error})") from error
     why = _header_trouble(header, size)
@@ -195,23 +265,26 @@ def decode(frame: bytes) -> Batch:
 def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | None:
     if magic != MAGIC:
         return "it does not begin with RM"
-    if version != VERSION:
-        return f"it has version {version}, this library reads {VERSION}"
+    if version not in _read_header:
+        return f"it has version {version}, this library reads up to {EXTENDED}: update ray_messaging"
     return "its header is longer than itself" if at > size else None
 
 
 def _header_trouble(header: Header, size: int) -> str | None:
     if header.rows > size:
         return "its count of rows is impossible"
-    if header.flags >= 2 * _LENGTHS:
+    if header.flags < _EXTENSION:
+        return None
+    if isinstance(header, ExtendedHeader) and (header.flags & _TYPED or header.payload_columns):
+        return "its payloads are in typed columns, which this library cannot read: update ray_messaging"
+    if not isinstance(header, ExtendedHeader) or header.flags >= _TYPED:
         return "it has columns that this library does not know"
-    if header.step is not None and not -(2**63) <= header.step < 2**63:
-        return f"its step {header.step} does not fit 64 bits"
     return None
 
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
     from_values, to_values = reader.cut(header.rows * _I8.itemsize), reader.cut(header.rows * _I8.itemsize)
+    extension = _extension(header, reader) if isinstance(header, ExtendedHeader) else None
     numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
     from_ids = IdColumn(None, from_kinds, header.from_strings, from_values)
     to_ids = IdColumn(None, to_kinds, header.to_strings, to_values)
@@ -236,7 +309,35 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         labels={name: _rows(rows, header.rows) for name, rows in header.labels} if header.labels else {},
         noted=_rows(header.noted, header.rows) if header.noted else None,
         rows=header.rows,
+        extension=extension,
     )
+
+
+def _extension(header: ExtendedHeader, reader: _Reader) -> Extension:
+    delivers, ordinal, numbers, places, expects = reader.columns(_EXTENSION_COLUMNS)
+    if expects is not None:
+        _check(not len(expects) or int(expects.max()) <= 1, "it expects an answer in another way than yes or no")
+    return Extension(
+        attempt=header.attempt,
+        deliver=header.deliver if delivers is None else delivers,
+        ordinal=ordinal,
+        in_reply_to=_replies(header.reply_texts, numbers, places),
+        expects_answer=None if expects is None else expects.view(np.bool_),
+        reply_mailbox=header.reply_mailbox,
+        audience=None if header.audience is None else Audience(*header.audience),
+    )
+
+
+def _replies(
+    texts: tuple[str, ...], numbers: NDArray[np.int64] | None, places: NDArray[np.uint32] | None
+) -> MessageIdColumn | None:
+    if numbers is None:
+        _check(places is None and not texts, "it answers questions that it does not name")
+        return None
+    _check(not len(numbers) or int(numbers.min()) >= NO_NUMBER, "it answers a question of an impossible number")
+    last = 0 if places is None or not len(places) else int(places.max())
+    _check(last < len(texts), "it answers a question that it does not name")
+    return MessageIdColumn(numbers, texts, places)
 
 
 def _rows(data: bytes, count: int) -> NDArray[np.uint32]:

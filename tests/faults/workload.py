@@ -57,7 +57,7 @@ class Orders:
 
 def open_messager(options):
     if "version" in options:  # what this process writes is of another version than what others read
-        frames.VERSION = options["version"]
+        frames.PLAIN = options["version"]
     settings = MessagingConfig(**options.get("settings", {}))
     rules = Interceptor(options["exp_id"], [BlackList(options["blocked"])]) if "blocked" in options else None
     config = RedisConfig(**options["server"])

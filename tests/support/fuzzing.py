@@ -34,7 +34,9 @@ from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdic
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.wire.frames import decode, encode
+from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.wire.frames import PLAIN, decode, encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note, encode_log_note
 
 PREFIX = 12
@@ -118,14 +120,14 @@ class Frames:
 
     def __init__(self):
         self.seeds = [encode(batch) for batch in some_batches()]
-        self.parts = [split(seed) for seed in self.seeds]
+        self.parts = [(*split(seed), seed[2]) for seed in self.seeds]
         self.decoded = 0
 
     def make(self, random):
-        header, body = self.parts[random.getrandbits(16) % len(self.parts)]
+        header, body, version = self.parts[random.getrandbits(16) % len(self.parts)]
         kind = random.getrandbits(4)
         if kind < 2:  # as a disk or a stranger would have it
-            return scribble(random, joined(msgspec.msgpack.encode(header), body))
+            return scribble(random, joined(msgspec.msgpack.encode(header), body, version))
         if kind < 7:
             for _ in range(1 + random.getrandbits(1)):
                 header = rearrange(random, header)
@@ -138,7 +140,7 @@ class Frames:
             body = self.parts[random.getrandbits(16) % len(self.parts)][1]
         if kind == 15:
             packed = _PREFIXES[random.getrandbits(8) % len(_PREFIXES)] + packed
-        return joined(packed, body)
+        return joined(packed, body, version)
 
     def check(self, data):
         try:
@@ -156,9 +158,9 @@ def split(frame):
     return msgspec.msgpack.decode(frame[PREFIX : PREFIX + length]), frame[PREFIX + length :]
 
 
-def joined(header, body):
+def joined(header, body, version=PLAIN):
     """Build a frame with a right checksum from any header and body."""
-    return pack("<2sBxII", b"RM", 1, zlib.crc32(body, zlib.crc32(header)), len(header)) + header + body
+    return pack("<2sBxII", b"RM", version, zlib.crc32(body, zlib.crc32(header)), len(header)) + header + body
 
 
 def use_batch(batch, data, *, logged):
@@ -177,6 +179,8 @@ def use_batch(batch, data, *, logged):
     same = decode(again)
     assert encode(same) == again
     assert same.from_ids.tolist() == batch.from_ids.tolist()
+    if batch.extension is not None and batch.extension.in_reply_to is not None:
+        assert len(batch.extension.in_reply_to.tolist()) == rows
     picked = batch.take(np.arange(rows)[::2])
     assert decode(encode(picked)).to_ids.tolist() == batch.to_ids.tolist()[::2]
     if logged and batch.lines is not None and rows:
@@ -214,6 +218,23 @@ def some_batches():
             labels={"odd": rows},
             noted=rows,
         ),
+        Batch(
+            **plain,
+            from_ids=mixed,
+            to_ids=mixed,
+            lines=PayloadColumn.of(lines),
+            step=4,
+            extension=Extension(
+                attempt=2,
+                deliver=np.array([5, 5, 7]),
+                ordinal=index,
+                in_reply_to=MessageIdColumn.of(["3-0-7", None, "s-1-8"]),
+                expects_answer=np.array([True, False, True]),
+                reply_mailbox="town.east",
+                audience=Audience("friends", 3),
+            ),
+        ),
+        Batch(**plain, from_ids=mixed, to_ids=mixed, lines=PayloadColumn.of(lines), extension=Extension(deliver=5)),
     ]
 
 

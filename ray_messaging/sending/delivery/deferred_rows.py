@@ -17,6 +17,7 @@ from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.interception.wire.verdicts import VerdictReply
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.sending.accumulation.pending_batch import once
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 
@@ -258,7 +259,10 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 
 
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
-    """Yield few requests for all rows. The rows of a request have the same epoch, and all have a step or none has."""
+    """Yield few requests for all rows. The rows of a request have the same epoch, and all have a step or none has.
+
+    Their extensions can be joined, too.
+    """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):
         while found:
@@ -270,8 +274,9 @@ def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
             yield DeferredRequest(parts[0] if len(parts) == 1 else _joined(parts), near)
 
 
-def _kind(place: DeferredRow) -> tuple[int, bool]:
-    return place.in_flight.batch.epoch, place.in_flight.batch.step is None
+def _kind(place: DeferredRow) -> tuple[object, ...]:
+    batch = place.in_flight.batch
+    return batch.epoch, batch.step is None, () if batch.extension is None else batch.extension.kind
 
 
 def _joined(parts: list[Batch]) -> Batch:
@@ -292,6 +297,7 @@ def _joined(parts: list[Batch]) -> Batch:
         step=np.concatenate(steps) if steps else None,
         sent_at=np.concatenate([np.broadcast_to(np.asarray(part.sent_at, np.float64), len(part)) for part in parts]),
         lines=once(lines) if lines else None,
+        extension=Extension.joined([(part.extension, len(part)) for part in parts if part.extension is not None]),
     )
 
 

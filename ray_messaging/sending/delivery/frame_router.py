@@ -226,5 +226,6 @@ def _row_bytes(batch: Batch) -> int:
     columns: list[Any] = [batch.numbers, batch.topic, batch.step, batch.sent_at, None if lines is None else lines.index]
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
+    in_columns += 0 if batch.extension is None else batch.extension.row_bytes
     # A row that the header names takes an uint32 there.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

@@ -186,7 +186,7 @@ def test_times_of_a_mad_clock_can_still_be_read(time):
 
 
 def test_a_step_beyond_64_bits_makes_no_row():
-    with pytest.raises(FrameError, match=str(2**63)):
+    with pytest.raises(FrameError, match="header"):
         decode_entry(item_of(batch_of(1, step=2**63)))
 
 

@@ -13,12 +13,37 @@ from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.wire import frames
-from ray_messaging.wire.frames import Header, decode, encode
+from ray_messaging.wire.frames import EXTENDED, PLAIN, ExtendedHeader, Header, decode, encode
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 ID = st.one_of(INT64, TEXT, st.none())
+
+
+MESSAGE_ID = st.one_of(
+    TEXT, st.integers(0, 2**70).map("a-3-{}".format), st.sampled_from(["5-0-7", "5-3-Ann", "-", "0"])
+)
+
+
+@st.composite
+def extensions(draw, rows):
+    def column(strategy, dtype):
+        return np.array(draw(st.lists(strategy, min_size=rows, max_size=rows)), dtype)
+
+    several, asks, replies = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    ids = st.lists(st.none() | MESSAGE_ID, min_size=rows, max_size=rows)
+    return Extension(
+        attempt=draw(st.integers(0, 2**62 - 1)),
+        deliver=column(INT64, np.int64) if several else draw(st.none() | INT64),
+        ordinal=column(st.integers(0, 2**32 - 1), np.uint32) if draw(st.booleans()) else None,
+        in_reply_to=MessageIdColumn.of(draw(ids)) if replies else None,
+        expects_answer=column(st.booleans(), np.bool_) if asks else None,
+        reply_mailbox=draw(st.sampled_from(["", "town.east"])),
+        audience=draw(st.none() | st.builds(Audience, TEXT, st.integers(0, 2**62 - 1))),
+    )
 
 
 @st.composite
@@ -52,6 +77,7 @@ def batches(draw):
         lines=None if kind == "none" else PayloadColumn.of(lines, index, raw=raw),
         labels=draw(st.dictionaries(TEXT, chosen(rows, least=1), max_size=3)) if rows else {},
         noted=draw(st.none() | chosen(rows, least=1)) if rows else None,
+        extension=draw(st.none() | extensions(rows)),
     )
 
 
@@ -76,6 +102,7 @@ def assert_same(one, two):
         name: rows.tolist() for name, rows in two.labels.items()
     }
     assert same(one.noted, two.noted)
+    assert_same_extension(one.extension, two.extension)
     assert (one.lines is None) == (two.lines is None)
     for row in range(len(one)):
         assert one.message_id(row) == two.message_id(row)
@@ -84,12 +111,26 @@ def assert_same(one, two):
             assert one.lines.row(row) == two.lines.row(row)
 
 
+def assert_same_extension(one, two):
+    assert (one is None) == (two is None)
+    if one is None:
+        return
+    for name in ("attempt", "deliver", "ordinal", "expects_answer", "reply_mailbox", "audience"):
+        assert same(getattr(one, name), getattr(two, name)), name
+    assert listed(one.in_reply_to) == listed(two.in_reply_to)
+
+
+def listed(column):
+    return None if column is None else column.tolist()
+
+
 @given(batches())
 def test_round_trip(batch):
     frame = encode(batch)
     assert encode(batch) == frame
     assert_same(batch, decode(frame))
     assert encode(decode(frame)) == frame
+    assert frame[2] == (PLAIN if batch.extension is None else EXTENDED)
     assert encode(batch) in pickle.dumps(batch)
     assert_same(batch, pickle.loads(pickle.dumps(batch)))
     assert_same(batch, pickle.loads(pickle.dumps(decode(frame))))
@@ -110,6 +151,7 @@ def test_some_rows(batch, data):
         assert copy.from_ids.tolist() == [batch.from_ids.tolist()[row] for row in rows]
         assert [copy.message_id(n) for n in range(len(rows))] == [batch.message_id(row) for row in rows]
         assert [copy.topic_of(n) for n in range(len(rows))] == [batch.topic_of(row) for row in rows]
+        assert_same_extension(copy.extension, picked(batch.extension, rows))
         assert [copy.labels_of(n) for n in range(len(rows))] == [batch.labels_of(row) for row in rows]
         noted = set() if batch.noted is None else set(batch.noted.tolist())
         assert [n in (() if copy.noted is None else copy.noted) for n in range(len(rows))] == [
@@ -117,6 +159,26 @@ def test_some_rows(batch, data):
         ]
         if batch.lines is not None:
             assert [copy.lines.row(n) for n in range(len(rows))] == [batch.lines.row(row) for row in rows]
+
+
+def picked(extension, rows):
+    """Return an extension of some rows, built value by value."""
+    if extension is None:
+        return None
+    columns = {}
+    for name in ("deliver", "ordinal", "expects_answer"):
+        column = getattr(extension, name)
+        columns[name] = column
+        if isinstance(column, np.ndarray):
+            columns[name] = np.array([column[row] for row in rows], column.dtype)
+    replies = extension.in_reply_to
+    return Extension(
+        attempt=extension.attempt,
+        reply_mailbox=extension.reply_mailbox,
+        audience=extension.audience,
+        in_reply_to=None if replies is None else MessageIdColumn.of([replies[row] for row in rows]),
+        **columns,
+    )
 
 
 @given(batches())
@@ -152,12 +214,12 @@ def test_a_frame_cut_short_or_prolonged(batch, data):
         decode(frame + data.draw(st.binary(min_size=1, max_size=9)))
 
 
-def sealed(body, header_length):
+def sealed(body, header_length, version=PLAIN):
     """Build a frame whose checksum is right, whatever it holds."""
     from struct import pack
     from zlib import crc32
 
-    return pack("<2sBxII", b"RM", 1, crc32(body), header_length) + body
+    return pack("<2sBxII", b"RM", version, crc32(body), header_length) + body
 
 
 @given(batches(), st.data())
@@ -171,7 +233,7 @@ def test_a_forged_frame_with_a_right_checksum(batch, data):
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, len(body)))]
     try:
-        found = decode(sealed(bytes(body), header_length))
+        found = decode(sealed(bytes(body), header_length, data.draw(st.sampled_from([frame[2], PLAIN, EXTENDED]))))
     except FrameError:
         return
     # Whatever passes can be used without an accident.
@@ -182,6 +244,7 @@ def test_a_forged_frame_with_a_right_checksum(batch, data):
         if found.lines is not None:
             found.lines.row(row)
         found.labels_of(row)
+    listed(None if found.extension is None else found.extension.in_reply_to)
     found.take(np.arange(len(found)))
     assert all(row < len(found) for rows in [*found.labels.values(), () if found.noted is None else found.noted]
                for row in rows)  # fmt: skip
@@ -212,6 +275,87 @@ def test_a_forged_header(data):
     found.to_ids.tolist()
 
 
+def rewritten(frame, change, version=EXTENDED):
+    """Return a frame with some fields of its header changed, by name."""
+    length = int.from_bytes(frame[8:12], "little")
+    fields = msgspec.msgpack.decode(frame[12 : 12 + length])
+    for name, value in change.items():
+        fields[ExtendedHeader.__struct_fields__.index(name)] = value
+    header = msgspec.msgpack.encode(fields)
+    return sealed(header + frame[12 + length :], len(header), version)
+
+
+def answers():
+    """Return a frame with every column of an extension."""
+    return encode(
+        of_three(
+            step=4,
+            extension=Extension(
+                attempt=2,
+                deliver=np.array([5, 5, 9]),
+                ordinal=np.arange(3, dtype=np.uint32),
+                in_reply_to=MessageIdColumn.of(["4-0-7", None, "s-1-8"]),
+                expects_answer=np.array([False, True, False]),
+                reply_mailbox="town.east",
+                audience=Audience("friends", 3),
+            ),
+        )
+    )
+
+
+def test_an_extension_arrives_whole():
+    found = decode(answers())
+    assert [found.message_id(row) for row in range(3)] == ["4-0-1", "4-1-2", "4-2-3"]
+    extension = found.extension
+    assert (extension.attempt, extension.reply_mailbox, extension.audience) == (2, "town.east", ("friends", 3))
+    assert extension.deliver.tolist() == [5, 5, 9]
+    assert extension.in_reply_to.tolist() == ["4-0-7", None, "s-1-8"]
+    assert extension.expects_answer.tolist() == [False, True, False]
+
+
+def test_a_plain_frame_is_no_byte_longer():
+    assert len(encode(of_three(extension=Extension()))) > len(encode(of_three()))
+    assert encode(of_three())[2] == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"flags": 2**14 + 2**8}, "typed columns.*update"),
+        ({"payload_columns": [["x", "<f8", 1]]}, "typed columns.*update"),
+        ({"flags": 2**15 + 2**8}, "columns that this library does not know"),
+        ({"flags": 0}, "header"),
+        ({"attempt": -1}, "header"),
+        ({"deliver": 2**63}, "header"),
+        ({"audience": ["friends"]}, "header"),
+        ({"reply_texts": ["4-0-"]}, "answers a question"),
+        ({"reply_texts": []}, "answers a question"),
+    ],
+    ids=str,
+)
+def test_an_extension_that_cannot_be_read(change, says):
+    with pytest.raises(FrameError, match=says):
+        decode(rewritten(answers(), change))
+
+
+@pytest.mark.parametrize("flag", [9, 10, 11, 12, 13])
+def test_a_plain_frame_with_flags_of_an_extension(flag):
+    with pytest.raises(FrameError, match="does not know"):
+        decode(rewritten(encode(of_three()), {"flags": 1 << flag}, PLAIN))
+
+
+@pytest.mark.parametrize(("at", "value", "says"), [(-1, 2, "yes or no"), (-16 - 12, 254, "impossible number")])
+def test_extension_columns_with_impossible_values(at, value, says):
+    frame = bytearray(answers())
+    length = int.from_bytes(frame[8:12], "little")
+    ends = len(frame)
+    frame[ends + at] = value
+    if says != "yes or no":
+        frame[ends - 15 - 24 : ends - 15] = np.full(3, -2, "<i8").tobytes()
+    with pytest.raises(FrameError, match=says):
+        decode(sealed(bytes(frame[12:]), length, EXTENDED))
+
+
 @pytest.mark.parametrize(
     "header", [b"", b"\xc1", b"\x90", b"\x9b" + b"\xa1\xff" * 11, msgspec.msgpack.encode({"a": 1})]
 )
@@ -222,8 +366,8 @@ def test_a_header_that_is_none(header):
 
 def test_other_versions_and_sizes():
     frame = encode(Batch(sender="s", epoch=1, first=0, from_ids=IdColumn.of([]), to_ids=IdColumn.of([]), topics=("t",)))
-    with pytest.raises(FrameError, match="version 2"):
-        decode(frame[:2] + b"\x02" + frame[3:])
+    with pytest.raises(FrameError, match=r"version 3.*up to 2: update"):
+        decode(frame[:2] + b"\x03" + frame[3:])
 
     class Huge(bytes):
         def __len__(self):

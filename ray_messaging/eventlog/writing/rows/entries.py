@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.rows.columns import Part
 from ray_messaging.model.batch import Batch
@@ -37,8 +36,6 @@ def decode_entry(item: LogItem) -> Taken:
     batch = decode(item.frame)
     if batch.lines is None:
         raise FrameError("this is no valid frame: it has no payloads")
-    if isinstance(batch.step, int) and not INT64_MIN <= batch.step <= INT64_MAX:
-        raise FrameError(f"this is no valid frame: its step {batch.step} does not fit 64 bits")
     if item.note is None:
         return Taken(_delivered(item, batch), len(batch))
     note = decode_log_note(item.note, len(batch))

@@ -1,0 +1,86 @@
+"""Fields and columns of a batch that only steps, questions and audiences use."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.message_ids import MessageIdColumn
+
+
+class Audience(NamedTuple):
+    """One version of a named set of pairs of sender and hearer."""
+
+    name: str
+    version: int
+
+
+class Extension(msgspec.Struct, eq=False, kw_only=True):
+    """What a batch of n messages has beside the columns of a plain one.
+
+    Of a step: `attempt`, the attempt of the sending group at the step (0: not in a step); `deliver`, the step in which
+    the messages are read (an int64 column, or one for all); `ordinal` (uint32), which says that message i is the n-th
+    accepted one of its from_id in the step.
+    Of questions and answers: `in_reply_to`, the ids of the questions; `expects_answer` (bool), a question;
+    `reply_mailbox`, the mailbox that takes the answers.
+    `audience`: its hearers are the recipients.
+    """
+
+    attempt: int = 0
+    deliver: NDArray[np.int64] | int | None = None
+    ordinal: NDArray[np.uint32] | None = None
+    in_reply_to: MessageIdColumn | None = None
+    expects_answer: NDArray[np.bool_] | None = None
+    reply_mailbox: str = ""
+    audience: Audience | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple["Extension", int]]) -> "Extension | None":
+        """Return the extension of several batches, in their order; None without any.
+
+        Args: parts are extensions of one `kind`, each with its number of rows.
+        """
+        if not parts:
+            return None
+        first = parts[0][0]
+        delivers = [np.full(rows, each.deliver, np.int64) for each, rows in parts if each.deliver is not None]
+        ordinals = [each.ordinal for each, _ in parts if each.ordinal is not None]
+        replies = [each.in_reply_to for each, _ in parts if each.in_reply_to is not None]
+        expects = [each.expects_answer for each, _ in parts if each.expects_answer is not None]
+        return cls(
+            attempt=first.attempt,
+            deliver=np.concatenate(delivers) if delivers else None,
+            ordinal=np.concatenate(ordinals) if ordinals else None,
+            in_reply_to=MessageIdColumn.joined(replies) if replies else None,
+            expects_answer=np.concatenate(expects) if expects else None,
+            reply_mailbox=first.reply_mailbox,
+            audience=first.audience,
+        )
+
+    def take(self, rows: NDArray[np.intp]) -> "Extension":
+        """Return the extension of some rows."""
+        return Extension(
+            attempt=self.attempt,
+            deliver=self.deliver[rows] if isinstance(self.deliver, np.ndarray) else self.deliver,
+            ordinal=None if self.ordinal is None else self.ordinal[rows],
+            in_reply_to=None if self.in_reply_to is None else self.in_reply_to.take(rows),
+            expects_answer=None if self.expects_answer is None else self.expects_answer[rows],
+            reply_mailbox=self.reply_mailbox,
+            audience=self.audience,
+        )
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Return a sortable key that is equal for extensions that can be joined."""
+        columns = (self.deliver, self.ordinal, self.in_reply_to, self.expects_answer)
+        given = (column is not None for column in columns)
+        return (self.attempt, self.reply_mailbox, self.audience or (), *given)
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the most bytes that a row takes in a frame."""
+        columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
+        in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
+        return in_columns + (0 if self.in_reply_to is None else self.in_reply_to.width)
