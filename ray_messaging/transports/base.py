@@ -46,6 +46,16 @@ class SendStatus(IntEnum):
     STEP_OVER = 9  # of a step: it is closed, or another attempt has its group
 
 
+def fenced(name: str, epoch: int) -> Fenced:
+    """Build the error for a reader or sender that has a successor."""
+    return Fenced(
+        f"somebody newer has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to "
+        "its successor",
+        name=name,
+        epoch=epoch,
+    )
+
+
 def lost(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender of which the server knows nothing any more, or not its epoch."""
     return Fenced(

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ray_messaging.transports.base import Limits, Transport
+from ray_messaging.errors import Fenced
+from ray_messaging.transports.base import LOG, Limits, Transport
 
 
 class LogStreams(NamedTuple):
@@ -89,3 +90,13 @@ class LoggedTransport(Transport, Protocol):
     @property
     def log(self) -> LogStore:
         """Return the streams that the event log reads."""
+
+
+def log_fenced(epoch: int) -> Fenced:
+    """Build the error for a writer of the event log that has a successor, or after the log was removed."""
+    return Fenced(
+        f"somebody newer writes the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
+        "stop this writer, and open the log anew if none is to be there",
+        name=LOG,
+        epoch=epoch,
+    )

@@ -15,6 +15,7 @@ from ray_messaging.transports.base import Limits
 from ray_messaging.transports.epochs import new_epoch, successor_of
 from ray_messaging.transports.log_store import LogMark
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.memory.server import Experiment
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis import RedisTransport
 
@@ -34,7 +35,7 @@ class World:
 
     def forget(self, what):
         if self.process is None:
-            del self.server.experiments[self.exp_id]
+            vars(self.server.experiments[self.exp_id]).update(vars(Experiment()))
             return
         with self.process.client() as client:
             if what == "all":

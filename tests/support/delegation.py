@@ -6,6 +6,7 @@ import inspect
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
@@ -36,7 +37,9 @@ class Throne:
 
     async def enthrone(self):
         if self.link is None:
-            return self.server.experiments[self.exp_id].enthrone()
+            exp = self.server.experiments[self.exp_id]
+            exp.interceptor, exp.standing = new_epoch(exp.interceptor), 0
+            return exp.interceptor
         log = RedisLog(self.link, Keys(self.exp_id))
         return (await log.take_epoch("advance_interceptor_epoch", "interceptor", [log.keys.meta], []))[1]
 
@@ -46,7 +49,9 @@ class Throne:
             raise self.failure
         self.written.append(number)
         if self.link is None:
-            return self.server.experiments[self.exp_id].stand(epoch, number)
+            exp = self.server.experiments[self.exp_id]
+            exp.standing = max(exp.standing, number) if epoch == exp.interceptor else exp.standing
+            return epoch == exp.interceptor
         return bool(await self.link.script("advance_delegation", [Keys(self.exp_id).meta], [epoch, number]))
 
     async def close(self):

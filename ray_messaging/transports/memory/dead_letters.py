@@ -1,13 +1,12 @@
 """Dead letters in a MemoryServer."""
 
-import time
 from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
 from ray_messaging.transports.base import FrameFate
 from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
-from ray_messaging.transports.memory.server import Experiment, Mailbox, number
+from ray_messaging.transports.memory.server import Mailbox, number
 from ray_messaging.transports.memory.transport import MemoryTransport
 
 _REQUEUED = {
@@ -15,6 +14,7 @@ _REQUEUED = {
     FrameFate.TOO_LARGE: Requeued.TOO_LARGE,
     FrameFate.FULL: Requeued.FULL,
     FrameFate.LOG_FULL: Requeued.LOG_FULL,
+    FrameFate.GONE: Requeued.STALE_DIRECTORY,
 }
 
 
@@ -22,15 +22,11 @@ class MemoryDeadLetters:
     """Dead letters of one experiment, beside its MemoryTransport."""
 
     def __init__(self, transport: MemoryTransport) -> None:
-        self._transport = transport
-
-    @property
-    def _exp(self) -> Experiment:
-        return self._transport.server.experiments[self._transport.exp_id]
+        self._transport, self._exp = transport, transport.exp
 
     async def known(self) -> bool:
         """Return whether the server knows an experiment of this name."""
-        return self._transport.exp_id in self._transport.server.experiments
+        return self._exp.directory > 0 or bool(self._exp.dead.letters)
 
     async def facts(self) -> DeadFacts:
         """Count the letters, and those that were dropped."""
@@ -69,7 +65,8 @@ class MemoryDeadLetters:
             if fate is not Requeued.DONE:
                 return fate, name
         for mailbox, rows, frame in frames:
-            _write(exp, exp.mailboxes[mailbox], rows, frame)
+            exp.entry += 1
+            exp.mailboxes[mailbox].append(exp.entry, rows, frame)
         taken = exp.dead.release(letter)
         if rest:
             exp.dead.lay(taken._replace(frame=rest, row=0, acked=""), inf)
@@ -89,19 +86,7 @@ class MemoryDeadLetters:
 
 
 def _fits(box: Mailbox | None, frames: Sequence[Returned]) -> Requeued:
-    if box is None or (box.limits.leased and box.alive_until < time.monotonic()):
+    if box is None:
         return Requeued.STALE_DIRECTORY
-    rows, nbytes = sum(found.rows for found in frames), sum(len(found.frame) for found in frames)
-    size = max(len(found.frame) for found in frames)
-    unlogged = (0, 0) if box.backlog is None else (box.backlog.messages + rows, box.backlog.nbytes + nbytes)
-    return _REQUEUED[box.limits.fate(size, box.messages + rows, box.nbytes + nbytes, unlogged)]
-
-
-def _write(exp: Experiment, box: Mailbox, rows: int, frame: bytes) -> None:
-    exp.entry += 1
-    box.entries.append((exp.entry, frame))
-    box.last = exp.entry
-    box.messages += rows
-    box.nbytes += len(frame)
-    if box.backlog is not None:
-        box.backlog.add(rows, len(frame))
+    sizes = [len(found.frame) for found in frames]
+    return _REQUEUED[box.fate(max(sizes), sum(found.rows for found in frames), sum(sizes))]

@@ -3,23 +3,17 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from ray_messaging.errors import Fenced
-from ray_messaging.transports.base import LOG, LOG_STREAM, Limits, LoggedFrame
+from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.transports.epochs import new_epoch
-from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
-from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, number
+from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams, log_fenced
+from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, number
 
 
 class MemoryLog:
-    """Streams of one experiment as the event log reads them, and the notes that senders leave for it."""
+    """Streams of one experiment as the event log reads them."""
 
-    def __init__(self, server: MemoryServer, exp_id: str) -> None:
-        self.exp_id = exp_id
-        self.server = server
-
-    @property
-    def _exp(self) -> Experiment:
-        return self.server.experiments[self.exp_id]
+    def __init__(self, exp: Experiment) -> None:
+        self._exp = exp
 
     async def register(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch."""
@@ -41,7 +35,7 @@ class MemoryLog:
         """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
         log = self._exp.log
         if log.epoch != epoch or log.limits is None:
-            raise _fenced(epoch)
+            raise log_fenced(epoch)
         for stream, held in taken.items():
             backlog = log.backlog if stream == LOG_STREAM else getattr(self._box(stream), "backlog", None)
             if backlog is not None:
@@ -73,9 +67,8 @@ class MemoryLog:
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""
         deadline = asyncio.get_running_loop().time() + block_s
         while cursors:
-            written = self._exp.written
             found = [item for stream, after in cursors.items() for item in self._after(stream, number(after), count)]
-            if found or not await self.arrival(written, deadline):
+            if found or not await self._exp.arrival(deadline):
                 return found
         return []
 
@@ -86,19 +79,11 @@ class MemoryLog:
         entries = [] if box is None else box.entries
         return [LogItem(stream, f"{entry}-0", frame) for entry, frame in entries if entry > last][:count]
 
-    async def arrival(self, written: asyncio.Event, deadline: float) -> bool:
-        """Wait until something is written; tell whether it was, before the deadline."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await written.wait()
-        except TimeoutError:
-            return False
-
     async def note_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
         """Record the log's position in each stream, and trim entries that are not needed; raises Fenced."""
         log = self._exp.log
         if log.epoch != epoch or log.limits is None:
-            raise _fenced(epoch)
+            raise log_fenced(epoch)
         for stream, mark in written.items():
             entry, taken = number(mark.entry), (mark.messages, mark.nbytes)
             box = self._box(stream)
@@ -122,7 +107,7 @@ class MemoryLog:
         exp = self._exp
         log = exp.log
         if log.epoch != epoch:
-            raise _fenced(epoch)
+            raise log_fenced(epoch)
         if log.limits is None:
             return
         exp.directory += 1
@@ -133,46 +118,3 @@ class MemoryLog:
         for box in exp.mailboxes.values():
             box.backlog = None
             box.trim()
-
-    # -- what the senders' side tells the log ---------------------------------------------------------------------
-
-    def is_crowded(self, noted: LoggedFrame | None, before: tuple[int, int]) -> bool:
-        """Tell whether the log stream must not take a note, behind so many rows and bytes of the same call.
-
-        An empty one takes any, which would else wait for ever.
-        """
-        log, (rows, nbytes) = self._exp.log, before
-        if (
-            noted is None
-            or log.limits is None
-            or (log.backlog.messages + rows <= 0 and log.backlog.nbytes + nbytes <= 0)
-        ):
-            return False
-        return log.backlog.passes(log.limits, rows + noted.rows, nbytes + len(noted.frame) + len(noted.note))
-
-    def note(self, noted: LoggedFrame | None, takers: list[int] | None) -> None:
-        """Write a note, where a log is registered."""
-        log = self._exp.log
-        if noted is not None and log.limits is not None:
-            log.backlog.add(noted.rows, len(noted.frame) + len(noted.note))
-            log.last_noted = self._append(noted.frame, noted.note, takers)
-
-    def mark(self) -> None:
-        """Wake the log's writer: mailboxes came or went."""
-        self._append(b"", None, None)
-        self._exp.wake()
-
-    def _append(self, frame: bytes, note: bytes | None, takers: list[int] | None) -> int:
-        exp = self._exp
-        exp.entry += 1
-        exp.log.last = exp.entry
-        exp.log.items.append((exp.entry, LogItem(LOG_STREAM, f"{exp.entry}-0", frame, note, takers)))
-        return exp.entry
-
-
-def _fenced(epoch: int) -> Fenced:
-    return Fenced(
-        f"somebody newer writes the event log, or it was closed (our epoch is {epoch}): stop this writer",
-        name=LOG,
-        epoch=epoch,
-    )

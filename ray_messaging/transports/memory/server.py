@@ -1,16 +1,16 @@
 """Server in this process's memory: experiments and Pub/Sub."""
 
 import asyncio
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ray_messaging.addressing.patterns import glob_pattern
-from ray_messaging.transports.base import START, Cursor, Ingress, Limits, SelectiveAcks
-from ray_messaging.transports.epochs import new_epoch
+from ray_messaging.transports.base import LOG_STREAM, START, Cursor, FrameFate, Ingress, Limits, SelectiveAcks
+from ray_messaging.transports.dead_letters import LETTER_BYTES, DeadFacts, DeadFrame
 from ray_messaging.transports.log_store import LogItem
-from ray_messaging.transports.memory.dead_letter_box import DeadLetterBox
 
 
 @dataclass
@@ -22,10 +22,6 @@ class Backlog:
     taken: tuple[int, int] = (0, 0)  # under its writer's epoch
     logged: int = 0
     base: tuple[int, int] | None = (0, 0)  # what earlier writers told that they took; None: not known
-
-    def passes(self, limits: Limits, messages: int, nbytes: int) -> bool:
-        """Tell whether so much more would pass the limits."""
-        return self.messages + messages > limits.messages or self.nbytes + nbytes > limits.nbytes
 
     def add(self, messages: int, nbytes: int) -> None:
         """Count a write."""
@@ -68,28 +64,65 @@ class Mailbox:
     changed: int = 0
     epoch: int = 0
     cursor: Cursor = START
+    handled_to: tuple[int, int] = (0, 0)  # the last entry that is wholly before the cursor, and the rows of the next
     state: bytes | None = None  # what the last transaction left
     entries: list[tuple[int, bytes]] = field(default_factory=list)
     last: int = 0
     messages: int = 0
     nbytes: int = 0
-    handled: tuple[int, int] = (0, 0)
+    handled: tuple[int, int] = (0, 0)  # messages and bytes before the cursor, under the reader's epoch
     backlog: Backlog | None = None
     since: int = 0  # the first entry that can have come to it
     acked: SelectiveAcks = NOTHING  # behind the cursor
     rejected: set[int] = field(default_factory=set)  # entries that are dead letters before they are handled
 
+    def fate(self, size: int, rows: int, nbytes: int, held: tuple[int, int] | None = None) -> FrameFate:
+        """Return WRITTEN if frames of so many rows and bytes fit, the largest of `size` bytes; else why not.
+
+        `held` are the messages and bytes in the mailbox if they are about to change.
+        """
+        if self.limits.leased and self.alive_until < time.monotonic():
+            return FrameFate.GONE
+        held_rows, held_bytes = held or (self.messages, self.nbytes)
+        unlogged = (0, 0) if self.backlog is None else (self.backlog.messages + rows, self.backlog.nbytes + nbytes)
+        return self.limits.fate(size, held_rows + rows, held_bytes + nbytes, unlogged)
+
+    def append(self, entry: int, rows: int, frame: bytes) -> None:
+        """Write a frame."""
+        self.entries.append((entry, frame))
+        self.last = entry
+        self.messages += rows
+        self.nbytes += len(frame)
+        if self.backlog is not None:
+            self.backlog.add(rows, len(frame))
+
+    def behind(self, cursor: Cursor, messages: int, nbytes: int) -> tuple[int, int]:
+        """Return the messages and bytes behind a cursor; at the mailbox's end none, even if the counts differ."""
+        if cursor.row == 0 and number(cursor.entry) >= self.last:
+            return 0, 0
+        return self.messages + self.handled[0] - messages, self.nbytes + self.handled[1] - nbytes
+
+    def commit(self, cursor: Cursor, messages: int, nbytes: int, acks: SelectiveAcks | None) -> None:
+        """Move the cursor and trim the entries before it."""
+        handled_to = number(cursor.entry) - (cursor.row > 0), cursor.row
+        if handled_to < self.handled_to:
+            return  # it comes late
+        if acks is not None:
+            if messages + acks.messages < self.handled[0] + self.acked.messages:
+                return  # so does this: all that is acknowledged only ever grows
+            self.acked = acks
+        self.messages, self.nbytes = self.behind(cursor, messages, nbytes)
+        self.cursor, self.handled_to, self.handled = cursor, handled_to, (messages, nbytes)
+        self.trim()
+
     def trim(self) -> None:
         """Drop the entries that its reader has handled, and the log has."""
-        handled = number(self.cursor.entry) - (self.cursor.row > 0)
-        if self.backlog is not None:
-            handled = min(handled, self.backlog.logged)
+        handled = self.handled_to[0] if self.backlog is None else min(self.handled_to[0], self.backlog.logged)
         self.entries = [(entry, frame) for entry, frame in self.entries if entry > handled]
 
     def unread(self) -> list[tuple[int, bytes]]:
         """Return the entries that its reader has not handled, or not to their end."""
-        handled = number(self.cursor.entry) - (self.cursor.row > 0)
-        return [(entry, frame) for entry, frame in self.entries if entry > handled]
+        return [(entry, frame) for entry, frame in self.entries if entry > self.handled_to[0]]
 
 
 @dataclass
@@ -115,6 +148,52 @@ class Log:
     ended: dict[str, Mailbox] = field(default_factory=dict)
 
 
+class DeadLetterBox:
+    """Dead letters in the order of their ids, `number-0`; bounded, the oldest are dropped and counted."""
+
+    def __init__(self) -> None:
+        self.letters: dict[str, DeadFrame] = {}
+        self._last = 0
+        self._nbytes = self._dropped = self._dropped_bytes = 0
+
+    def __iter__(self) -> Iterator[DeadFrame]:
+        return iter(self.letters.values())
+
+    def lay(self, letter: DeadFrame, limit: float) -> None:
+        """Add a letter under a new id, and drop the oldest ones that are too many; a huge one leaves the others."""
+        if _weight(letter) > limit:
+            nbytes = len(letter.frame)
+            lost = f"{letter.reason} (its frame of {nbytes} bytes is above the limit of dead letters, and lost)"
+            letter = letter._replace(frame=b"", reason=lost)
+            self._dropped += 1
+            self._dropped_bytes += nbytes
+        self._last += 1
+        self.letters[f"{self._last}-0"] = letter._replace(id=f"{self._last}-0")
+        self._nbytes += _weight(letter)
+        while self._nbytes > limit:
+            oldest = self.release(next(iter(self.letters)))
+            self._dropped += 1
+            self._dropped_bytes += _weight(oldest)
+
+    def release(self, letter: str) -> DeadFrame:
+        """Take a letter out."""
+        found = self.letters.pop(letter)
+        self._nbytes -= _weight(found)
+        return found
+
+    def facts(self) -> DeadFacts:
+        """Count the letters, and those that were dropped."""
+        return DeadFacts(len(self.letters), self._nbytes, self._dropped, self._dropped_bytes)
+
+    def count_anew(self) -> None:
+        """Forget how many letters were dropped so far."""
+        self._dropped = self._dropped_bytes = 0
+
+
+def _weight(letter: DeadFrame) -> int:
+    return len(letter.frame) + LETTER_BYTES
+
+
 @dataclass
 class Experiment:
     """All data of one experiment."""
@@ -130,22 +209,26 @@ class Experiment:
     log: Log = field(default_factory=Log)
     written: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def enthrone(self) -> int:
-        """Take a new interceptor epoch: verdicts and delegations of its predecessor do not count any more."""
-        self.interceptor, self.standing = new_epoch(self.interceptor), 0
-        return self.interceptor
-
-    def stand(self, epoch: int, number: int) -> bool:
-        """Have standing verdicts count under a number, unless a higher one does; False: our epoch is over."""
-        if epoch != self.interceptor:
-            return False
-        self.standing = max(self.standing, number)
-        return True
-
     def wake(self) -> None:
         """Wake waiting readers."""
         self.written.set()
         self.written = asyncio.Event()
+
+    async def arrival(self, deadline: float) -> bool:
+        """Wait until something is written; return whether it was, before the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.written.wait()
+        except TimeoutError:
+            return False
+
+    def append_to_log(self, frame: bytes = b"", note: bytes | None = None, takers: list[int] | None = None) -> int:
+        """Write an entry of the log stream; an empty one says that mailboxes came or went."""
+        self.entry += 1
+        self.log.last = self.entry
+        self.log.items.append((self.entry, LogItem(LOG_STREAM, f"{self.entry}-0", frame, note, takers)))
+        self.wake()
+        return self.entry
 
 
 def number(entry: str) -> int:

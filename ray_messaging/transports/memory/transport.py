@@ -13,6 +13,7 @@ from ray_messaging.errors import AlreadyExists, Closed
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.base import (
     LOG,
+    START,
     Cursor,
     DirectoryDelta,
     FrameFate,
@@ -20,16 +21,19 @@ from ray_messaging.transports.base import (
     Limits,
     Listening,
     MailboxEnd,
+    Published,
     SelectiveAcks,
     SenderState,
     SendReply,
     SendRequest,
+    SendStatus,
+    fenced,
     lost,
 )
 from ray_messaging.transports.dead_letters import DeadFrame, kept_of
 from ray_messaging.transports.memory.log import MemoryLog
-from ray_messaging.transports.memory.mailboxes import MailboxWriter, fenced
-from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, MemoryServer, Sender, number
+from ray_messaging.transports.memory.send_call import SendCall
+from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
 from ray_messaging.transports.ranges import decode_ranges, encode_rows, rows_of
 
 
@@ -46,17 +50,13 @@ class MemoryTransport:
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:
         self.server, self.exp_id = server, exp_id
-        self.log = MemoryLog(server, exp_id)
-        self._mailboxes = MailboxWriter(server, exp_id, self.log)
+        self.exp = server.experiments[exp_id]
+        self.log = MemoryLog(self.exp)
         self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
 
     def observe(self, observer: Observer) -> None:
         """Do nothing: there are no connections."""
-
-    @property
-    def _exp(self) -> Experiment:
-        return self.server.experiments[self.exp_id]
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Do nothing: no server of ours ends with an experiment."""
@@ -70,7 +70,7 @@ class MemoryTransport:
 
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return the changes since a version, after removing mailboxes with an expired lease."""
-        exp = self._exp
+        exp = self.exp
         for name, box in list(exp.mailboxes.items()):
             if box.limits.leased and box.alive_until < time.monotonic():
                 self._bury_mailbox(name, "the lease of its messager has expired")
@@ -85,9 +85,9 @@ class MemoryTransport:
         held: int | None = None,
     ) -> SenderState:
         """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`."""
-        if held is not None and sender not in self._exp.senders:
+        if held is not None and sender not in self.exp.senders:
             raise lost(sender, held)
-        state = self._exp.senders.setdefault(sender, Sender())
+        state = self.exp.senders.setdefault(sender, Sender())
         if held is not None and state.epoch > held:
             raise fenced(sender, held)
         state.epoch = max(state.epoch, held or 0) + 1
@@ -95,16 +95,16 @@ class MemoryTransport:
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
-        state = self._exp.senders.get(sender)
+        state = self.exp.senders.get(sender)
         if state is not None and state.epoch == epoch:
             for mailbox in mailboxes:
                 state.last.pop(mailbox, None)
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Forget a sender that sends no more; one that is to be kept stays as long as this server does."""
-        state = self._exp.senders.get(sender)
+        state = self.exp.senders.get(sender)
         if state is not None and state.epoch == epoch and keep_s == 0:
-            del self._exp.senders[sender]
+            del self.exp.senders[sender]
 
     async def listen(
         self,
@@ -117,7 +117,7 @@ class MemoryTransport:
         over: str = "",  # noqa: ARG002 - a Transport's
     ) -> Listening | None:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
-        exp, now = self._exp, time.monotonic()
+        exp, now = self.exp, time.monotonic()
         if exp.directory != max(version, 0):
             return None
         box = exp.mailboxes.get(record.mailbox)
@@ -141,17 +141,23 @@ class MemoryTransport:
         return Listening(exp.directory, box.epoch, box.cursor, box.state, box.acked.ranges)
 
     def _make(self, name: str, limits: Limits, owner: str) -> Mailbox:
-        exp = self._exp
+        exp = self.exp
         exp.born += 1
         box = exp.mailboxes[name] = Mailbox(limits, owner, time.monotonic(), exp.born, since=exp.entry + 1)
         if exp.log.limits is not None:
             box.backlog = Backlog()
-            self.log.mark()
+            exp.append_to_log()
         return box
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish, atomically."""
-        return self._mailboxes.send(request)
+        sender = self.exp.senders.get(request.sender)
+        if sender is None:
+            return SendReply(SendStatus.LOST)
+        return SendCall(self.exp, request, sender, self._publish).run()
+
+    def _publish(self, publication: Published) -> int:
+        return self.server.publish(publication.channel, publication.data, by=self.exp_id)
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002 - a Transport's
         """Return None, so that `send` decides: no network is in between."""
@@ -159,7 +165,8 @@ class MemoryTransport:
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
         """Return the current end of a mailbox."""
-        return self._mailboxes.end_of(mailbox)
+        box = self.exp.mailboxes.get(mailbox)
+        return MailboxEnd(START.entry, 0, 0) if box is None else MailboxEnd(f"{box.last}-0", box.messages, box.nbytes)
 
     async def commit(
         self,
@@ -172,24 +179,26 @@ class MemoryTransport:
         acks: SelectiveAcks | None = None,
     ) -> None:
         """Move the durable cursor and trim the entries before it."""
-        self._mailboxes.commit(mailbox, epoch, cursor, messages, nbytes, acks)
+        box = self.exp.mailboxes.get(mailbox)
+        if box is None or box.epoch != epoch:
+            raise (lost if box is None or box.epoch < epoch else fenced)(mailbox, epoch)
+        box.commit(cursor, messages, nbytes, acks)
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
         deadline = asyncio.get_running_loop().time() + block_s
         last = number(after)
         while True:
-            written = self._exp.written
-            box = self._exp.mailboxes.get(mailbox)
+            box = self.exp.mailboxes.get(mailbox)
             found = [(f"{entry}-0", frame) for entry, frame in (box.entries if box else []) if entry > last][:count]
-            if found or not await self.log.arrival(written, deadline):
+            if found or not await self.exp.arrival(deadline):
                 return found
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:  # noqa: ARG002 - a Transport's
         """Renew a mailbox's lease; raise Fenced if a newer reader holds it; False if it has been removed."""
         if mailbox is None:
             return True
-        box = self._exp.mailboxes.get(mailbox)
+        box = self.exp.mailboxes.get(mailbox)
         if box is None:
             return False
         if box.epoch != epoch:
@@ -206,7 +215,7 @@ class MemoryTransport:
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Remove a mailbox; its unread frames become dead letters. Returns how many frames."""
-        box = self._exp.mailboxes.get(mailbox)
+        box = self.exp.mailboxes.get(mailbox)
         if box is None:
             return 0
         if epoch is not None and box.epoch != epoch:
@@ -214,8 +223,8 @@ class MemoryTransport:
         return self._bury_mailbox(mailbox, "the mailbox was removed")
 
     def _bury_mailbox(self, name: str, reason: str) -> int:
-        box = self._exp.mailboxes.pop(name)
-        self._exp.directory += 1
+        box = self.exp.mailboxes.pop(name)
+        self.exp.directory += 1
         ranges, exclusive = decode_ranges(box.acked.ranges), decode_record(box.record).exclusive
         acked = {entry: rows_of(ranges, f"{entry}-0") for entry, _ in box.unread()}
         unread = [
@@ -226,17 +235,17 @@ class MemoryTransport:
         for entry, frame in unread:
             row = box.cursor.row if f"{entry}-0" == box.cursor.entry else 0
             rows = encode_rows(acked[entry])
-            self._lay(name, entry, row, reason, frame, born=self._exp.born, exclusive=exclusive, acked=rows)
-        if self._exp.log.limits is not None:
-            self._exp.log.ended[f"{name}:{box.born}"] = box
-            self.log.mark()
+            self._lay(name, entry, row, reason, frame, born=self.exp.born, exclusive=exclusive, acked=rows)
+        if self.exp.log.limits is not None:
+            self.exp.log.ended[f"{name}:{box.born}"] = box
+            self.exp.append_to_log()
         return len(unread)
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
         """Keep a frame that cannot be read among the dead letters."""
         frame, reason = kept_of(frame, reason)
-        box = self._exp.mailboxes.get(mailbox)
-        if mailbox == LOG and not any((one.mailbox, one.entry) == (mailbox, entry) for one in self._exp.dead):
+        box = self.exp.mailboxes.get(mailbox)
+        if mailbox == LOG and not any((one.mailbox, one.entry) == (mailbox, entry) for one in self.exp.dead):
             self._lay(mailbox, number(entry), 0, reason, frame)
         elif box is not None and number(entry) not in box.rejected:
             box.rejected = {one for one in box.rejected if one > number(box.cursor.entry)} | {number(entry)}
@@ -255,7 +264,7 @@ class MemoryTransport:
         acked: str = "",
     ) -> None:
         letter = DeadFrame("", mailbox, f"{entry}-0", row, reason, frame, time.time(), born, exclusive, acked)
-        self._exp.dead.lay(letter, self._dead_bytes)
+        self.exp.dead.lay(letter, self._dead_bytes)
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Pass publications of foreign clients to `sink`; never those of our own senders."""
@@ -274,4 +283,4 @@ class MemoryTransport:
 
     async def waiting(self) -> dict[str, int]:
         """Return the number of unacknowledged messages in each mailbox."""
-        return {name: box.messages - box.acked.messages for name, box in self._exp.mailboxes.items()}
+        return {name: box.messages - box.acked.messages for name, box in self.exp.mailboxes.items()}

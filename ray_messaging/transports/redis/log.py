@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.errors import Fenced
 from ray_messaging.transports.base import LOG, LOG_STREAM, Limits
 from ray_messaging.transports.epochs import successor_of
 from ray_messaging.transports.experiment_store import other_run
-from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
+from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams, log_fenced
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink
 
@@ -168,14 +167,4 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
         found.get(b"f", b""),
         found.get(b"n"),
         None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],  # cjson's [] is {}
-    )
-
-
-def log_fenced(epoch: int) -> Fenced:
-    """Build the error for a writer of the event log that has a successor, or after the log was removed."""
-    return Fenced(
-        f"somebody newer writes the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
-        "stop this writer, and open the log anew if none is to be there",
-        name=LOG,
-        epoch=epoch,
     )

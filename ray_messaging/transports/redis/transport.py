@@ -13,7 +13,7 @@ from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MailboxFull, ServerRefused
+from ray_messaging.errors import Closed, ConnectionFailed, MailboxFull, ServerRefused
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.base import (
     LOG,
@@ -33,6 +33,7 @@ from ray_messaging.transports.base import (
     SendReply,
     SendRequest,
     SendStatus,
+    fenced,
     lost,
 )
 from ray_messaging.transports.dead_letters import kept_of
@@ -340,13 +341,3 @@ class RedisTransport:
 def _keep(cursor: Cursor) -> str:
     """Return the oldest entry that a reader at a cursor needs."""
     return after(cursor.entry) if cursor.row == 0 else cursor.entry
-
-
-def fenced(name: str, epoch: int) -> Fenced:
-    """Build the error for a reader or sender that has a successor."""
-    return Fenced(
-        f"somebody newer has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to "
-        "its successor",
-        name=name,
-        epoch=epoch,
-    )

@@ -560,8 +560,8 @@ async def test_a_folder_that_cannot_be_written_registers_no_log(society, writers
 class Cut(MemoryLog):
     """Streams behind a connection that is cut from time to time."""
 
-    def __init__(self, server, exp_id):
-        super().__init__(server, exp_id)
+    def __init__(self, exp):
+        super().__init__(exp)
         self.away = asyncio.Event()
 
     def _reach(self):
@@ -582,7 +582,7 @@ async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, m
     monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
     await society.mailbox("a")
     transport = MemoryTransport(society.server, "exp")
-    transport.log = Cut(society.server, "exp")
+    transport.log = Cut(transport.exp)
     writer = await writers(transport, segment_rows=2)
     transport.log.away.set()
     await society.send("a", 2)
@@ -654,7 +654,7 @@ async def test_very_many_streams_are_read_some_at_a_time(society, writers, monke
         for number in range(60):
             await society.send(f"m{number}", 3)
     transport = MemoryTransport(society.server, "exp")
-    transport.log = Counting(society.server, "exp")
+    transport.log = Counting(transport.exp)
     writer = await writers(transport)
     await within(writer.caught_up())
     assert sorted(seen(writer)) == sorted(society.written)
@@ -719,7 +719,7 @@ async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, 
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     await society.mailbox("a")
     transport = MemoryTransport(society.server, "exp")
-    transport.log = Flaky(society.server, "exp")
+    transport.log = Flaky(transport.exp)
     writer = await writers(transport)
     for _ in range(30):
         await society.send("a", 3)
