@@ -95,8 +95,11 @@ class MqttTransport:
         """Do nothing: no server of ours ends with an experiment."""
 
     async def connect(self) -> None:
-        """Connect; raise ConnectionFailed (within 5 s if there is no broker), ServerRefused at once."""
-        await self._control.connect()
+        """Connect and load the retained messages; raise ConnectionFailed, or ServerRefused at once.
+
+        ConnectionFailed comes within 5 s, or within the config's timeout if the broker falls silent afterwards.
+        """
+        await self._control.link.connect()
         if self._log is not None:
             await self._log.connect()
         if self._checking is None:
@@ -279,7 +282,7 @@ class MqttTransport:
         epoch = max(time.time_ns() // 1000, self._newest.get(sender, 0) + _EPOCH_STEP)
         if named:
             await self._control.retain((topic, b"%d" % epoch))
-        self._senders.begin(sender, epoch)
+        self._senders.epoch = epoch
 
     def _on_epoch(self, sender: str, payload: bytes) -> None:
         # An epoch is the time of its start. One in the far future would leave no room for a later epoch.

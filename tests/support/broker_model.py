@@ -102,9 +102,14 @@ class Sender:
             self.publish(data)
 
     def resend(self, seq):
-        """Publish an earlier publication again, on the same connection."""
-        for data in self.window.resend(seq):
-            self.publish(data)
+        """Publish earlier publications again, on the same connection, up to the first that is unanswered; or probe."""
+        if self.window.next(seq) is None:
+            self.publish(self.window.probe())
+        for data in self.window.pending():
+            if data.seq >= seq and not self.window.is_arrived(data.seq):
+                return
+            if data.seq >= seq:
+                self.publish(data)
 
     def send(self):
         seq = self.window.last + 1

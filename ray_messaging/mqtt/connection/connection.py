@@ -35,7 +35,6 @@ class Connection:
     def __init__(self, config: MqttConfig, options: SessionOptions, on_arrival: Callable[[Arrival], None]) -> None:
         self.config = config
         self.session_present = False
-        self.receive_maximum = UNLIMITED
         self.maximum_packet: int | None = None
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[Exception] = self._loop.create_future()
@@ -59,15 +58,13 @@ class Connection:
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = client.on_unsubscribe = self._on_answer
         client.on_message = self._on_message
-        client.on_publish = self._on_publish
         client.on_socket_open = self._on_socket_open
         client.on_socket_close = self._on_socket_close
         client.on_socket_register_write = self._on_write_wanted
         if self.config.username is not None:
             client.username_pw_set(self.config.username, self.config.password)
-        will = self._options.will
-        if will is not None:
-            client.will_set(will.topic, will.payload, will.qos, will.retain, self._options.will_properties())
+        if self._options.will is not None:
+            client.will_set(self._options.will, qos=1, retain=True, properties=self._options.will_properties())
         return client
 
     async def open(self) -> None:
@@ -164,10 +161,9 @@ class Connection:
             self._end(reasons.refused(self.config, reasons.Reason.QOS_NOT_SUPPORTED, "it takes nothing but QoS 0"))
         else:
             self.session_present = flags.session_present
-            self.receive_maximum = getattr(properties, "ReceiveMaximum", UNLIMITED)
             self.maximum_packet = getattr(properties, "MaximumPacketSize", None)
             self._accepted.set_result(None)
-            self.publisher.start(self.receive_maximum, self.maximum_packet)
+            self.publisher.start(getattr(properties, "ReceiveMaximum", UNLIMITED), self.maximum_packet)
             self._keep_alive()
 
     def _on_disconnect(
@@ -187,9 +183,6 @@ class Connection:
         answer = self._answers.get(packet_id)
         if answer is not None and not answer.done():
             answer.set_result(codes)
-
-    def _on_publish(self, _client: object, _data: object, packet_id: int, _code: object, _properties: object) -> None:
-        self.publisher.confirm(packet_id, reasons.Reason.SUCCESS)  # QoS 0: it is written
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         arrival = Arrival(

@@ -11,7 +11,6 @@ from ray_messaging.errors import ConnectionFailed, MessagingError, PayloadTooLar
 from ray_messaging.mqtt.connection import reasons
 from ray_messaging.mqtt.connection.link import MqttLink
 from ray_messaging.mqtt.connection.packets import Arrival, SessionOptions, printable
-from ray_messaging.mqtt.connection.reasons import Reason
 from ray_messaging.mqtt.wire.properties import UserProperties
 from ray_messaging.mqtt.wire.topics import Topics
 
@@ -62,13 +61,6 @@ class ControlLink:
         self.link = MqttLink(config, SessionOptions(f"rm-{exp_id}-control-{self._client}"), self)
 
     # -- connecting -----------------------------------------------------------------------------------------------
-
-    async def connect(self) -> None:
-        """Connect and load the retained messages; raise ConnectionFailed, or ServerRefused at once.
-
-        ConnectionFailed comes within 5 s, or within the config's timeout if the broker falls silent afterwards.
-        """
-        await self.link.connect()
 
     async def close(self) -> None:
         """Disconnect."""
@@ -175,12 +167,6 @@ class ControlLink:
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
-    def publish(
-        self, topic: str, payload: bytes, properties: UserProperties = (), expiry_s: int | None = None
-    ) -> "asyncio.Future[int]":
-        """Publish as the link does."""
-        return self.link.publish(topic, payload, properties=properties, expiry_s=expiry_s)
-
     def try_publish(self, topic: str, payload: bytes) -> "asyncio.Future[int] | None":
         """Publish a message that is repeated anyway if it gets lost; None: there is no connection."""
         try:
@@ -237,20 +223,8 @@ class ControlLink:
 
     def refused(self, topic: str, code: int) -> ServerRefused:
         """Return the error for a publication that the broker refused."""
-        why = "not authorized" if code == Reason.NOT_AUTHORIZED else "refused"
-        return ServerRefused(
-            f"the MQTT broker at {reasons.where(self._config)} took no publication on {topic!r} from user "
-            f"{self._config.username!r}: {why} (0x{code:02X}); let that user publish and subscribe below "
-            "ray_messaging/ and on the topics it uses",
-            host=self._config.server,
-            port=self._config.port,
-        )
+        return reasons.not_published(self._config, topic, code)
 
     def unconfirmed(self, count: int) -> ConnectionFailed:
         """Return the error for publications that the broker did not confirm in time."""
-        return ConnectionFailed(
-            f"the MQTT broker at {reasons.where(self._config)} did not confirm {count} frames within "
-            f"{self.timeout_s:g} s: check that it runs",
-            host=self._config.server,
-            port=self._config.port,
-        )
+        return reasons.unconfirmed(self._config, count, self.timeout_s)

@@ -10,11 +10,10 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
 from ray_messaging.config import MqttConfig
-from ray_messaging.errors import Closed, ConnectionFailed, InvalidAddress, MessagingError, ServerRefused
+from ray_messaging.errors import Closed, ConnectionFailed, MessagingError, ServerRefused
 from ray_messaging.mqtt.connection import reasons
 from ray_messaging.mqtt.connection.connection import Connection
-from ray_messaging.mqtt.connection.packets import UNLIMITED, Arrival, SessionOptions
-from ray_messaging.mqtt.connection.paho_client import is_filter_valid
+from ray_messaging.mqtt.connection.packets import Arrival, SessionOptions
 from ray_messaging.mqtt.wire.properties import UserProperties
 from ray_messaging.observability.observer import Observer
 
@@ -70,11 +69,6 @@ class MqttLink:
         """Return the broker's limit on the bytes of a packet, if it has announced one."""
         return self._connection.maximum_packet if self._connection else None
 
-    @property
-    def server_receive_maximum(self) -> int:
-        """Return how many unconfirmed publications of ours the broker takes."""
-        return self._connection.receive_maximum if self._connection else UNLIMITED
-
     async def connect(self) -> None:
         """Connect for the first time, and reconnect from then on until `close`.
 
@@ -121,33 +115,28 @@ class MqttLink:
         topic: str,
         payload: bytes,
         *,
-        qos: int = 1,
         retain: bool = False,
         properties: UserProperties = (),
         expiry_s: int | None = None,
     ) -> "asyncio.Future[int]":
-        """Publish, in the order of the calls; the future gives the code of PUBACK (at QoS 0: 0 when written).
+        """Publish at QoS 1, in the order of the calls; the future gives the code of PUBACK.
 
         The future raises ConnectionFailed if the connection is cut before the answer: nothing is repeated here.
         A waiting publication is not sent if its future is cancelled. The number of waiting ones is not bounded.
         `expiry_s` is how long the broker keeps the message for subscribers that it cannot reach yet.
 
         Raises: ConnectionFailed or the link's final error at once without a connection (there is one while
-        `on_connected` runs); InvalidAddress; PayloadTooLarge if the broker has announced its limit.
+        `on_connected` runs); PayloadTooLarge if the broker has announced its limit.
         """
-        return self._current().publisher.add(
-            topic, payload, qos=qos, retain=retain, properties=properties, expiry_s=expiry_s
-        )
+        return self._current().publisher.add(topic, payload, retain=retain, properties=properties, expiry_s=expiry_s)
 
-    async def subscribe(
-        self, filters: Sequence[str], *, qos: int = 1, no_local: bool = False, retain_handling: int = 0
-    ) -> None:
-        """Subscribe; `retain_handling`: 0 sends retained messages, 1 only for a new subscription, 2 never.
+    async def subscribe(self, filters: Sequence[str], *, retain_handling: int = 0) -> None:
+        """Subscribe at QoS 1; `retain_handling`: 0 sends retained messages, 1 only for a new subscription, 2 never.
 
         Raises: InvalidAddress or ServerRefused for the first refused filter (those before it stay subscribed);
         ConnectionFailed if the connection is cut, or without an answer within the config's timeout.
         """
-        options = SubscribeOptions(qos=qos, noLocal=no_local, retainHandling=retain_handling)
+        options = SubscribeOptions(qos=1, retainHandling=retain_handling)
         for packet in _packets(filters, self.maximum_packet):
             for filter_, code in zip(packet, await self._current().subscribe(packet, options), strict=False):
                 if code.is_failure:
@@ -298,12 +287,12 @@ def _is_temporary(error: Exception) -> bool:
 
 
 def _packets(filters: Sequence[str], maximum_packet: int | None) -> Iterator[list[str]]:
-    """Yield the filters of each packet, within the broker's limit; raise InvalidAddress for an invalid filter."""
+    """Yield the filters of each packet, within the broker's limit."""
     limit = min(_BYTES_PER_PACKET, maximum_packet or _BYTES_PER_PACKET) - _HEAD_BYTES
     packet: list[str] = []
     size = 0
     for filter_ in filters:
-        cost = _FILTER_BYTES + len(_encoded(filter_))
+        cost = _FILTER_BYTES + len(filter_.encode())
         if packet and (len(packet) == _FILTERS_PER_PACKET or size + cost > limit):
             yield packet
             packet, size = [], 0
@@ -311,17 +300,3 @@ def _packets(filters: Sequence[str], maximum_packet: int | None) -> Iterator[lis
         size += cost
     if packet:
         yield packet
-
-
-def _encoded(filter_: str) -> bytes:
-    try:
-        encoded = filter_.encode()
-    except UnicodeEncodeError:
-        encoded = b""
-    if not is_filter_valid(encoded):
-        raise InvalidAddress(
-            f"cannot subscribe to {filter_!r}: + stands alone between slashes, # alone at the end; 1 to 65535 bytes of "
-            "UTF-8 without NUL",
-            value=filter_,
-        )
-    return encoded

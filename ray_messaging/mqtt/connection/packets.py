@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -16,24 +15,17 @@ _MAX_TEXT = 65535
 _MAX_REASON = 500
 
 
-class Will(NamedTuple):
-    """Message that the broker publishes when the connection ends without DISCONNECT."""
-
-    topic: str
-    payload: bytes
-    qos: int = 1
-    retain: bool = False
-    properties: UserProperties = ()
-
-
 @dataclass(frozen=True)
 class SessionOptions:
-    """Session that a client asks the broker for; `expiry_s` 0 ends the session with its connection."""
+    """Session that a client asks the broker for; `expiry_s` 0 ends the session with its connection.
+
+    `will` is a topic whose retained message the broker removes when the connection ends without DISCONNECT.
+    """
 
     client_id: str
     expiry_s: int = 0
     receive_maximum: int = UNLIMITED
-    will: Will | None = None
+    will: str | None = None
     will_delay_s: int = 0
 
     def connect_properties(self) -> Properties:
@@ -47,8 +39,6 @@ class SessionOptions:
         """Return the properties of the will."""
         properties = Properties(PacketTypes.WILLMESSAGE)
         properties.WillDelayInterval = self.will_delay_s
-        if self.will is not None and self.will.properties:
-            properties.UserProperty = list(self.will.properties)
         return properties
 
     def disconnect_properties(self, *, end_session: bool) -> Properties:

@@ -14,7 +14,6 @@ paho 2 keeps the following parts private. No other module touches them. Check th
 - `_sock_close`: close without DISCONNECT, so that the broker publishes the will.
 - `_send_pingreq`: probe the broker while we read nothing.
 - `_ping_t`, `_last_bytes_received`: else paho disconnects because the unread answer seems to be missing.
-- `_filter_wildcard_len_check`: paho's rules for a subscription filter.
 """
 
 import time
@@ -70,12 +69,12 @@ class PahoClient(paho.Client):
         return self._mid_generate()
 
     def write_publication(
-        self, packet_id: int, topic: bytes, payload: bytes, qos: int, *, retain: bool, properties: PackedProperties
+        self, packet_id: int, topic: bytes, payload: bytes, *, retain: bool, properties: PackedProperties
     ) -> None:
-        """Write a PUBLISH packet."""
+        """Write a PUBLISH packet of QoS 1."""
         # paho uses only `pack` of the properties, and only checks that `info` is there.
         info = paho.MQTTMessageInfo(packet_id)
-        self._send_publish(packet_id, topic, payload, qos, retain, info=info, properties=properties)  # type: ignore[arg-type]
+        self._send_publish(packet_id, topic, payload, 1, retain, info=info, properties=properties)  # type: ignore[arg-type]
 
     def close_socket(self) -> None:
         """Close the socket without DISCONNECT."""
@@ -89,8 +88,3 @@ class PahoClient(paho.Client):
         """Take the connection for alive although nothing is read from it."""
         self._ping_t = 0.0
         self._last_bytes_received = time.monotonic()
-
-
-def is_filter_valid(encoded: bytes) -> bool:
-    """Return whether a broker takes this subscription filter."""
-    return b"\0" not in encoded and not PahoClient._filter_wildcard_len_check(encoded)

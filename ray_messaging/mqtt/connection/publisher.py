@@ -5,21 +5,19 @@ from collections import deque
 from typing import NamedTuple
 
 from ray_messaging.config import MqttConfig
-from ray_messaging.errors import InvalidAddress, PayloadTooLarge
+from ray_messaging.errors import PayloadTooLarge
 from ray_messaging.mqtt.connection import reasons
 from ray_messaging.mqtt.connection.packets import PackedProperties, packet_size
 from ray_messaging.mqtt.connection.paho_client import PahoClient
 from ray_messaging.mqtt.wire.properties import UserProperties
 
 _MAX_IN_FLIGHT = 1000  # more gains nothing, and paho reads as many packets in one go
-_MAX_TOPIC = 65535
 _NO_PROPERTIES = PackedProperties(())
 
 
 class _Publication(NamedTuple):
     topic: bytes
     payload: bytes
-    qos: int
     retain: bool
     properties: PackedProperties
     confirmed: "asyncio.Future[int]"
@@ -44,18 +42,14 @@ class Publisher:
         self._send_waiting()
 
     def add(
-        self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: UserProperties, expiry_s: int | None
+        self, topic: str, payload: bytes, *, retain: bool, properties: UserProperties, expiry_s: int | None
     ) -> "asyncio.Future[int]":
-        """Publish in the order of the calls; the future gives the code of PUBACK (QoS 0: 0 when written).
-
-        The queue is not bounded here. A waiting publication is not sent if its future is cancelled.
-        Raises: InvalidAddress, PayloadTooLarge.
-        """
+        """Publish as `MqttLink.publish` says; raise PayloadTooLarge."""
         plain = not properties and expiry_s is None
         packed = _NO_PROPERTIES if plain else PackedProperties(properties, expiry_s)
         data = self._checked(topic, payload, packed)
         confirmed: asyncio.Future[int] = self._loop.create_future()
-        self._waiting.append(_Publication(data, payload, qos, retain, packed, confirmed))
+        self._waiting.append(_Publication(data, payload, retain, packed, confirmed))
         self._send_waiting()
         return confirmed
 
@@ -79,15 +73,7 @@ class Publisher:
 
     def _checked(self, topic: str, payload: bytes, properties: PackedProperties) -> bytes:
         # Checked now: later there is no caller to raise to, and the broker would answer by disconnecting.
-        try:
-            data = topic.encode()
-        except UnicodeEncodeError:
-            data = b""
-        if not 0 < len(data) <= _MAX_TOPIC or any(sign in topic for sign in "+#\0"):
-            raise InvalidAddress(
-                f"cannot publish to {topic!r}: a topic is UTF-8 of 1 to {_MAX_TOPIC} bytes, without + # and NUL",
-                value=topic,
-            )
+        data = topic.encode()
         size, limit = packet_size(len(data), len(payload), len(properties)), self._maximum_packet
         if limit is not None and size > limit:
             raise PayloadTooLarge(
@@ -110,5 +96,5 @@ class Publisher:
         while packet_id in self._in_flight:
             packet_id = self._client.next_packet_id()
         self._in_flight[packet_id] = publication.confirmed
-        topic, payload, qos, retain, properties, _ = publication
-        self._client.write_publication(packet_id, topic, payload, qos, retain=retain, properties=properties)
+        topic, payload, retain, properties, _ = publication
+        self._client.write_publication(packet_id, topic, payload, retain=retain, properties=properties)

@@ -2,6 +2,7 @@
 
 import ssl
 from enum import IntEnum
+from typing import TypeVar
 
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import MqttConfig
@@ -15,7 +16,6 @@ class Reason(IntEnum):
     NO_MATCHING_SUBSCRIBERS = 0x10
     UNSPECIFIED = 0x80
     UNSUPPORTED_PROTOCOL = 0x84
-    BAD_CLIENT_ID = 0x85
     BAD_CREDENTIALS = 0x86
     NOT_AUTHORIZED = 0x87
     SERVER_UNAVAILABLE = 0x88
@@ -49,25 +49,27 @@ _REMEDIES: dict[int, str] = {
 }
 
 
+_Failure = TypeVar("_Failure", bound=ConnectionFailed)
+
+
 def where(config: MqttConfig) -> str:
     """Return the broker's address for error messages."""
     return f"{config.server}:{config.port}"
 
 
+def _failure(kind: type[_Failure], config: MqttConfig, text: str) -> _Failure:
+    return kind(text, host=config.server, port=config.port)
+
+
 def cut(config: MqttConfig, why: str) -> ConnectionFailed:
     """Return the error for a connection that has ended."""
-    return ConnectionFailed(
-        f"the connection to the MQTT broker at {where(config)} was cut: {why}", host=config.server, port=config.port
-    )
+    return _failure(ConnectionFailed, config, f"the connection to the MQTT broker at {where(config)} was cut: {why}")
 
 
 def unreachable(config: MqttConfig, why: str) -> ConnectionFailed:
     """Return the error for a failed connection attempt."""
-    return ConnectionFailed(
-        f"cannot reach the MQTT broker at {where(config)}: {why}; check that it runs and that host and port are right",
-        host=config.server,
-        port=config.port,
-    )
+    advice = "check that it runs and that host and port are right"
+    return _failure(ConnectionFailed, config, f"cannot reach the MQTT broker at {where(config)}: {why}; {advice}")
 
 
 def not_opened(config: MqttConfig, error: BaseException) -> ConnectionFailed:
@@ -97,11 +99,8 @@ def refused(config: MqttConfig, code: int, text: str) -> ConnectionFailed:
     if code in _TEMPORARY:
         return unreachable(config, f"it answered {text} (0x{code:02X})")
     remedy = _REMEDIES.get(code, "see the broker's log")
-    return ServerRefused(
-        f"the MQTT broker at {where(config)} refused us (user {config.username!r}): {text} (0x{code:02X}); {remedy}",
-        host=config.server,
-        port=config.port,
-    )
+    why = f"refused us (user {config.username!r}): {text} (0x{code:02X}); {remedy}"
+    return _failure(ServerRefused, config, f"the MQTT broker at {where(config)} {why}")
 
 
 def disconnected(config: MqttConfig, client_id: str, code: int, text: str) -> MessagingError:
@@ -122,12 +121,29 @@ def not_subscribed(config: MqttConfig, filter_: str, code: int, text: str) -> Me
         return InvalidAddress(
             f"the MQTT broker at {where(config)} cannot subscribe us to {filter_!r}: {text}", value=filter_
         )
-    return ServerRefused(
+    return _failure(
+        ServerRefused,
+        config,
         f"the MQTT broker at {where(config)} refused the subscription to {filter_!r} (user {config.username!r}): "
         f"{text} (0x{code:02X}); check the user's permissions and the broker's limits",
-        host=config.server,
-        port=config.port,
     )
+
+
+def not_published(config: MqttConfig, topic: str, code: int) -> ServerRefused:
+    """Return the error for a publication that the broker refused."""
+    why = "not authorized" if code == Reason.NOT_AUTHORIZED else "refused"
+    return _failure(
+        ServerRefused,
+        config,
+        f"the MQTT broker at {where(config)} took no publication on {topic!r} from user {config.username!r}: {why} "
+        f"(0x{code:02X}); let that user publish and subscribe below ray_messaging/ and on the topics it uses",
+    )
+
+
+def unconfirmed(config: MqttConfig, count: int, timeout_s: float) -> ConnectionFailed:
+    """Return the error for publications that the broker did not confirm in time."""
+    text = f"did not confirm {count} frames within {timeout_s:g} s: check that it runs"
+    return _failure(ConnectionFailed, config, f"the MQTT broker at {where(config)} {text}")
 
 
 def fenced(name: str, epoch: int) -> Fenced:

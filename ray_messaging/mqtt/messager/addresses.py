@@ -71,14 +71,10 @@ class Addresses:
             )
         return channel
 
-    def topic_of(self, channel: str) -> str:
-        """Return the topic of a channel."""
-        return topic_of_received(channel)
-
     def row(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of the local log with AgentSociety's names for MQTT, then ours."""
         return {
-            "topic": self.topic_of(row["channel"]),
+            "topic": topic_of_received(row["channel"]),
             "payload": row["payload"],
             "from_uuid": uuid_of(row["from_id"]),
             "to_uuid": uuid_of(row["to_id"]),

@@ -64,6 +64,8 @@ class Mailbox:
         self.acks = AckSender(control, self.name, lease_s, self.arrivals)
         self.subscriptions = Subscriptions(exp_id, record)
         self.inherited = False  # from another reader, whose session may have more subscriptions
+        self.link: MqttLink | None = None  # paused while too much is unread
+        self.full = False  # new arrivals stay in the socket
         self.ignores_users = False  # messages on topics of users stay for our successor
         self._control = control
         self._topic = control.topics.mailbox(self.name)
@@ -73,14 +75,8 @@ class Mailbox:
         self._next = 1
         self._read_to = 0  # the number of the last entry that was read
         self._unread_bytes = 0
-        self._paused = False
         self._changed = asyncio.Event()
-        self._link: MqttLink | None = None
         self._tokens: list[Arrival | Unhandled] = []  # handled, not acknowledged yet
-
-    def attach(self, link: MqttLink) -> None:
-        """Set the link to pause while too much is unread."""
-        self._link = link
 
     def stop(self, error: MessagingError) -> None:
         """Stop for good; readers get the error."""
@@ -160,16 +156,11 @@ class Mailbox:
         self._entries.append(entry)
         self._unread_bytes += len(entry.frame)
         self._changed.set()
-        if self._unread_bytes > _MAX_UNREAD_BYTES and self._link is not None and not self._paused:
-            self._paused = True
-            self._link.pause()
+        if self._unread_bytes > _MAX_UNREAD_BYTES and self.link is not None and not self.full:
+            self.full = True
+            self.link.pause()
 
     # -- reading --------------------------------------------------------------------------------------------------
-
-    @property
-    def full(self) -> bool:
-        """Return whether new arrivals stay in the socket."""
-        return self._paused
 
     async def read(self, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`; raise the final error."""
@@ -198,9 +189,9 @@ class Mailbox:
             if entry.number > self._read_to:
                 self._read_to = entry.number
                 self._unread_bytes -= len(entry.frame)
-        if self._paused and self._link is not None and self._unread_bytes < _MAX_UNREAD_BYTES // 2:
-            self._paused = False
-            self._link.resume()
+        if self.full and self.link is not None and self._unread_bytes < _MAX_UNREAD_BYTES // 2:
+            self.full = False
+            self.link.resume()
         return [(f"{self.epoch}-{entry.number}", entry.frame) for entry in found]
 
     # -- committing -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from ray_messaging.errors import Fenced, MessagingError
 from ray_messaging.mqtt.connection.connection import Connection
 from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.connection.link import MqttLink
-from ray_messaging.mqtt.connection.packets import Arrival, SessionOptions, Will
+from ray_messaging.mqtt.connection.packets import Arrival, SessionOptions
 from ray_messaging.mqtt.connection.reasons import fenced
 from ray_messaging.mqtt.receiving.mailbox import Mailbox
 from ray_messaging.transports.base import Limits
@@ -42,15 +42,13 @@ class MailboxSession:
         lease_s = max(1, math.ceil(limits.lease_s))
         topics = control.topics
         ends = topics.directory(mailbox.name) if limits.leased else topics.owner(mailbox.name)
-        options = SessionOptions(
-            client_id, lease_s if limits.leased else _NEVER, RECEIVE_MAXIMUM, Will(ends, b"", retain=True), lease_s
-        )
+        options = SessionOptions(client_id, lease_s if limits.leased else _NEVER, RECEIVE_MAXIMUM, ends, lease_s)
         self.link = MqttLink(config, options, self)
         self.on_arrival = mailbox.on_arrival
 
     async def open(self) -> None:
         """Connect; messages that wait in the session come at once."""
-        self._mailbox.attach(self.link)
+        self._mailbox.link = self.link
         self._mailbox.inherited = True  # until the broker says that there is no session
         await self.link.connect()
         self._opened = True

@@ -98,7 +98,7 @@ class MailboxSender:
 
     def _publish(self, data: Data) -> bool:
         try:
-            confirmed = self._control.publish(self._topic, encode_data(data))
+            confirmed = self._control.link.publish(self._topic, encode_data(data))
         except PayloadTooLarge:
             self._settle_refusal(data.seq, Reason.PACKET_TOO_LARGE)
             return False
@@ -193,7 +193,7 @@ class MailboxSender:
     def probe(self, expiry_s: int | None) -> None:
         """Ask the receiver which frames it lacks or has handled."""
         try:
-            self._control.publish(self._topic, encode_data(self.window.probe()), (), expiry_s)
+            self._control.link.publish(self._topic, encode_data(self.window.probe()), expiry_s=expiry_s)
         except MessagingError:
             return  # all is published again over the next connection
 

@@ -39,10 +39,6 @@ class MailboxSenders:
         self._last: dict[str, int] = {}  # of removed mailboxes: their windows continue to count
         self._held = 0  # bytes in all windows, as of the current call
 
-    def begin(self, sender: str, epoch: int) -> None:
-        """Set the name and the epoch."""
-        self.sender, self.epoch = sender, epoch
-
     @property
     def waiting(self) -> dict[str, int]:
         """Return the messages in each window."""
@@ -55,8 +51,6 @@ class MailboxSenders:
         known = self._directory.entries.get(part.mailbox)
         if known is None:
             return FrameFate.GONE
-        if self.is_written(part):
-            return FrameFate.DUPLICATE
         nbytes = len(part.frame)
         if nbytes > known.entry.nbytes or self.sizes.refuses(nbytes):
             return self._too_large(part)

@@ -39,7 +39,7 @@ class UserTopics:
                     continue
                 try:
                     properties = encode_properties(batch, row, mirror=False)
-                    sent.append((row, self._control.publish(topics[row], data, properties)))
+                    sent.append((row, self._control.link.publish(topics[row], data, properties=properties)))
                 except PayloadTooLarge:
                     takers[row] = TOO_LARGE_TAKER
             await asyncio.gather(*(confirmed for _, confirmed in sent), return_exceptions=True)
@@ -73,7 +73,8 @@ class UserTopics:
         sent: list[asyncio.Future[int]] = []
         for row, (_, data) in enumerate(publications):
             try:
-                sent.append(self._control.publish(topics[row], data, encode_properties(batch, row, mirror=True)))
+                properties = encode_properties(batch, row, mirror=True)
+                sent.append(self._control.link.publish(topics[row], data, properties=properties))
             except (PayloadTooLarge, ConnectionFailed) as error:
                 if isinstance(error, ServerRefused):
                     raise

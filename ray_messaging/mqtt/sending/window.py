@@ -138,24 +138,12 @@ class Window:
             seq = next(found for found in self._order if found >= seq)  # it is in a hole, or confirmed
         return self._data(seq)
 
-    def pending(self, seq: int = 0) -> Iterator[Data]:
-        """Yield the frames from `seq` on in order; the window may change meanwhile."""
+    def pending(self) -> Iterator[Data]:
+        """Yield the frames in order; the window may change meanwhile."""
+        seq = 0
         while (data := self.next(seq)) is not None:
             yield data
             seq = data.seq + 1
-
-    def resend(self, seq: int) -> Iterator[Data]:
-        """Yield the frames for a receiver that lacks those from `seq` on, or a probe if there are none.
-
-        It stops at the first frame that the broker has not answered: that one is in flight, and the broker could take a
-        second copy after it has refused the first.
-        """
-        if self.next(seq) is None:
-            yield self.probe()
-        for data in self.pending(seq):
-            if not self.is_arrived(data.seq):
-                return
-            yield data
 
     def probe(self) -> Data:
         """Return a message that asks the receiver for missing frames."""

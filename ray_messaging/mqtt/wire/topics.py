@@ -39,7 +39,6 @@ class Topics:
     def __init__(self, exp_id: str) -> None:
         self.prefix = prefix = f"{OWN}{check_name('exp_id', exp_id)}/"
         self.all_entries = prefix + "directory/+"
-        self.all_epochs = prefix + "epoch/+"
         self.all_owners = prefix + "owner/+"
 
     def directory(self, mailbox: str) -> str:

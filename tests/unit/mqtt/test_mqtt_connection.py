@@ -7,7 +7,6 @@ import pytest
 from support.mqtt_links import CONNACK, PINGREQ, PUBLISH, SUBSCRIBE, FakeBroker, Watched, listener, until
 
 from ray_messaging.errors import Closed, ConnectionFailed, InvalidAddress, PayloadTooLarge, ServerRefused
-from ray_messaging.mqtt.connection.packets import Will
 from ray_messaging.mqtt.connection.reasons import Reason
 
 ALL = 10_000
@@ -34,7 +33,6 @@ async def test_the_broker_says_when_nobody_listens(open_link, mosquitto_config, 
 async def test_all_in_order_however_many_wait(open_link, mosquitto_config, topic):
     there = await listener(open_link, mosquitto_config, topic)
     here = await open_link(mosquitto_config)
-    assert here.link.server_receive_maximum == 20
     sent = [here.link.publish(topic, b"%d" % n) for n in range(ALL)]
     assert set(await asyncio.gather(*sent)) == {Reason.SUCCESS}
     await until(lambda: len(there.arrivals) == ALL)
@@ -75,24 +73,6 @@ async def test_what_is_cancelled_before_its_turn_is_not_sent(open_link, mosquitt
     await until(lambda: len(there.arrivals) == 29)
     assert b"5" in there.payloads
     assert b"25" not in there.payloads
-
-
-async def test_qos_0(open_link, mosquitto_config, topic):
-    there = await listener(open_link, mosquitto_config, topic)
-    here = await open_link(mosquitto_config)
-    assert await asyncio.gather(*(here.link.publish(topic, b"%d" % n, qos=0) for n in range(100))) == [0] * 100
-    await until(lambda: len(there.arrivals) == 100)
-    assert {arrival.qos for arrival in there.arrivals} == {0}
-    assert there.payloads == [b"%d" % n for n in range(100)]
-
-
-@pytest.mark.parametrize("bad", ["", "a/+", "#", "a\0b", "\ud800", "x" * 65_536])
-async def test_a_topic_that_cannot_be(open_link, mosquitto_config, topic, bad):
-    here = await open_link(mosquitto_config)
-    with pytest.raises(InvalidAddress) as caught:
-        here.link.publish(bad, b"x")
-    assert caught.value.value == bad
-    assert await here.link.publish(topic, b"x") == Reason.NO_MATCHING_SUBSCRIBERS
 
 
 async def test_a_property_that_cannot_be(open_link, mosquitto_config, topic):
@@ -164,28 +144,17 @@ async def test_a_thousand_subscriptions(open_link, mosquitto_config, topic):
     assert codes == [Reason.NO_MATCHING_SUBSCRIBERS] * 500 + [Reason.SUCCESS] * 500
 
 
-async def test_wildcards_what_is_retained_and_what_is_ones_own(open_link, mosquitto_config, topic):
+async def test_wildcards_and_what_is_retained(open_link, mosquitto_config, topic):
     here = await open_link(mosquitto_config)
     await here.link.publish(f"{topic}/a/b", b"kept", retain=True)
-    await here.link.subscribe([f"{topic}/+/b"], no_local=True)
-    await here.link.subscribe([f"{topic}/a/#"], no_local=True, retain_handling=2)
+    await here.link.subscribe([f"{topic}/+/b"])
+    await here.link.subscribe([f"{topic}/a/#"], retain_handling=2)
     await until(lambda: here.arrivals)
     assert (here.payloads, here.arrivals[0].retain) == ([b"kept"], True)
-    assert await here.link.publish(f"{topic}/a/b", b"own") != Reason.UNSPECIFIED
     other = await open_link(mosquitto_config)
     await other.link.publish(f"{topic}/a/b", b"theirs")
     await until(lambda: b"theirs" in here.payloads)
-    assert b"own" not in here.payloads
     await other.link.publish(f"{topic}/a/b", b"", retain=True)
-
-
-@pytest.mark.parametrize("bad", ["", "a+/b", "#/a", "a/#/b", "a\0b", "\ud800", "x" * 65_536])
-async def test_a_filter_that_cannot_be(open_link, mosquitto_config, topic, bad):
-    there = await open_link(mosquitto_config)
-    with pytest.raises(InvalidAddress) as caught:
-        await there.link.subscribe([topic, bad])
-    assert caught.value.value == bad
-    assert there.link.connected
 
 
 @pytest.mark.parametrize(("code", "expected"), [(0x87, ServerRefused), (0x97, ServerRefused), (0x8F, InvalidAddress)])
@@ -266,7 +235,7 @@ async def test_a_paused_link_is_not_taken_for_dead(mosquitto_config):
 async def test_closing_leaves_no_will_and_fails_what_waits(open_link, mosquitto_config, topic):
     there = await listener(open_link, mosquitto_config, topic)
     for reading in (True, False):
-        here = Watched(mosquitto_config, "closing", will=Will(topic, b"will"))
+        here = Watched(mosquitto_config, "closing", will=topic)
         await here.link.connect()
         await here.link.subscribe(["closing"])
         if not reading:
@@ -286,8 +255,8 @@ async def test_closing_leaves_no_will_and_fails_what_waits(open_link, mosquitto_
         with pytest.raises(Closed):
             await here.link.connect()
         assert not here.lost
-    here = await open_link(mosquitto_config, will=Will(topic, b"will", properties=(("a", "b"),)))
+    here = await open_link(mosquitto_config, will=topic)
     await here.link.abort()
     await until(lambda: there.arrivals)
-    assert [(arrival.payload, arrival.properties) for arrival in there.arrivals] == [(b"will", (("a", "b"),))]
+    assert there.payloads == [b""]
     gc.collect()  # a future that nobody asked would speak up now

@@ -246,7 +246,6 @@ def test_our_own_topics_lie_below_a_name_of_their_own_and_tell_what_they_are_for
     assert topics.kind_of(topics.cursor("west", 2, 7)) == ("cursor", "west/2/7")
     for text, topic in [
         (topics.all_entries, topics.directory("m")),
-        (topics.all_epochs, topics.epoch("m")),
         (topics.cursors("m"), topics.cursor("m", 2, 7)),
         (topics.all_owners, topics.owner("m")),
     ]:
