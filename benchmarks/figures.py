@@ -6,7 +6,7 @@ Standard library only: the peers import it in environments that hold nothing of 
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -140,6 +140,16 @@ def _fields(line: str, needed: str) -> dict[str, Any]:
 def emit(figure: Figure) -> None:
     """Print the figure for the runner, which reads our stdout line by line."""
     print(figure.to_json(), flush=True)
+
+
+def percentile_figures(
+    axis: str, took: dict[str, list[list[float]]], at: dict[str, int | float | str], prefix: str = "", *wanted: str
+) -> Iterator[Figure]:
+    """Yield percentiles of samples in ms: of each system, over its repetitions."""
+    for case in wanted or ("p50", "p99", "p99.9"):
+        for who, repeats in took.items():
+            values = [percentiles(sample, float(case[1:]))[0] for sample in repeats]
+            yield Figure(axis, prefix + case, who, "ms", values, at)
 
 
 def percentiles(values: Sequence[float], *wanted: float) -> list[float]:

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from benchmarks.axes import AXES
+from benchmarks.axes import AXES, ROOMS
 from benchmarks.figures import Plan, emit
 
 
@@ -11,7 +11,8 @@ def main() -> None:
     """Run the axis that the command line names."""
     if len(sys.argv) != 2 or sys.argv[1] not in AXES:
         sys.exit(f"usage: python -m benchmarks.axes NAME < plan.json, where NAME is one of {', '.join(AXES)}")
-    axis = importlib.import_module(f"benchmarks.axes.{sys.argv[1]}")
+    room = next(room for room, names in ROOMS.items() if sys.argv[1] in names)
+    axis = importlib.import_module(f"benchmarks.axes.{room}.{sys.argv[1]}")
     for figure in axis.measure(Plan.from_json(sys.stdin.read())):
         emit(figure)
 

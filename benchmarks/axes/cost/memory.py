@@ -5,14 +5,13 @@ from collections.abc import Iterator
 
 import ray
 
-from benchmarks.axes.processes import client, held_bytes, pid_of, pss_bytes
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.axes.cost.processes import client, held_bytes, pid_of, pss_bytes
+from benchmarks.axes.society.society import cluster, experiment
 from benchmarks.figures import LIMIT, OURS, Figure, Plan
 from benchmarks.work import payload
-from ray_messaging import Messaging, MessagingConfig
+from ray_messaging import MessagingConfig
 from ray_messaging.model.columns import encode_payload
 
-ABOUT = "bytes per agent, and per message of about 100 bytes that waits in the mailbox and in the receiver's inbox"
 FEW, MANY = 1_000, 200_000
 WAITING = 900_000  # messages; a mailbox holds a million
 ROOMY = MessagingConfig(inbox_messages=2 * WAITING, send_timeout_s=120.0)
@@ -33,7 +32,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 def _held(exp_id: str, agents: int) -> dict[str, int]:
     """Return the memory of each part of an experiment of two groups, after each agent has got a message."""
-    with Messaging.start(exp_id, rules=[BLACK_LIST]) as messaging, Society(messaging, agents) as society:
+    with experiment(exp_id, agents) as (messaging, society):
         society.rate("step", 1)
         return held_bytes(messaging, society.members)
 
@@ -43,8 +42,7 @@ def _waiting(repeats: int) -> Iterator[Figure]:
     inbox, mailbox = [], []
     for number in range(repeats):
         with (
-            Messaging.start(f"waiting-{number}", rules=[BLACK_LIST], settings=ROOMY) as messaging,
-            Society(messaging, 2_000) as society,
+            experiment(f"waiting-{number}", 2_000, settings=ROOMY) as (messaging, society),
             client(messaging.redis) as server,
         ):
             west, east = society.members

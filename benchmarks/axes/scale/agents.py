@@ -3,13 +3,12 @@
 import time
 from collections.abc import Iterator
 
-from benchmarks.axes.member import TALKERS
-from benchmarks.axes.processes import held_bytes, ray_bytes
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.axes.cost.processes import held_bytes, ray_bytes
+from benchmarks.axes.society.member import TALKERS
+from benchmarks.axes.society.society import Society, cluster, experiment
 from benchmarks.figures import OURS, Figure, Plan
 from ray_messaging import Messaging
 
-ABOUT = "rates and lone messages from 200 to 1,000,000 agents, the interceptor on; a million set up, and stepping"
 SIZES = (200, 2_000, 10_000, 100_000, 1_000_000)
 QUICK = (200, 10_000, 1_000_000)
 MILLION = 1_000_000
@@ -21,7 +20,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
     with cluster():
         for agents in QUICK if plan.quick else SIZES:
             begun = time.perf_counter()
-            with Messaging.start(f"agents-{agents}", rules=[BLACK_LIST]) as messaging, Society(messaging, agents) as it:
+            with experiment(f"agents-{agents}", agents) as (messaging, it):
                 set_up = time.perf_counter() - begun
                 at: dict[str, int | float | str] = {"agents": agents}
                 if agents == MILLION:
@@ -36,9 +35,7 @@ def _rates(plan: Plan, society: Society, at: dict[str, int | float | str]) -> It
         values = society.rates(kind, 0.75 * plan.seconds, plan.repeats)
         note = SPEAKERS if kind == "awaited" and int(at["agents"]) > 2 * TALKERS else ""
         yield Figure("agents", kind, OURS, "messages/s", values, at, note)
-    p50, p99 = society.lone_percentiles(plan.repeats, 50, 99, pings=500)
-    yield Figure("agents", "lone p50", OURS, "ms", p50, at)
-    yield Figure("agents", "lone p99", OURS, "ms", p99, at)
+    yield from society.lone_figures("agents", plan.repeats, at)
 
 
 def _steps(plan: Plan, society: Society, at: dict[str, int | float | str]) -> Iterator[Figure]:

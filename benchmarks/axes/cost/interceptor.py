@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.axes.raw import WINDOW, RawPair
-from benchmarks.axes.samples import FRAME_ROWS, batch_of
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.axes.bounds.raw import WINDOW, RawPair
+from benchmarks.axes.bounds.samples import FRAME_ROWS, batch_of
+from benchmarks.axes.society.society import BLACK_LIST, Society, cluster, experiment
 from benchmarks.figures import LIMIT, OURS, Figure, Plan
-from ray_messaging import Messaging, MessagingConfig, rules
+from ray_messaging import MessagingConfig, rules
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.wire.frames import encode
 
-ABOUT = "bulk, awaited and lone messages without an interceptor, with rules on ids, and with a rule on payloads"
 AGENTS = 2_000
 RULES: dict[str, dict[str, Any]] = {
     "ids": {"rules": [BLACK_LIST]},
@@ -29,7 +28,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
         yield from _without(plan)
         for name in QUICK if plan.quick else RULES:
             exp_id = f"interceptor-{list(RULES).index(name)}"
-            with Messaging.start(exp_id, **RULES[name]) as messaging, Society(messaging, AGENTS) as society:
+            with experiment(exp_id, AGENTS, **RULES[name]) as (_, society):
                 yield from _figures(plan, society, name)
 
 
@@ -52,6 +51,4 @@ def _figures(plan: Plan, society: Society, name: str) -> Iterator[Figure]:
     for kind in ("bulk", "awaited"):
         rates = society.rates(kind, plan.seconds / 2, plan.repeats)
         yield Figure("interceptor", kind, OURS, "messages/s", rates, at, f"{AGENTS:,} agents")
-    p50, p99 = society.lone_percentiles(plan.repeats, 50, 99, pings=500)
-    yield Figure("interceptor", "lone p50", OURS, "ms", p50, at)
-    yield Figure("interceptor", "lone p99", OURS, "ms", p99, at)
+    yield from society.lone_figures("interceptor", plan.repeats, at)

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from benchmarks.axes.society import BLACK_LIST, cluster
+from benchmarks.axes.society.society import BLACK_LIST, cluster
 from benchmarks.figures import OURS, Figure, Plan
 from benchmarks.work import payload
 from ray_messaging import Messaging
 from ray_messaging.cluster.handles.group import Group
 
-ABOUT = "1 to 8 Ray tasks that send columns and fetch by Group handles; two groups"
 WORKERS = (1, 2, 4, 8)
 QUICK = (1, 4)
 AGENTS = 1_000  # of each group

@@ -9,12 +9,11 @@ from typing import Any
 
 import ray
 
-from benchmarks.axes.society import BLACK_LIST, cluster
+from benchmarks.axes.society.society import BLACK_LIST, cluster
 from benchmarks.figures import LIMIT, OURS, Figure, Plan
 from benchmarks.work import payload
 from ray_messaging import Messaging
 
-ABOUT = "seconds to import, to start with and without Ray running, to make a group, to have the first message"
 AGENTS = 1_000
 IMPORTS = {OURS: "ray_messaging", f"{LIMIT}import ray": "ray"}
 IMPORT = "with a warm disk cache"

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.axes.society.society import cluster, experiment
 from benchmarks.figures import OURS, Figure, Plan
-from ray_messaging import Messaging
 
-ABOUT = "1 to 1,000 recipients of each payload (Outgoing.to_agents): messages delivered per second"
 RECIPIENTS = (1, 10, 100, 1_000)
 QUICK = (1, 100)
 AGENTS = 4_000
@@ -14,7 +12,7 @@ AGENTS = 4_000
 
 def measure(plan: Plan) -> Iterator[Figure]:
     """Measure each number of recipients."""
-    with cluster(), Messaging.start("fan-out", rules=[BLACK_LIST]) as messaging, Society(messaging, AGENTS) as society:
+    with cluster(), experiment("fan-out", AGENTS) as (_, society):
         for recipients in QUICK if plan.quick else RECIPIENTS:
             society.rate("fan_out", plan.seconds / 4, recipients)
             rates = [society.rate("fan_out", plan.seconds / 2, recipients) for _ in range(plan.repeats)]

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.axes.processes import pid_of
-from benchmarks.axes.society import BLACK_LIST, cluster
+from benchmarks.axes.cost.processes import pid_of
+from benchmarks.axes.society.society import BLACK_LIST, cluster
 from benchmarks.figures import OURS, Figure, Plan
 from benchmarks.work import payload
 from ray_messaging import Messaging
 
-ABOUT = "kill -9 of a receiver: the acknowledged messages that its successor gets, and the time until the first"
 MESSAGES, IN_HAND, COMMITTED, PART = 200_000, 10_000, 5_000, 20_000
 AGENTS = 1_000
 QUIET_S = 1.0  # nothing more comes once so much time has passed without a message

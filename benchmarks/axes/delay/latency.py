@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.axes.member import stages_of
-from benchmarks.axes.raw import RawPair
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
-from benchmarks.figures import LIMIT, OURS, Figure, Plan, percentiles
+from benchmarks.axes.bounds.raw import RawPair
+from benchmarks.axes.society.member import stages_of
+from benchmarks.axes.society.society import BLACK_LIST, Society, cluster
+from benchmarks.figures import LIMIT, OURS, Figure, Plan, percentile_figures, percentiles
 from benchmarks.work import PING_GAP_S, payload
 from ray_messaging import Messaging
 
-ABOUT = "p50, p99, p99.9 of lone messages, idle and beside half of the bulk rate; stages; a bare XADD hop, a Ray call"
 AGENTS = 2_000
 PINGS, LIMIT_PINGS = 1_500, 500
 HOP, CALL = f"{LIMIT}bare XADD to reader", f"{LIMIT}Ray call"
-PERCENTS = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 STAGES = {
     "until asked": "from send_message to the request for a verdict: encoded, through the accumulator",
     "until judged": "the verdict: over the lane, or by delegated rules",
@@ -84,10 +82,7 @@ class Lone:
 
     def figures(self) -> Iterator[Figure]:
         """Yield the figures."""
-        for case, percent in PERCENTS.items():
-            for who, repeats in self._took.items():
-                values = [percentiles(took, percent)[0] for took in repeats]
-                yield Figure("latency", case, who, "ms", values, self._at)
+        yield from percentile_figures("latency", self._took, self._at)
         for case, values in self._stages.items():
             note = STAGES.get(case.removeprefix("stage: ").partition(",")[0], "")
             yield Figure("latency", case, OURS, "ms", values, self._at, note)

@@ -8,12 +8,11 @@ from typing import Any
 
 import ray
 
-from benchmarks.axes.raw import RawPair
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
-from benchmarks.figures import LIMIT, OURS, Figure, Plan, percentiles
+from benchmarks.axes.bounds.raw import RawPair
+from benchmarks.axes.society.society import BLACK_LIST, Society, cluster
+from benchmarks.figures import LIMIT, OURS, Figure, Plan, percentile_figures
 from ray_messaging import Messaging, MessagingConfig, rules
 
-ABOUT = "lone messages of a pair beside a full mailbox, beside payloads of 32 MB, beside a rule that takes a second"
 PINGS = 600
 HUGE_BYTES = 32_000_000
 SLOW_IDS = 1_000_000  # the rule is slow for these ids and larger ones
@@ -108,8 +107,5 @@ def measure(plan: Plan) -> Iterator[Figure]:
                 for who, way in ({ALONE: nullcontext} | ways).items():
                     with way():
                         took.setdefault(who, []).append(pair.lone(PINGS, west if name == SAME else None))
-            for case, percent in {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}.items():
-                for who, repeats in took.items():
-                    values = [percentiles(values, percent)[0] for values in repeats]
-                    yield Figure("tail", case, who, "ms", values, {"beside": name})
+            yield from percentile_figures("tail", took, {"beside": name})
         raw.close()

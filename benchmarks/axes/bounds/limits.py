@@ -11,9 +11,9 @@ import msgspec
 import ray
 import redis
 
-from benchmarks.axes.processes import client
-from benchmarks.axes.samples import FRAME_ROWS, batch_of
-from benchmarks.axes.society import cluster
+from benchmarks.axes.bounds.samples import FRAME_ROWS, batch_of
+from benchmarks.axes.cost.processes import client
+from benchmarks.axes.society.society import cluster
 from benchmarks.figures import LIMIT, Figure, Plan, percentiles
 from benchmarks.work import payload
 from ray_messaging import RedisConfig
@@ -23,7 +23,6 @@ from ray_messaging.transports.base import FrameWrite, Limits, SendRequest, SendS
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.wire.frames import decode, encode
 
-ABOUT = "frames encoded and decoded, JSON encoded, frames stored by XADD and by our script, Ray calls, loopback TCP"
 FRAMES = 64  # a burst: the server is emptied after each
 PIPELINED = 16
 CALLS, CALL_MESSAGES = 200, 1_000

@@ -6,14 +6,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from benchmarks.axes.processes import pid_of
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.axes.cost.processes import pid_of
+from benchmarks.axes.society.society import Society, cluster, experiment
 from benchmarks.figures import OURS, Figure, Plan
 from ray_messaging import Messaging
 
-ABOUT = "bulk, awaited and lone messages, the event log off and on; and messages lost while the log is stopped"
 AGENTS = 2_000
 STANDS_STILL_S = 1.0
 
@@ -21,16 +19,15 @@ STANDS_STILL_S = 1.0
 def measure(plan: Plan) -> Iterator[Figure]:
     """Measure without the log, then with it."""
     with cluster(), tempfile.TemporaryDirectory(prefix="ray-messaging-bench-") as folder:
-        with Messaging.start("log-off", rules=[BLACK_LIST]) as messaging, Society(messaging, AGENTS) as society:
+        with experiment("log-off", AGENTS) as (_, society):
             for kind in ("bulk", "awaited"):
                 rates = society.rates(kind, plan.seconds, plan.repeats)
                 yield Figure("log", kind, OURS, "messages/s", rates, {"log": "off"})
-            yield from _lone(plan, society, "off")
-        start: dict[str, Any] = {"rules": [BLACK_LIST], "log_dir": Path(folder) / "log"}
-        with Messaging.start("log-on", **start) as messaging, Society(messaging, AGENTS) as society:
+            yield from society.lone_figures("log", plan.repeats, {"log": "off"})
+        with experiment("log-on", AGENTS, log_dir=Path(folder) / "log") as (messaging, society):
             for kind in ("bulk", "awaited"):
                 yield from _logged(plan, messaging, society, kind)
-            yield from _lone(plan, society, "on")
+            yield from society.lone_figures("log", plan.repeats, {"log": "on"})
             yield _lost(plan, messaging, society)
 
 
@@ -52,12 +49,6 @@ def _logged(plan: Plan, messaging: Messaging, society: Society, kind: str) -> It
 def _rows(messaging: Messaging) -> int:
     """Wait until the log has all that was sent; return how many rows it has (to count them would be a query's time)."""
     return messaging.log.end + 1
-
-
-def _lone(plan: Plan, society: Society, log: str) -> Iterator[Figure]:
-    p50, p99 = society.lone_percentiles(plan.repeats, 50, 99, pings=500)
-    yield Figure("log", "lone p50", OURS, "ms", p50, {"log": log})
-    yield Figure("log", "lone p99", OURS, "ms", p99, {"log": log})
 
 
 def _lost(plan: Plan, messaging: Messaging, society: Society) -> Figure:

@@ -9,12 +9,12 @@ from typing import Any, Self
 
 import ray
 
-from benchmarks.axes.member import MemberActor
-from benchmarks.figures import percentiles
+from benchmarks.axes.society.member import MemberActor
+from benchmarks.figures import OURS, Figure, percentile_figures
 from ray_messaging import Messaging, MessagingConfig, RedisConfig, rules
 
 BLACK_LIST = rules.BlackList([(-1, -2), (-3, None)])  # the interceptor is on, and asked about ids
-PINGS = 1000
+PINGS, LONE_PINGS = 1000, 500
 
 
 @contextmanager
@@ -122,7 +122,15 @@ class Society:
         ray.get(east.drained.remote(self._expected[1]))
         return [1000 * took for took in ray.get(east.latencies.remote())]
 
-    def lone_percentiles(self, repeats: int, *wanted: float, pings: int = PINGS) -> list[list[float]]:
-        """Return each percentile of lone messages, in ms, in every repetition."""
-        found = [percentiles(self.lone(pings), *wanted) for _ in range(repeats)]
-        return [list(values) for values in zip(*found, strict=True)]
+    def lone_figures(self, axis: str, repeats: int, at: dict[str, int | float | str]) -> Iterator[Figure]:
+        """Yield percentiles of lone messages."""
+        took = {OURS: [self.lone(LONE_PINGS) for _ in range(repeats)]}
+        return percentile_figures(axis, took, at, "lone ", "p50", "p99")
+
+
+@contextmanager
+def experiment(exp_id: str, agents: int, **start: Any) -> Iterator[tuple[Messaging, Society]]:
+    """Run an experiment, by default with the black list alone, and a society in it."""
+    start = {"rules": [BLACK_LIST]} | start
+    with Messaging.start(exp_id, **start) as messaging, Society(messaging, agents) as society:
+        yield messaging, society

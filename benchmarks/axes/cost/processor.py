@@ -4,23 +4,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.axes.processes import pid_of, server_pid
-from benchmarks.axes.society import BLACK_LIST, Society, cluster
+from benchmarks.axes.cost.processes import pid_of, server_pid
+from benchmarks.axes.society.society import cluster, experiment
 from benchmarks.figures import OURS, Figure, Plan
-from ray_messaging import Messaging
 
-ABOUT = "processor time of a message, by process: both groups (sending and receiving), interceptor, server"
 AGENTS = 2_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def measure(plan: Plan) -> Iterator[Figure]:
     """Measure both ways to send."""
-    with (
-        cluster(),
-        Messaging.start("processor", rules=[BLACK_LIST]) as messaging,
-        Society(messaging, AGENTS) as society,
-    ):
+    with cluster(), experiment("processor", AGENTS) as (messaging, society):
         processes = {
             "groups": [pid_of(member) for member in society.members],
             "interceptor": [pid_of(messaging.interceptor)],

@@ -1,0 +1,1 @@
+"""Bounds of the machine, and the bare server beside ours."""

@@ -1,0 +1,1 @@
+"""Axes of cost: the interceptor, the log, processor time, memory."""

@@ -1,0 +1,1 @@
+"""Axes of time: lone messages, beside disturbances, the start, a crash."""

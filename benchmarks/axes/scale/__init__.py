@@ -1,0 +1,1 @@
+"""Axes of size: agents, groups, payloads, recipients, workers."""

@@ -1,0 +1,1 @@
+"""The measured society: groups in a ring."""
