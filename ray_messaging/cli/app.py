@@ -1,4 +1,8 @@
-"""The list of commands."""
+"""The list of commands, the only place that registers one.
+
+To add a command, write its function in a file of this folder, and register it here; its docstring is its help. For a
+family of commands, as `log stats`, add an `app` here, and register its commands in the family's `commands.py`.
+"""
 
 from importlib.metadata import version
 from typing import Annotated

@@ -10,7 +10,8 @@ from ray.exceptions import RayError
 
 from ray_messaging.cli.session import check_ray_address
 from ray_messaging.cluster.handles.actor_calls import named_actors
-from ray_messaging.errors import ConfigError
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.errors import ConfigError, UnknownName
 
 PROCESSES = Path("/proc")
 _OPTION = b"--gcs-address="
@@ -43,6 +44,21 @@ def join_ray(exp_id: str | None = None) -> bool:
     if why := _join(clusters[-1], here=True):
         raise ConfigError(f"the Ray cluster at {clusters[-1]} does not let us in ({why}): {_REMEDY}")
     return True
+
+
+def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messaging:
+    """Return a running experiment; raise ConfigError with `otherwise` as the remedy beside RAY_ADDRESS."""
+    if not join_ray(exp_id):
+        raise ConfigError(
+            f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"
+        )
+    try:
+        return Messaging.connect(exp_id)
+    except UnknownName as error:
+        raise ConfigError(
+            f"{missing}no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}: set RAY_ADDRESS for "
+            f"another cluster, or {otherwise}"
+        ) from error
 
 
 def searched_clusters() -> str:

@@ -1,13 +1,12 @@
 """The `demo` command: a society on generated traffic, filtered by a black list."""
 
 from ray_messaging.cli.options import Agents, DemoGroups, JsonFile, LogDir, Messages, Redis, Seed
-from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
-from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
+from ray_messaging.cli.session import check_outputs, clean_errors, finish, output, run
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.replay.plan import Plan
 from ray_messaging.replay.society import generate
 
-NEXT = """\
+NEXT = """
 Try next:
   ray-messaging demo --agents 10000 --json account.json
   ray-messaging demo --log-dir town-log && ray-messaging log stats town-log
@@ -27,8 +26,7 @@ def demo(
 ) -> None:
     """Run a society of agents that send each other messages, with a black list, and show the result."""
     with clean_errors():
-        check_file(json_file, "choose another --json file")
-        check_log_dir(log_dir)
+        check_outputs(json_file, log_dir)
         society = generate(agents, groups, messages, seed=seed)
         plan = Plan(society.traffic, society.group_of)
         console = output()
@@ -39,12 +37,5 @@ def demo(
         )
         rules = [BlackList(society.black_list)]
         outcome = run(console, plan, rules, redis, purpose="demo", probe=True, log_dir=log_dir)
-        for show in (show_fates, show_heat_map, show_check):
-            console.print()
-            show(console, outcome.account)
-        console.print()
-        show_speed(console, outcome.account, outcome.lone_ms)
-        if log_dir is not None and outcome.logged is not None:
-            show_log(console, log_dir, outcome.logged, outcome.probes)
-        console.print(f"\n{NEXT}")
+        console.print(NEXT)
         finish(outcome, json_file, {"agents": agents, "seed": seed})

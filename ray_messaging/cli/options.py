@@ -15,6 +15,7 @@ Redis = Annotated[
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the result to this file, as JSON.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs: one object per line.")]
 LogDir = Annotated[
     str | None,
     typer.Option(

@@ -19,8 +19,8 @@ from ray_messaging.cli.options import (
     read_speed,
 )
 from ray_messaging.cli.rule_specs import parse_rules
-from ray_messaging.cli.session import check_file, check_log_dir, clean_errors, finish, output, run
-from ray_messaging.cli.show import show_check, show_fates, show_heat_map, show_log, show_speed
+from ray_messaging.cli.session import check_outputs, clean_errors, finish, output, run
+from ray_messaging.cli.show import counted
 from ray_messaging.interception.rules import RateLimit, Rule
 from ray_messaging.replay.plan import Plan, Traffic, assign_groups, due_times
 from ray_messaging.replay.traces.trace import read_trace
@@ -59,8 +59,7 @@ def replay(
     """
     pace = read_speed(speed)
     with clean_errors():
-        check_file(json_file, "choose another --json file")
-        check_log_dir(log_dir)
+        check_outputs(json_file, log_dir)
         parsed = parse_rules(rules or [])
         names = {"from_field": from_field, "to_field": to_field, "time_field": time_field, "text_field": text_field}
         traffic = Traffic.of(read_trace(trace, **names))
@@ -68,14 +67,9 @@ def replay(
         console = output()
         _note(plan, groups, parsed, pace)
         console.print(
-            f"Replay of {trace.name}: {len(traffic):,} messages among {len(traffic.agents):,} agents in {plan.groups} "
-            f"group{'s' * (plan.groups > 1)} (a Ray actor each), {_pace(traffic, pace)}, "
+            f"Replay of {trace.name}: {len(traffic):,} messages among {len(traffic.agents):,} agents in "
+            f"{counted(plan.groups, 'group')} (a Ray actor each), {_pace(traffic, pace)}, "
             f"{'rules: ' + ', '.join(rule.name for rule in parsed) if parsed else 'no rules'}."
         )
         outcome = run(console, plan, parsed, redis, purpose="replay", probe=False, log_dir=log_dir)
-        for show in (show_fates, show_heat_map, show_check, show_speed):
-            console.print()
-            show(console, outcome.account)
-        if log_dir is not None and outcome.logged is not None:
-            show_log(console, log_dir, outcome.logged, outcome.probes)
         finish(outcome, json_file, {"trace": str(trace), "agents": len(traffic.agents)})

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from ray_messaging.cli.show import progress_bars
+from ray_messaging.cli.show import progress_bars, show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError, MessagingError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
@@ -56,7 +56,7 @@ def run(
     probe: bool,
     log_dir: str | None = None,
 ) -> Outcome:
-    """Start Ray and a server where needed, and the groups; send, receive, and stop all of them."""
+    """Start Ray and a server where needed, and the groups; send, receive, stop all of them, and print the outcome."""
     check_ray_address()
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
@@ -75,7 +75,9 @@ def run(
         logged, problems = (None, []) if log_dir is None else _logged(console, messaging, account)
         lone_ms = engine.lone_latency_ms() if probe and account.balances else None
     probes = 2 * ROUNDS if lone_ms is not None else 0
-    return Outcome(account, startup_seconds, lone_ms, logged, probes, [*account.problems, *problems])
+    outcome = Outcome(account, startup_seconds, lone_ms, logged, probes, [*account.problems, *problems])
+    _show(console, outcome, log_dir)
+    return outcome
 
 
 def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:
@@ -88,6 +90,16 @@ def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[d
     if counts != account.fates:
         return counts, [f"the event log has {counts}, the senders' receipts {account.fates}"]
     return counts, []
+
+
+def _show(console: Console, outcome: Outcome, log_dir: str | None) -> None:
+    for show in (show_fates, show_heat_map, show_check):
+        console.print()
+        show(console, outcome.account)
+    console.print()
+    show_speed(console, outcome.account, outcome.lone_ms)
+    if log_dir is not None and outcome.logged is not None:
+        show_log(console, log_dir, outcome.logged, outcome.probes)
 
 
 def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> None:
@@ -108,6 +120,12 @@ def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> N
         for problem in outcome.problems:
             typer.echo(f"error: the account does not balance: {problem}", err=True)
         raise typer.Exit(DOES_NOT_BALANCE)
+
+
+def check_outputs(json_file: Path | None, log_dir: str | None) -> None:
+    """Check the outputs of a run; raise as `check_file` and `check_log_dir`."""
+    check_file(json_file, "choose another --json file")
+    check_log_dir(log_dir)
 
 
 def check_file(file: Path | None, advice: str) -> None:
@@ -157,6 +175,12 @@ def clean_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def print_json(*lines: bytes) -> None:
+    """Print objects of JSON, one per line."""
+    for line in lines:
+        typer.echo(line)
 
 
 def output() -> Console:

@@ -1,6 +1,6 @@
 """Output of the commands: tables, a heat map, progress bars; plain text if the output is not a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -48,11 +48,8 @@ def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
 
 def show_fates(console: Console, account: Account) -> None:
     """Print the messages' fates, and the numbers that each rule blocked."""
-    table = plain_table("What became of the messages")
-    table.add_column("fate")
-    table.add_column("messages", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("meaning")
+    right = ("messages", "share")
+    table = plain_table("What became of the messages", "fate", *right, "meaning", right=right)
     for fate, count in account.fates.items():
         table.add_row(fate, f"{count:,}", f"{count / max(1, account.messages):.1%}", MEANINGS[fate])
         if fate == "blocked":
@@ -86,9 +83,7 @@ def heat_map(
 
 def show_check(console: Console, account: Account) -> None:
     """Print the receivers' checks, and whether the account balances."""
-    table = plain_table("What the receivers checked")
-    table.add_column("check")
-    table.add_column("messages", justify="right")
+    table = plain_table("What the receivers checked", "check", "messages", right=["messages"])
     for name, count in (
         ("received", account.received),
         ("duplicates", account.duplicates),
@@ -140,9 +135,12 @@ def print_table(console: Console, table: Table) -> None:
     console.print(table)
 
 
-def plain_table(title: str) -> Table:
-    """Build a table without lines, for `print_table`."""
-    return Table(title=title, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+def plain_table(title: str, *columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
+    """Build a table without lines, for `print_table`; `right` columns hold numbers, `whole` ones no line break."""
+    table = Table(title=title, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole)
+    return table
 
 
 def printable(text: str) -> str:
@@ -153,6 +151,11 @@ def printable(text: str) -> str:
 def shortened(text: str) -> str:
     """Return the beginning of a text, for a table."""
     return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 3] + "..."
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def utc_time(seconds: float) -> str:

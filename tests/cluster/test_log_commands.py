@@ -52,7 +52,9 @@ def test_the_tail_ends_at_its_limit(town):
 
 def test_a_name_that_does_not_run(ray_cluster):
     error = ask("stats", "nowhere", code=2)
-    assert error.startswith("error: there is no folder 'nowhere' here, and no experiment 'nowhere' in the Ray cluster")
+    assert error.startswith(
+        "error: there is no folder 'nowhere' here, and no experiment 'nowhere' runs in the Ray cluster"
+    )
 
 
 def test_an_experiment_without_a_log(messaging):

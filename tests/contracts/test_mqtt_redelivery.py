@@ -67,10 +67,10 @@ async def fill(sender, receiver, nbytes):
     """Send 1 MB at a time until a mailbox takes no more, and `nbytes` on; return how many there are."""
     box = receiver.engine.transport._receiver.mailbox
     count = more = 0
-    while not box._paused or more * LIMIT < nbytes:
+    while not box.full or more * LIMIT < nbytes:
         await send(sender, count, nbytes=LIMIT)
         count += 1
-        more += box._paused
+        more += box.full
     return count
 
 

@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
+from msgspec.json import encode
 
-from ray_messaging.cli.clusters import join_ray, searched_clusters
+from ray_messaging.cli.clusters import join_experiment
 from ray_messaging.cli.dead_letters.show import record, show_letter, show_letters
-from ray_messaging.cli.session import check_file, clean_errors, output
+from ray_messaging.cli.options import Json
+from ray_messaging.cli.session import check_file, clean_errors, output, print_json
+from ray_messaging.cli.show import counted
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
-from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.errors import ConfigError
 
 SOME_LEFT = 1  # exit code: some letters could not be handled
 
@@ -31,7 +32,6 @@ All = Annotated[bool, typer.Option("--all", help="All letters.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, metavar="N", help="At most N letters.")]
 After = Annotated[str | None, typer.Option("--after", metavar="ID", help="Only letters after this one.")]
 Export = Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Write its raw bytes to this new file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 app = typer.Typer(
     help="Inspect dead letters (messages that no mailbox can hand out), send them again, or delete them.",
@@ -54,8 +54,7 @@ def list_letters(
         letters = _open(exp_id, redis)
         found = letters.list(limit=limit, after=after, mailbox=mailbox)
         if as_json:
-            for letter in found:
-                _print_json(record(letter))
+            print_json(*(encode(record(letter)) for letter in found))
             return
         console = output()
         show_letters(console, found, letters.stats())
@@ -75,7 +74,7 @@ def show(exp_id: ExpId, letter: Letter, redis: Redis = None, export: Export = No
         if export is not None:
             _write(export, found.frame)
         if as_json:
-            _print_json(record(found, whole=True))
+            print_json(encode(record(found, whole=True)))
         else:
             show_letter(output(), found)
             if export is not None:
@@ -99,13 +98,10 @@ def requeue(
         some = _selection(ids, mailbox, every=every)
         done = _open(exp_id, redis).requeue(some, mailbox=mailbox, everything=every)
         if as_json:
-            _print_json({"letters": done.letters, "messages": done.messages, "left": done.left})
+            print_json(encode({"letters": done.letters, "messages": done.messages, "left": done.left}))
         else:
-            output().print(f"Sent again {_count(done.messages, 'message')}; {_count(done.letters, 'letter')} gone.")
-            for letter, why in done.left.items():
-                typer.echo(f"left: {letter}: {why}", err=True)
-    if done.left:
-        raise typer.Exit(SOME_LEFT)
+            output().print(f"Sent again {counted(done.messages, 'message')}; {counted(done.letters, 'letter')} gone.")
+        _finish([f"{letter}: {why}" for letter, why in done.left.items()], quiet=as_json)
 
 
 @app.command(short_help="Delete letters with their messages.")
@@ -123,33 +119,19 @@ def drop(
         dropped = _open(exp_id, redis).drop(some, mailbox=mailbox, everything=every)
         missing = 0 if some is None else len(set(some)) - dropped
         if as_json:
-            _print_json({"dropped": dropped, "missing": missing})
+            print_json(encode({"dropped": dropped, "missing": missing}))
         else:
-            output().print(f"Deleted {_count(dropped, 'letter')}.")
-        if missing:
-            typer.echo(f"left: {_count(missing, 'letter')} not there (any more)", err=True)
-    if missing:
-        raise typer.Exit(SOME_LEFT)
+            output().print(f"Deleted {counted(dropped, 'letter')}.")
+        _finish([f"{counted(missing, 'letter')} not there (any more)"] * bool(missing), quiet=False)
 
 
 def _open(exp_id: str, redis: str | None) -> DeadLetters:
     """Open the dead letters of an experiment. Raises: ConfigError, UnknownName, ConnectionFailed."""
-    if redis is not None:
-        if redis.startswith("mqtt"):
-            raise ConfigError("an MQTT broker keeps no dead letters: docs/mqtt.md says what becomes of them")
-        return DeadLetters(RedisConfig.from_url(redis), exp_id).check()
-    if not join_ray(exp_id):
-        raise ConfigError(
-            f"there is no Ray cluster here that experiment {exp_id!r} could run in: set RAY_ADDRESS, or --redis names "
-            "its server"
-        )
-    try:
-        return Messaging.connect(exp_id).dead_letters
-    except UnknownName as error:
-        raise ConfigError(
-            f"no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}: set RAY_ADDRESS for "
-            "another cluster, or --redis for the server of an ended experiment"
-        ) from error
+    if redis is None:
+        return join_experiment(exp_id, "--redis for the server of an ended experiment").dead_letters
+    if redis.startswith("mqtt"):
+        raise ConfigError("an MQTT broker keeps no dead letters: docs/mqtt.md says what becomes of them")
+    return DeadLetters(RedisConfig.from_url(redis), exp_id).check()
 
 
 def _selection(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -> list[str] | None:
@@ -167,9 +149,9 @@ def _write(file: Path, frame: bytes) -> None:
         raise ConfigError(f"cannot write {str(file)!r} ({error.strerror}): choose another file") from error
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def _print_json(found: Any) -> None:  # noqa: ANN401 - JSON's types
-    typer.echo(msgspec.json.encode(found))
+def _finish(left: Sequence[str], *, quiet: bool) -> None:
+    """Exit with code 1 if some letters are left, and print them unless `quiet`."""
+    for letter in () if quiet else left:
+        typer.echo(f"left: {letter}", err=True)
+    if left:
+        raise typer.Exit(SOME_LEFT)

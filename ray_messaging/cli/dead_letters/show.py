@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import TEXT_WIDTH, plain_table, print_table, printable, shortened, utc_time
+from ray_messaging.cli.show import TEXT_WIDTH, counted, plain_table, print_table, printable, shortened, utc_time
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.message import Message
 
@@ -23,7 +23,7 @@ _BYTES = 64  # shown of an undecodable frame
 def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[str, int]) -> None:
     """Print letters, and the total."""
     console.print(
-        f"{stats['letters']:,} dead letter{'s' * (stats['letters'] != 1)}, {decimal(stats['bytes'])}"
+        f"{counted(stats['letters'], 'dead letter')}, {decimal(stats['bytes'])}"
         + (f"; {stats['dropped']:,} older ones were dropped at the limit" if stats["dropped"] else "")
         + "."
     )
@@ -35,10 +35,7 @@ def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[st
         return
     names = ("id", "died at (UTC)", "mailbox", "messages", "size")
     wide = console.width >= _WIDE
-    table = plain_table("")
-    for name in (*names, *["reason"] * wide):
-        right = name in {"messages", "size"}
-        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name in names)
+    table = plain_table("", *names, *["reason"] * wide, right=("messages", "size"), whole=names)
     for letter in letters:
         rows = f"{letter.rows:,}" if letter.readable else "unreadable"
         mailbox, reason = _plain(letter.mailbox), _plain(letter.reason)
@@ -59,10 +56,9 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
         more = " ..." if len(letter.frame) > _BYTES else ""
         console.print(f"It cannot be decoded, so it cannot be requeued. Its {len(letter.frame):,} bytes: {head}{more}")
         return
-    console.print(f"{letter.rows:,} unhandled message{'s' * (letter.rows != 1)}:")
-    table = plain_table("")
-    for name in ("message", "sent at (UTC)", "from", "to", "payload"):
-        table.add_column(name, overflow="fold", no_wrap=name in {"message", "sent at (UTC)"})
+    console.print(f"{counted(letter.rows, 'unhandled message')}:")
+    whole = ("message", "sent at (UTC)")
+    table = plain_table("", *whole, "from", "to", "payload", whole=whole)
     for message in letter.messages[:_SHOWN]:
         sender = "the user" if message.from_id is None else str(message.from_id)
         to = message.channel if message.to_id is None else str(message.to_id)

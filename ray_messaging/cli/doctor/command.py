@@ -11,6 +11,7 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cli.doctor.experiment import examine_experiment
 from ray_messaging.cli.doctor.machine import examine_machine
 from ray_messaging.cli.doctor.server import examine_server
+from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import clean_errors, output
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.config import RedisConfig
@@ -26,7 +27,6 @@ Redis = Annotated[
     str | None,
     typer.Option("--redis", metavar="URL", help="Check this server, redis://host:port/db, before its first use."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs: one object.")]
 
 
 def _experiment(exp_id: str, config: RedisConfig | None) -> Health:
@@ -38,7 +38,7 @@ def _experiment(exp_id: str, config: RedisConfig | None) -> Health:
         return examine_server(config, exp_id)  # the experiment does not run yet
 
 
-def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: AsJson = False) -> None:
+def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> None:
     """Check the health of an experiment, a server or this machine, and suggest remedies.
 
     With EXP_ID of a running experiment: its server, its actors and their loops, mailboxes, log and dead letters. With
@@ -80,9 +80,7 @@ def show_health(console: Console, health: Health) -> None:
 
 
 def _table(console: Console, title: str, findings: list[Finding]) -> None:
-    table = plain_table(title)
-    for name in ("level", "check", "found", "what to do"):
-        table.add_column(name, no_wrap=name == "level", overflow="fold")
+    table = plain_table(title, "level", "check", "found", "what to do", whole=["level"])
     for finding in findings:
         table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.what, finding.value, finding.remedy)
     print_table(console, table)

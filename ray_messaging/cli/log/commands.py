@@ -1,7 +1,6 @@
 """The event log on the command line: `ray-messaging log stats|query|conversation|tail|export`."""
 
 from collections import deque
-from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,9 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ray_messaging.cli.log.options import Target, open_log, read_id, with_fields
 from ray_messaging.cli.log.show import line_of, show_rows, show_stats
-from ray_messaging.cli.session import check_file, output
+from ray_messaging.cli.options import Json
+from ray_messaging.cli.session import check_file, output, print_json
+from ray_messaging.cli.show import counted
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.export import json_line, json_lines
@@ -19,7 +20,6 @@ from ray_messaging.eventlog.reading.plot import check_picture, plot
 
 SHOWN = 50  # rows of a table without --limit
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs: one object per line.")]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
 ]
@@ -49,7 +49,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
         except ImportError as error:
             raise ConfigError(str(error)) from error
     if as_json:
-        _print_json([json_line(found)])
+        print_json(json_line(found))
         return
     console = output()
     show_stats(console, found)
@@ -64,7 +64,7 @@ def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None
     log = open_log(target)
     if as_json:
         for page in log.pages(**fields):
-            _print_json(json_lines(page))
+            print_json(*json_lines(page))
         return
     fields = {"limit": SHOWN} | fields
     table = log.query(**fields)
@@ -91,7 +91,7 @@ def conversation(
     """Print the messages between two agents, in both directions, by time."""
     table = open_log(target).conversation(read_id(one), read_id(other), **fields)
     if as_json:
-        _print_json(json_lines(table))
+        print_json(*json_lines(table))
         return
     console = output()
     for row in rows_of(table):
@@ -118,7 +118,7 @@ def tail(
     try:
         for row in rows:
             if as_json:
-                _print_json([json_line(row)])
+                print_json(json_line(row))
             else:
                 console.print(line_of(row))
     except Closed as error:  # no more rows can come
@@ -139,11 +139,6 @@ def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = F
         task = bars.add_task("rows", total=None)
         rows = log.export(file, on_progress=lambda done: bars.update(task, completed=done), **fields)
     if as_json:
-        _print_json([json_line({"rows": rows, "file": str(file)})])
+        print_json(json_line({"rows": rows, "file": str(file)}))
     else:
-        console.print(f"Wrote {rows:,} row{'s' * (rows != 1)} to {file}.")
-
-
-def _print_json(lines: Iterable[bytes]) -> None:
-    for line in lines:
-        typer.echo(line)
+        console.print(f"Wrote {counted(rows, 'row')} to {file}.")

@@ -8,10 +8,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ray_messaging.cli.clusters import join_ray, searched_clusters
+from ray_messaging.cli.clusters import join_experiment
 from ray_messaging.cli.session import clean_errors
-from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.errors import ConfigError, InvalidQuery, UnknownName
+from ray_messaging.errors import ConfigError, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
 
 _ID_HELP = "repeatable; '' is the user"
@@ -126,20 +125,10 @@ def _read_time(text: str) -> float | str:
 
 
 def open_log(target: str) -> EventLog:
-    """Open the log of a folder, or of a running experiment. Raises: LogError, ConfigError, UnknownName."""
+    """Open the log of a folder, or of a running experiment; raise LogError, ConfigError."""
     if Path(target).is_file():
         raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
     if "/" in target or Path(target).is_dir():
         return EventLog.open(target)
-    if not join_ray(target):
-        raise ConfigError(
-            f"there is no folder {target!r} here, and no Ray cluster that experiment {target!r} could run in: pass "
-            "the log_dir of a run, or set RAY_ADDRESS"
-        )
-    try:
-        return Messaging.connect(target).log
-    except UnknownName as error:
-        raise ConfigError(
-            f"there is no folder {target!r} here, and no experiment {target!r} in the Ray cluster "
-            f"{searched_clusters()}: pass the log_dir of a run, or set RAY_ADDRESS for another cluster"
-        ) from error
+    missing = f"there is no folder {target!r} here, and "
+    return join_experiment(target, "pass the log_dir of a run", missing=missing).log

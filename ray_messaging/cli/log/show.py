@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import MEANINGS, heat_map, plain_table, print_table, printable, shortened, utc_time
+from ray_messaging.cli.show import MEANINGS, counted, heat_map, plain_table, print_table, printable, shortened, utc_time
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.plot import span_in_words
 
@@ -31,8 +31,7 @@ def show_stats(console: Console, stats: dict[str, Any]) -> None:
 
 
 def _summary(stats: dict[str, Any]) -> str:
-    segments = stats["segments"]
-    size = f"{segments:,} segment{'s' * (segments != 1)}, {decimal(stats['bytes'])}"
+    size = f"{counted(stats['segments'], 'segment')}, {decimal(stats['bytes'])}"
     if not stats["rows"]:
         return f"No rows ({size})."
     live = f", {stats['live']:,} newer rows" if stats["live"] else ""
@@ -43,10 +42,9 @@ def _summary(stats: dict[str, Any]) -> str:
 
 
 def _show_fates(console: Console, stats: dict[str, Any]) -> None:
-    table = plain_table("\nFates")
     meaning = console.width >= _WIDE
-    for name in ("fate", "rows", "share", "", *["meaning"] * meaning):
-        table.add_column(name, justify="right" if name in {"rows", "share"} else "left", no_wrap=True)
+    names = ("fate", "rows", "share", "", *["meaning"] * meaning)
+    table = plain_table("\nFates", *names, right=("rows", "share"), whole=names)
     for fate, rows in stats["fates"].items():
         share = rows / stats["rows"]
         means = [MEANINGS.get(fate, "")] * meaning
@@ -57,9 +55,8 @@ def _show_fates(console: Console, stats: dict[str, Any]) -> None:
 def _show_rules(console: Console, stats: dict[str, Any]) -> None:
     if not stats["rules"]:
         return
-    table = plain_table("\nRules")
-    for name in ("rule", "blocked", "rewritten or labelled", ""):
-        table.add_column(name, justify="right" if name in {"blocked", "rewritten or labelled"} else "left")
+    right = ("blocked", "rewritten or labelled")
+    table = plain_table("\nRules", "rule", *right, "", right=right)
     most = max(sum(fates.values()) for fates in stats["rules"].values())
     for rule, fates in sorted(stats["rules"].items(), key=lambda found: -sum(found[1].values())):
         blocked = fates.get("blocked", 0)
@@ -70,9 +67,7 @@ def _show_rules(console: Console, stats: dict[str, Any]) -> None:
 
 
 def _show_busiest(console: Console, stats: dict[str, Any]) -> None:
-    table = plain_table("\nBusiest agents")
-    for name in ("writer", "rows", "reader", "rows"):
-        table.add_column(name, justify="right" if name == "rows" else "left")
+    table = plain_table("\nBusiest agents", "writer", "rows", "reader", "rows", right=["rows"])
     writers, readers = stats["busiest_writers"], stats["busiest_readers"]
     for place in range(max(len(writers), len(readers))):
         cells: list[str] = []
@@ -88,9 +83,9 @@ def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     bins = len(next(iter(traffic["fates"].values())))
     merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # bins per column
     span = span_in_words(round(traffic["width_s"] * merged, 3))
-    table = plain_table(f"\nTraffic from {utc_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}")
-    for name in ("fate", "most", "rows by time"):
-        table.add_column(name, justify="right" if name == "most" else "left", no_wrap=True)
+    title = f"\nTraffic from {utc_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}"
+    names = ("fate", "most", "rows by time")
+    table = plain_table(title, *names, right=["most"], whole=names)
     for fate, counts in traffic["fates"].items():
         columns = [sum(counts[at : at + merged]) for at in range(0, bins, merged)]
         if any(columns):
@@ -125,10 +120,8 @@ def _bar(console: Console, share: float, fate: str) -> Text:
 def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
     """Print rows as a table; on a narrow terminal a rule's action is below the payload."""
     roomy = console.width >= _ROOMY
-    table = plain_table("")
-    for name in ("position", "sent at (UTC)", "from", "to", "fate", "payload", *["rule", "reason"] * roomy):
-        whole = name in {"position", "sent at (UTC)", "fate"}
-        table.add_column(name, justify="right" if name == "position" else "left", overflow="fold", no_wrap=whole)
+    names = ("position", "sent at (UTC)", "from", "to", "fate", "payload", *["rule", "reason"] * roomy)
+    table = plain_table("", *names, right=["position"], whole=("position", "sent at (UTC)", "fate"))
     for row in rows:
         ends = (Text(_from(row)), Text(_to(row)), Text(row.fate, style=_STYLES.get(row.fate, "")))
         text = Text(printable(shortened(row.text)))
