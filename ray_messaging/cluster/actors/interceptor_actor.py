@@ -3,10 +3,8 @@
 Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere.
 """
 
-import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from inspect import unwrap
 from typing import Any
@@ -16,19 +14,16 @@ from ray.util import get_node_ip_address
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-from ray_messaging.cluster.actors.restarts import restarted, server_unreachable
+from ray_messaging.cluster.actors.restarts import ActorStart, unreachable
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
-from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
-from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.observability.health.reports import Report
-
-logger = logging.getLogger(__name__)
 
 # The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
 _method = unwrap(ray.method)
@@ -41,50 +36,24 @@ class InterceptorActor:
     async def __init__(  # type: ignore[misc]
         self, spec: InterceptorSpec, redis: ServerConfig | None
     ) -> None:
-        # An error raised here would kill the actor and lose its type; the actor's calls raise it instead.
-        self._failure: MessagingError | None = None
         if redis is None:
             redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
-        self._retrying: asyncio.Task[None] | None = None
-        begin = partial(self._begin, spec, redis)
-        began = await begin()
-        while not began and restarted():
-            # The server does not answer, and may come back.
-            await asyncio.sleep(ACTOR_RECONNECT.first_s)
-            began = await begin()
-        if self._failure is not None and restarted():
-            # Messages wait until the cause is removed (full memory, for example); meanwhile calls raise the error.
-            self._retrying = asyncio.create_task(self._retry(begin), name="ray_messaging interceptor restart")
+        self._start = ActorStart(f"the interceptor of {spec.exp_id}", partial(self._begin, spec, redis), unreachable)
+        await self._start.run()
         tune_process()
 
-    async def _retry(self, begin: Callable[[], Awaitable[bool]]) -> None:
-        while self._failure is not None:
-            await asyncio.sleep(ACTOR_START_RETRY.first_s)
-            await begin()
-
-    async def _begin(self, spec: InterceptorSpec, redis: ServerConfig) -> bool:
-        """Start a host; keep an error for later calls. Return False where the server does not answer."""
-        host = self._newest = InterceptorHost(spec, redis)
+    async def _begin(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
+        self._newest = InterceptorHost(spec, redis)
         try:
-            await host.start(get_node_ip_address())
-        except MessagingError as error:
-            failure = error
-        except Exception as error:
-            logger.exception("the interceptor of %s cannot start", spec.exp_id)
-            failure = MessagingError(f"the interceptor cannot start ({type(error).__name__}: {error})")
-        else:
-            self._failure = None
-            return True
-        if str(failure) != str(self._failure):
-            logger.error("the interceptor of %s gives no verdicts: %s", spec.exp_id, failure)
-        self._failure = failure
-        await host.abandon()
-        return not server_unreachable(failure)
+            await self._newest.start(get_node_ip_address())
+        except BaseException:
+            await self._newest.abandon()
+            raise
 
     @property
     def _host(self) -> InterceptorHost:
         """Return the host; raise the error that prevents its start, or its fencing."""
-        failure = self._failure or self._newest.fenced
+        failure = self._start.failure or self._newest.fenced
         if failure is not None:
             raise failure.with_traceback(None)
         return self._newest
@@ -218,16 +187,14 @@ class InterceptorActor:
 
     async def health(self) -> Report:
         """Return a health report, at once and without a call to the server."""
-        failure = self._failure or self._newest.fenced
+        failure = self._start.failure or self._newest.fenced
         if failure is not None:
             return Report(time.time(), error=str(failure))
         return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters())
 
     async def close(self, *, erase: bool) -> None:
         """Stop; with `erase`, also delete the experiment's data from the server."""
-        if self._retrying is not None:
-            self._retrying.cancel()
-            await asyncio.gather(self._retrying, return_exceptions=True)
+        await self._start.stop()
         await self._newest.close(erase=erase)
 
 

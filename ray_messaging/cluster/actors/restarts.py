@@ -1,10 +1,16 @@
-"""Restarts of Ray actors, and failures that are worth a retry."""
+"""Starts of Ray actors: repeated after a restart, until the cause of a failure is gone."""
 
+import asyncio
+import logging
 import warnings
+from collections.abc import Awaitable, Callable
 
 import ray
 
+from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, ServerRefused
+
+logger = logging.getLogger(__name__)
 
 
 def restarted() -> bool:
@@ -13,11 +19,72 @@ def restarted() -> bool:
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def server_unreachable(failure: MessagingError | None) -> bool:
+def unreachable(failure: MessagingError | None) -> bool:
     """Return whether a start failed because the server did not answer."""
     return isinstance(failure, ConnectionFailed) and not isinstance(failure, ServerRefused)
 
 
 def worth_a_retry(failure: MessagingError | None) -> bool:
     """Return whether another try may succeed: the server did not answer, or had no memory left."""
-    return server_unreachable(failure) or isinstance(failure, MailboxFull)
+    return unreachable(failure) or isinstance(failure, MailboxFull)
+
+
+class ActorStart:
+    """Start of an actor's host; `failure` is the error of the last try, which the actor's calls raise.
+
+    An error raised by an actor's __init__ would kill the actor and lose its type.
+    """
+
+    def __init__(
+        self, actor_name: str, begin: Callable[[], Awaitable[None]], passes: Callable[[MessagingError], bool]
+    ) -> None:
+        self.failure: MessagingError | None = None
+        self._actor_name = actor_name
+        self._begin = begin
+        self._passes = passes
+        self._retrying: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Start; after a restart of the actor, wait while the failure `passes`, and retry others in the background."""
+        await self._try()
+        if not restarted():
+            return
+        while self.failure is not None and self._passes(self.failure):
+            await asyncio.sleep(ACTOR_RECONNECT.first_s)
+            await self._try()
+        if self.failure is not None:
+            # Messages wait until the cause is removed (full memory, for example).
+            self._retrying = asyncio.create_task(self._retry(), name=f"ray_messaging restart of {self._actor_name}")
+
+    async def _retry(self) -> None:
+        while self.failure is not None:
+            await asyncio.sleep(ACTOR_START_RETRY.first_s)
+            await self._try()
+
+    async def _try(self) -> None:
+        try:
+            await self._begin()
+        except MessagingError as error:
+            failure = error
+        except Exception as error:  # an unexpected error must not end the retries
+            logger.exception("%s cannot start", self._actor_name)
+            failure = MessagingError(f"{self._actor_name} cannot start ({type(error).__name__}: {error})")
+        else:
+            self.failure = None
+            return
+        if str(failure) != str(self.failure):
+            logger.error("%s does not work: %s", self._actor_name, failure)
+        self.failure = failure
+
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    async def stop(self) -> bool:
+        """Stop the retries; return whether there were any."""
+        if self._retrying is None:
+            return False
+        self._retrying.cancel()
+        await asyncio.gather(self._retrying, return_exceptions=True)
+        return True
