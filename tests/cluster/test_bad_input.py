@@ -155,7 +155,7 @@ class Locked(rules.Rule):
         self.lock = threading.Lock()
 
 
-def test_rules_that_cannot_be_used(ray_cluster):
+def test_invalid_rules_are_refused(ray_cluster):
     twice = [rules.BlackList(), rules.BlackList()]
     raised(RuleError, lambda: Messaging.start("x", rules=rules.BlackList()), "rules=[", rule="black_list")
     raised(RuleError, lambda: Messaging.start("x", rules=[Locked()]), "'locked'", "__init__", rule="locked")

@@ -191,7 +191,7 @@ def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
         assert numbers(messages) == list(range(400))
 
 
-def test_who_fetches_in_parts_is_told_that_there_is_more(hasty, make_group):
+def test_more_is_true_while_parts_are_left(hasty, make_group):
     group = make_group(hasty)
     for low in range(0, 200, 20):
         fill(group, 20, start=low)

@@ -107,7 +107,7 @@ def test_a_server_of_your_own_is_left_as_it_was(run, trace, valkey_config):
         assert client.keys("*replay-*") == []
 
 
-def test_a_server_that_is_not_there(run, trace):
+def test_a_missing_server_raises(run, trace):
     found, account = run("replay", trace[0], "--redis", "redis://127.0.0.1:1/0", code=2)
     assert account is None
     assert found.stderr.startswith("error: ")

@@ -17,7 +17,7 @@ def pytest_configure(config):
     )
 
 
-# What these ask does not depend on which server it is that speaks Redis: Valkey answers in the default suite.
+# These tests do not depend on which Redis-like server runs: the default suite uses Valkey only.
 EITHER_REDIS = (
     "test_acks.py",
     "test_addresses.py",
@@ -52,7 +52,7 @@ def _server_of(item):
 
 @pytest.fixture(params=["memory", "valkey", "redis", "mqtt"])
 def server(request):
-    """Give each kind of server that a messager can be opened on."""
+    """Yield each kind of server that a messager can connect to."""
     if request.param == "memory":
         return MemoryServer()
     return request.getfixturevalue("mosquitto_config" if request.param == "mqtt" else f"{request.param}_config")
@@ -60,7 +60,7 @@ def server(request):
 
 @pytest.fixture
 async def opener(opener):
-    """Open messagers; of those on a broker, which other tests use too, no session stays behind."""
+    """Open messagers. On a broker, which other tests use too, leave no session behind."""
     yield opener
     for messager in reversed(opener.opened):
         await messager.close()
@@ -73,7 +73,7 @@ async def opener(opener):
 
 @pytest.fixture
 async def store(server, exp_id, opener):
-    """Look into the store of the server under test, past the messagers."""
+    """Give direct access to the store of the server under test."""
     opened = store_of(server, exp_id, opener.opened)
     if isinstance(opened, MqttStore):
         await opened.open()

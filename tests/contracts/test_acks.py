@@ -1,4 +1,4 @@
-"""Acknowledging: what was fetched by `commit="acked"` is committed by `ack` alone, in any order, and durably."""
+"""Acknowledging: messages fetched with `commit="acked"` are committed by `ack` alone, in any order, and durably."""
 
 import asyncio
 
@@ -31,12 +31,12 @@ async def send(sender, *ns):
 
 
 async def hold(messager, count):
-    """Fetch what `ack` alone commits; return the messages by their numbers."""
+    """Fetch with `commit="acked"`; return the messages by their numbers."""
     return {message.payload["n"]: message for message in await fetch_all(messager, count, commit="acked")}
 
 
 async def left(messager, count):
-    """Return the numbers of what a successor gets, and see that there is no more."""
+    """Return the numbers that a successor receives, and check that there are no more."""
     found = numbers(await fetch_all(messager, count))
     assert numbers(await messager.fetch_messages(complete=True)) == []
     return found
@@ -53,20 +53,20 @@ async def pair(messagers):
 
 
 @pytest.fixture
-async def heir(messagers, pair):
-    """Return what lets the receiver vanish as a killed process does, and opens its successor."""
+async def successor_after_crash(messagers, pair):
+    """Return a function that ends the receiver as a kill does, and opens its successor."""
     readers = [pair[1]]
 
-    async def open_heir():
+    async def open_successor():
         await vanish(readers[-1])
         readers.append(await messagers(name="group", host=[1]))
         return readers[-1]
 
-    return open_heir
+    return open_successor
 
 
 @beyond_mqtt
-async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, heir):
+async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3, 4)
     await send(sender, 5)
@@ -75,34 +75,34 @@ async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, heir):
     await receiver.ack(held[6])
     await receiver.ack([held[3], held[2]])
     await receiver.ack(held[5])
-    assert await left(await heir(), 3) == [1, 4, 7]
+    assert await left(await successor_after_crash(), 3) == [1, 4, 7]
 
 
 @beyond_mqtt
-async def test_a_fetch_commits_nothing_that_others_hold(pair, heir):
+async def test_a_fetch_does_not_commit_messages_of_other_handlers(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2)
     await hold(receiver, 2)
     await send(sender, 3)
     assert numbers(await fetch_all(receiver, 1)) == [3]
-    assert len(await receiver.fetch_messages()) == 0  # commits what the last fetch returned, and that alone
-    assert await left(await heir(), 2) == [1, 2]
+    assert len(await receiver.fetch_messages()) == 0  # commits the result of the last fetch only
+    assert await left(await successor_after_crash(), 2) == [1, 2]
 
 
 @beyond_mqtt
-async def test_what_is_acknowledged_behind_something_waits_no_more_and_is_never_handed_out_again(pair, heir, store):
+async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again(pair, successor_after_crash, store):
     sender, receiver = pair
     for n in range(6):
         await send(sender, n)
     held = await hold(receiver, 6)
     await receiver.ack([held[n] for n in (1, 2, 4)])
     assert await waiting(receiver) == 3
-    second = await heir()
+    second = await successor_after_crash()
     assert await waiting(second) == 3
     again = await hold(second, 3)
     assert sorted(again) == [0, 3, 5]
     await second.ack(again[5])
-    third = await heir()
+    third = await successor_after_crash()
     assert await waiting(third) == 2
     last = await hold(third, 2)
     assert sorted(last) == [0, 3]
@@ -110,36 +110,36 @@ async def test_what_is_acknowledged_behind_something_waits_no_more_and_is_never_
     assert await waiting(third) == 0
 
     async def trimmed():
-        await third.fetch_messages()  # the reader may come to what was acknowledged before only now
+        await third.fetch_messages()  # the reader may reach the acknowledged messages only now
         return await store.entries("group") == []
 
     await until(trimmed)
     await send(sender, 6)
-    assert await left(await heir(), 1) == [6]
+    assert await left(await successor_after_crash(), 1) == [6]
 
 
 @beyond_mqtt
-async def test_ack_of_nothing_in_particular_commits_all(pair, heir):
+async def test_ack_without_arguments_commits_everything_fetched(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2)
     held = await hold(receiver, 2)
     await receiver.ack(held[2])
     await receiver.ack()
     await send(sender, 3)
-    assert await left(await heir(), 1) == [3]
+    assert await left(await successor_after_crash(), 1) == [3]
 
 
 @beyond_mqtt
-async def test_some_of_an_ordinary_fetch_can_be_acknowledged_at_once(pair, heir):
+async def test_a_part_of_an_ordinary_fetch_can_be_acknowledged(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
     found = await fetch_all(receiver, 3)
     await receiver.ack(found[1])
-    assert await left(await heir(), 2) == [1, 3]
+    assert await left(await successor_after_crash(), 2) == [1, 3]
 
 
 @beyond_mqtt
-async def test_what_was_acknowledged_may_be_again(pair, heir):
+async def test_acknowledging_twice_is_harmless(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
     messages = await receiver.fetch_messages(timeout=WAIT_S, commit="acked", complete=True)
@@ -149,11 +149,11 @@ async def test_what_was_acknowledged_may_be_again(pair, heir):
     await receiver.ack(messages[2])
     await receiver.ack([])
     await send(sender, 4)
-    assert await left(await heir(), 1) == [4]
+    assert await left(await successor_after_crash(), 1) == [4]
 
 
 @beyond_mqtt
-async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, heir, store, monkeypatch):
+async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, successor_after_crash, store, monkeypatch):
     sender, receiver = pair
     for low in range(0, 1000, 50):
         await send(sender, *range(low, low + 50))
@@ -163,7 +163,7 @@ async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, heir,
 
     async def counted(*args, **kwargs):
         writes.append(args)
-        await asyncio.sleep(0)  # as a round trip does
+        await asyncio.sleep(0)  # like a round trip
         await commit(*args, **kwargs)
 
     monkeypatch.setattr(transport, "commit", counted)
@@ -173,11 +173,11 @@ async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, heir,
     assert await waiting(receiver) == 0
     assert await store.entries("group") == []
     await send(sender, 1000)
-    assert await left(await heir(), 1) == [1000]
+    assert await left(await successor_after_crash(), 1) == [1000]
 
 
 @beyond_mqtt
-async def test_an_exit_by_close_leaves_what_was_not_acknowledged(pair, messagers):
+async def test_close_leaves_unacknowledged_messages_in_the_mailbox(pair, messagers):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
     held = await hold(receiver, 3)
@@ -187,7 +187,7 @@ async def test_an_exit_by_close_leaves_what_was_not_acknowledged(pair, messagers
 
 
 @beyond_mqtt
-async def test_a_reader_that_has_a_successor_acknowledges_nothing(pair, messagers):
+async def test_a_fenced_reader_cannot_acknowledge(pair, messagers):
     sender, receiver = pair
     await send(sender, 1, 2)
     held = await hold(receiver, 2)
@@ -198,7 +198,7 @@ async def test_a_reader_that_has_a_successor_acknowledges_nothing(pair, messager
 
 
 @beyond_mqtt
-async def test_what_was_fetched_elsewhere_is_not_acknowledged_here(pair, messagers):
+async def test_messages_of_another_messager_cannot_be_acknowledged(pair, messagers):
     sender, receiver = pair
     other = await messagers(name="other", host=[2])
     await sender.send_message(sender.get_agent_chat_channel(2), {"n": 2})
@@ -213,7 +213,7 @@ async def test_what_was_fetched_elsewhere_is_not_acknowledged_here(pair, message
 
 
 @beyond_mqtt
-async def test_what_foreign_clients_publish_needs_no_ack(pair, store):
+async def test_messages_of_foreign_clients_need_no_ack(pair, store):
     sender, receiver = pair
     await store.publish(receiver.get_user_chat_channel(1), b'{"n":7}')
     [message] = await fetch_all(receiver, 1, commit="acked")
@@ -224,7 +224,7 @@ async def test_what_foreign_clients_publish_needs_no_ack(pair, store):
 
 
 @beyond_mqtt
-async def test_too_many_ranges_are_an_error_that_loses_nothing(pair, heir, monkeypatch):
+async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_crash, monkeypatch):
     sender, receiver = pair
     monkeypatch.setattr(module, "MOST_RANGES", 2)
     await send(sender, *range(9))
@@ -233,14 +233,14 @@ async def test_too_many_ranges_are_an_error_that_loses_nothing(pair, heir, monke
     with pytest.raises(CommitFailed, match="acknowledged") as caught:
         await receiver.ack([held[6]])
     assert (caught.value.group, caught.value.messages) == ("group", 1)
-    await receiver.ack([held[3], held[5], held[6]])  # which adjoin
+    await receiver.ack([held[3], held[5], held[6]])  # they are adjacent
     await receiver.ack([held[8]])
-    assert await left(await heir(), 3) == [0, 1, 7]
+    assert await left(await successor_after_crash(), 3) == [0, 1, 7]
 
 
 @beyond_mqtt
-async def test_a_commit_that_comes_late_takes_nothing_back(server, exp_id, pair):
-    """The first one was cut, and comes again over another connection, behind the one that followed it."""
+async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
+    """Cut the first commit; its repetition arrives on another connection, after the second commit."""
     sender, receiver = pair
     await send(sender, *range(5))
     held = await hold(receiver, 5)
@@ -263,7 +263,7 @@ async def test_a_commit_that_comes_late_takes_nothing_back(server, exp_id, pair)
 
 
 @beyond_mqtt
-async def test_what_was_acknowledged_is_no_dead_letter_and_is_not_requeued(messagers, store, server):
+async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store, server):
     sender, nameless = await messagers(), await messagers(host=[1])
     await send(sender, 0, 1, 2, 3, 4)
     await send(sender, 5, 6)
@@ -272,16 +272,16 @@ async def test_what_was_acknowledged_is_no_dead_letter_and_is_not_requeued(messa
     await nameless.ack([held[n] for n in (1, 3, 5, 6)])
     await nameless.close()
     assert len(await store.dead()) == 2  # the second frame was handled
-    heir = await messagers(name="heir", host=[1])
-    dead = (MemoryDeadLetters if isinstance(server, MemoryServer) else RedisDeadLetters)(heir.engine.transport)
-    requeueing = Requeueing(dead, heir.exp_id)
+    successor = await messagers(name="heir", host=[1])
+    dead = (MemoryDeadLetters if isinstance(server, MemoryServer) else RedisDeadLetters)(successor.engine.transport)
+    requeueing = Requeueing(dead, successor.exp_id)
     outcomes = [await requeueing.requeue(letter) for letter in await dead.page("", 10)]
     assert [outcome.messages for outcome in outcomes] == [3, 1]
-    assert await left(heir, 4) == [0, 2, 4, 7]
+    assert await left(successor, 4) == [0, 2, 4, 7]
 
 
 @beyond_mqtt
-async def test_the_end_of_a_lease_buries_only_what_is_not_acknowledged(messagers, store):
+async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_only(messagers, store):
     sender, nameless = await messagers(), await messagers(host=[1])
     for n in range(4):
         await send(sender, n)
@@ -297,7 +297,7 @@ async def test_the_end_of_a_lease_buries_only_what_is_not_acknowledged(messagers
 
 
 @beyond_mqtt
-async def test_a_transaction_commits_what_it_fetched_and_nothing_that_is_out(pair, heir):
+async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
     held = await hold(receiver, 3)
@@ -306,13 +306,13 @@ async def test_a_transaction_commits_what_it_fetched_and_nothing_that_is_out(pai
     async with receiver.transaction() as tx:
         assert numbers(await tx.fetch_messages(complete=True)) == [4, 5]
         tx.state = b"9"
-    second = await heir()
+    second = await successor_after_crash()
     async with second.transaction() as tx:
         assert (tx.state, numbers(await tx.fetch_messages(complete=True))) == (b"9", [1, 3])
 
 
 @beyond_mqtt
-async def test_a_transaction_that_fails_leaves_acknowledgements_as_they_were(pair, heir):
+async def test_a_failed_transaction_does_not_change_acknowledgements(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
     held = await hold(receiver, 3)
@@ -324,14 +324,14 @@ async def test_a_transaction_that_fails_leaves_acknowledgements_as_they_were(pai
             raise ZeroDivisionError
     assert sorted(await hold(receiver, 2)) == [4, 5]
     await receiver.ack(held[1])
-    assert await left(await heir(), 3) == [2, 4, 5]
+    assert await left(await successor_after_crash(), 3) == [2, 4, 5]
 
 
 # -- what a transport keeps --------------------------------------------------------------------------------------------
 
 
 @beyond_mqtt
-async def test_a_server_keeps_ranges_until_it_is_told_that_there_are_none(pair):
+async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
     sender, receiver = pair
     for n in range(3):
         await send(sender, n)
@@ -358,7 +358,7 @@ async def test_a_server_keeps_ranges_until_it_is_told_that_there_are_none(pair):
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_health_tells_what_is_acknowledged_apart_from_what_waits(pair, server, exp_id):
+async def test_health_counts_acknowledged_and_waiting_messages_separately(pair, server, exp_id):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
     held = await hold(receiver, 3)

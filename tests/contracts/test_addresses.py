@@ -1,4 +1,4 @@
-"""Ids, channels, payloads, and what is refused with which words."""
+"""Ids, channels and payloads: accepted forms, and the errors for others."""
 
 import asyncio
 import datetime as dt
@@ -33,7 +33,7 @@ BAD_IDS = [1.5, True, b"ann", ("a",), [1], np.array([1, 2]), int, 2**63, "", "a:
      (np.str_("ann"), "ann"), ("9" * 19, "9" * 19), ("+7", "+7"), ("-0", "-0")],
     ids=repr,
 )  # fmt: skip
-async def test_ids_have_one_form(messagers, given, kept):
+async def test_ids_are_normalized(messagers, given, kept):
     both = await messagers(host=[given])
     channel = both.get_agent_chat_channel(given)
     await both.send_message(channel, {"n": 1}, from_id=given, to_id=given)
@@ -54,7 +54,7 @@ async def test_columns_of_numpy(messagers):
     assert pairs == [("ann", "bob"), ("bob", "ann"), (1, 3), (2, 3), (None, 3), ("ann", 3)]
 
 
-async def test_a_columns_array_may_be_reused(messagers):
+async def test_an_array_may_be_changed_during_the_send(messagers):
     sender, receiver = await messagers(), await messagers(host=[1, 2])
     ids = np.array([1, 2])
     sending = asyncio.create_task(sender.send_columns(ids, ids, {}))
@@ -65,7 +65,7 @@ async def test_a_columns_array_may_be_reused(messagers):
 
 
 @pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
-async def test_ids_that_cannot_be_used(bad):
+async def test_invalid_ids_are_refused(bad):
     async with Messager(MemoryServer(), "exp") as messager:
         for send in (
             lambda: messager.send_message("news", {}, from_id=bad),
@@ -95,7 +95,7 @@ async def test_ids_that_cannot_be_used(bad):
      "news\ud800"],
     ids=repr,
 )  # fmt: skip
-async def test_channels_that_cannot_be_used(bad):
+async def test_invalid_channels_are_refused(bad):
     async with Messager(MemoryServer(), "exp") as messager:
         with pytest.raises(InvalidAddress):
             await messager.send_message(bad, {})
@@ -118,7 +118,7 @@ async def test_subscribing_takes_a_list(bad):
 
 
 @pytest.mark.parametrize("agent_id", [13, np.int64(13)], ids=repr)
-async def test_an_id_in_a_channels_place_is_told_which_call_gives_the_channel(agent_id):
+async def test_an_id_given_as_channel_gets_an_error_that_names_the_right_call(agent_id):
     async with Messager(MemoryServer(), "e", name="all") as messager:
         calls = [
             lambda: messager.send_message(agent_id, {}),
@@ -136,7 +136,7 @@ async def test_an_id_in_a_channels_place_is_told_which_call_gives_the_channel(ag
             await messager.send_message(None, {})
 
 
-async def test_nothing_crosses_experiments(messagers, exp_id):
+async def test_experiments_are_separate(messagers, exp_id):
     other = f"{exp_id}-other"
     here, there = await messagers(), await messagers(exp_id=other, host=[1], listen=["news"])
     with pytest.raises(InvalidAddress, match=other):
@@ -147,7 +147,7 @@ async def test_nothing_crosses_experiments(messagers, exp_id):
 
 
 @pytest.mark.parametrize("to_id", [2, "2", "ann", 1.0, True], ids=repr)
-async def test_a_to_id_that_contradicts_the_channel(to_id):
+async def test_a_to_id_that_contradicts_the_channel_is_refused(to_id):
     async with Messager(MemoryServer(), "exp") as messager:
         channel = messager.get_agent_chat_channel(1)
         with pytest.raises(InvalidAddress):
@@ -173,7 +173,7 @@ def circle():
     ["text", b"text", None, 5, [1], {"a": object()}, {"a": 1j}, circle(), {"a": "\ud800"}, {("a",): 1}],
     ids=lambda payload: str(payload)[:20].encode("ascii", "replace").decode(),
 )
-async def test_payloads_that_are_no_json(payload):
+async def test_payloads_that_are_not_json_are_refused(payload):
     async with Messager(MemoryServer(), "exp") as messager:
         with pytest.raises(InvalidPayload):
             await messager.send_message("news", payload)
@@ -184,7 +184,7 @@ async def test_payloads_that_are_no_json(payload):
         assert messager.get_log_list() == []  # all is checked before anything is sent
 
 
-async def test_raw_json_must_hold_no_line_break(messagers):
+async def test_raw_json_with_a_line_break_is_refused(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
     bad = {"raw": msgspec.Raw(b"[1,\n2]")}
@@ -204,7 +204,7 @@ async def test_raw_json_must_hold_no_line_break(messagers):
     assert [message.payload for message in found] == [{"raw": [1, "a\n"]}] * 2 + [{"n": 2}]
 
 
-async def test_the_bad_row_is_named():
+async def test_the_error_names_the_invalid_row():
     async with Messager(MemoryServer(), "exp", settings=MessagingConfig(payload_bytes=100)) as messager:
         with pytest.raises(InvalidPayload, match="row 1"):
             await messager.send_columns([1, 1], [1, 1], [{}, {"a": object()}])
@@ -224,7 +224,7 @@ async def test_payloads_up_to_the_limit(messagers):
     assert (await fetch_all(receiver, 1))[0].payload == {"a": "x" * 92}
 
 
-async def test_payloads_come_as_they_went(messagers):
+async def test_payloads_arrive_unchanged(messagers):
     both = await messagers(host=[1])
     payload = {"text": 'é\u2028\n"\\\x00', "list": [1, -2.5, True, None, {}], "": {"deep": [[[]]]}, "big": 2**63}
     await both.send_message(both.get_agent_chat_channel(1), payload)
@@ -245,20 +245,20 @@ async def test_large_payloads(messagers):
     [([1], [1, 2], [{}, {}]), ([1, 2], [1, 2], [{}]), ([1], [1], "text"), ([1], [1], 5), ([1], [1], None)],
     ids=["from_ids", "payloads", "text", "number", "none"],
 )
-async def test_columns_that_do_not_fit(columns):
+async def test_columns_of_different_lengths_are_refused(columns):
     async with Messager(MemoryServer(), "exp") as messager:
         with pytest.raises(InvalidColumns):
             await messager.send_columns(*columns)
 
 
 @pytest.mark.parametrize("bad", [5, None, 1.5, np.array(5)], ids=repr)
-async def test_ids_that_are_no_column(bad):
+async def test_id_columns_of_wrong_type_are_refused(bad):
     async with Messager(MemoryServer(), "exp") as messager:
         with pytest.raises(InvalidAddress):
             await messager.send_columns([1], bad, [{}])
 
 
-async def test_a_subtopic_that_cannot_be_used():
+async def test_invalid_subtopics_are_refused():
     async with Messager(MemoryServer(), "exp") as messager:
         for bad in ("", "a:b", None, 5, "x*"):
             with pytest.raises(InvalidAddress):
@@ -281,12 +281,12 @@ def test_names_that_cannot_be_used(bad):
 
 
 @pytest.mark.parametrize("bad", [None, 5, "http://host", "host:6379", "redis://host:99999", "redis://host/x"], ids=repr)
-def test_servers_that_cannot_be_used(bad):
+def test_invalid_server_arguments_are_refused(bad):
     with pytest.raises(ConfigError):
         Messager(bad, "exp")
 
 
-async def test_an_interceptor_that_cannot_be_used():
+async def test_invalid_interceptors_are_refused():
     with pytest.raises(ConfigError, match="forward"):
         await Messager(MemoryServer(), "exp", object()).init()
     async with Messager(MemoryServer(), "exp") as messager:
@@ -297,7 +297,7 @@ async def test_an_interceptor_that_cannot_be_used():
 
 
 @pytest.mark.parametrize("bad", ["soon", 2**70, 1.5, [1]], ids=repr)
-async def test_a_step_that_is_no_number(bad):
+async def test_a_step_that_is_not_an_int_is_refused(bad):
     async with Messager(MemoryServer(), "exp") as messager:
         with pytest.raises((ConfigError, TypeError, ValueError)):
             messager.step = bad
@@ -305,7 +305,7 @@ async def test_a_step_that_is_no_number(bad):
         await messager.send_message("news", {})
 
 
-async def test_a_messager_before_init_and_after_close(messagers, server, exp_id):
+async def test_calls_before_init_and_after_close_raise(messagers, server, exp_id):
     fresh = Messager(server, exp_id)
     with pytest.raises(Closed, match="init"):
         await fresh.send_message("news", {})

@@ -1,4 +1,4 @@
-"""Servers whose clock is stepped: what is acknowledged is handed out, and who lives keeps its mailbox."""
+"""Servers with a wrong clock: acknowledged messages are delivered, and live owners keep their mailboxes."""
 
 import asyncio
 import signal
@@ -24,14 +24,14 @@ def numbers(messages):
 
 
 class Torn:
-    """A server that loses what it wrote after `mark`, and comes back with a clock that is behind."""
+    """A server that loses its writes after `mark`, and restarts with a clock that is behind."""
 
     def __init__(self, server, clock):
         self.server = server
         self.clock = clock
 
     def mark(self):
-        """Note how much of the append-only file is to stay."""
+        """Remember how much of the append-only file is kept."""
         self.kept = self._size()
 
     def _size(self):
@@ -50,7 +50,7 @@ def torn(clocked_server, server_clock):
     return Torn(clocked_server, server_clock)
 
 
-# -- what is acknowledged is handed out -------------------------------------------------------------------------------
+# -- acknowledged messages are delivered ------------------------------------------------------------------------------
 
 
 async def send(sender, *values):
@@ -59,7 +59,7 @@ async def send(sender, *values):
 
 
 @pytest.mark.parametrize("seconds_back", [2, 30])
-async def test_what_is_acknowledged_by_a_torn_server_that_is_behind_is_handed_out(torn, opener, seconds_back):
+async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are_delivered(torn, opener, seconds_back):
     receiver, sender = await opener(torn.server.config, host=[1]), await opener(torn.server.config)
     await send(sender, 0)
     assert numbers(await fetch_all(receiver, 1)) == [0]
@@ -76,7 +76,7 @@ async def test_what_is_acknowledged_by_a_torn_server_that_is_behind_is_handed_ou
 
 
 @pytest.mark.parametrize("seconds_back", [2, 30])
-async def test_a_commit_of_what_the_server_lost_takes_nothing_new_away(torn, opener, seconds_back):
+async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener, seconds_back):
     receiver, sender = await opener(torn.server.config, name="group", host=[1]), await opener(torn.server.config)
     await send(sender, 0)
     torn.mark()
@@ -86,12 +86,14 @@ async def test_a_commit_of_what_the_server_lost_takes_nothing_new_away(torn, ope
     await send(await opener(torn.server.config), *range(1000, 1500))
     await receiver.ack()
     await receiver.engine.close(commit=False)
-    heir = await opener(torn.server.config, name="group", host=[1])
-    assert numbers(await fetch_all(heir, 500)) == list(range(1000, 1500))
+    successor = await opener(torn.server.config, name="group", host=[1])
+    assert numbers(await fetch_all(successor, 500)) == list(range(1000, 1500))
 
 
 @pytest.mark.parametrize("seconds_back", [2, 30])
-async def test_the_log_has_what_a_torn_server_that_is_behind_acknowledges(torn, opener, exp_id, tmp_path, seconds_back):
+async def test_the_log_has_messages_acknowledged_after_a_data_loss_and_a_clock_step_back(
+    torn, opener, exp_id, tmp_path, seconds_back
+):
     async def write():
         transport = RedisTransport(torn.server.config, exp_id, patience_s=WAIT_S)
         await transport.connect()
@@ -116,7 +118,7 @@ async def test_the_log_has_what_a_torn_server_that_is_behind_acknowledges(torn, 
     assert len(logged) == 200
 
 
-async def test_ids_go_on_above_what_a_reader_has_read_whatever_the_server_lost(clocked_server, opener, exp_id, caplog):
+async def test_stream_ids_keep_rising_after_a_data_loss(clocked_server, opener, exp_id, caplog):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config)
     await send(sender, 0)
     ahead = f"{int(time.time() * 1000) + 3_600_000}-7"
@@ -130,9 +132,7 @@ async def test_ids_go_on_above_what_a_reader_has_read_whatever_the_server_lost(c
     assert numbers(await fetch_all(receiver, 2)) == [0, 1]
 
 
-async def test_the_log_catches_up_with_a_server_that_came_back_though_nothing_is_written(
-    torn, opener, exp_id, tmp_path
-):
+async def test_the_log_catches_up_with_a_restored_server_without_new_messages(torn, opener, exp_id, tmp_path):
     transport = RedisTransport(torn.server.config, exp_id, patience_s=WAIT_S)
     await transport.connect()
     writer = LogWriter(transport, Folder(str(tmp_path / "log")), exp_id, segment_rows=1)
@@ -156,24 +156,24 @@ async def test_the_log_catches_up_with_a_server_that_came_back_though_nothing_is
     await transport.close()
 
 
-# -- who lives keeps its mailbox --------------------------------------------------------------------------------------
+# -- live owners keep their mailboxes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [35, 80_000, -35])
-async def test_a_step_of_the_servers_clock_ends_no_mailbox(clocked_server, server_clock, opener, seconds):
+async def test_a_clock_step_of_the_server_ends_no_mailbox(clocked_server, server_clock, opener, seconds):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config, lease_s=0.3)
     await send(sender, 0)
     with clocked_server.client() as client:
         server_clock.step(client, seconds)
     for low in range(1, 101, 10):
         await send(sender, *range(low, low + 10))
-    await opener(clocked_server.config, host=[2])  # who loads the directory
+    await opener(clocked_server.config, host=[2])  # loads the directory
     await send(sender, 101)
     assert numbers(await fetch_all(receiver, 102)) == list(range(102))
 
 
 @pytest.mark.parametrize("seconds", [35, 80_000, -35])
-async def test_a_step_of_the_servers_clock_lets_no_second_owner_in(clocked_server, server_clock, opener, seconds):
+async def test_a_clock_step_of_the_server_admits_no_second_owner(clocked_server, server_clock, opener, seconds):
     first, sender = (
         await opener(clocked_server.config, name="group", host=[1], owner="one", lease_s=1.5),
         await opener(clocked_server.config),
@@ -186,7 +186,7 @@ async def test_a_step_of_the_servers_clock_lets_no_second_owner_in(clocked_serve
     assert numbers(await fetch_all(first, 1)) == [1]
 
 
-async def test_an_owner_that_died_is_succeeded_though_the_clock_was_set_back(clocked_server, server_clock, opener):
+async def test_a_dead_owner_is_succeeded_although_the_clock_was_set_back(clocked_server, server_clock, opener):
     first = await opener(clocked_server.config, name="group", host=[1], owner="one", lease_s=0.3)
     await vanish(first)
     with clocked_server.client() as client:
@@ -202,7 +202,7 @@ async def test_an_owner_that_died_is_succeeded_though_the_clock_was_set_back(clo
     await until(succeeded)
 
 
-# -- who stands still -------------------------------------------------------------------------------------------------
+# -- stopped receivers ------------------------------------------------------------------------------------------------
 
 RECEIVER = """
 import asyncio, sys
@@ -242,7 +242,7 @@ def server(request):
 
 
 async def see_it_over(watcher):
-    """Wait until a messager has seen some lease unchanged for as long as it lasts."""
+    """Wait until a messager has seen some lease unchanged for its whole length."""
     seen, transport = asyncio.Event(), watcher.engine.transport
     end_leases = transport.end_leases
 
@@ -256,7 +256,7 @@ async def see_it_over(watcher):
     transport.end_leases = end_leases
 
 
-async def test_a_receiver_that_stands_still_for_longer_than_its_lease_gets_what_is_sent_to_it(process, messagers):
+async def test_a_receiver_stopped_for_longer_than_its_lease_still_gets_its_messages(process, messagers):
     sender = await messagers(lease_s=0.3)
     process.send_signal(signal.SIGSTOP)
     await see_it_over(sender)
@@ -268,7 +268,7 @@ async def test_a_receiver_that_stands_still_for_longer_than_its_lease_gets_what_
         assert [int(await process.stdout.readline()) for _ in range(20)] == list(range(20))
 
 
-async def test_a_receiver_that_was_killed_takes_nothing(process, messagers):
+async def test_a_killed_receiver_gets_no_messages(process, messagers):
     sender = await messagers(lease_s=0.3)
     await send(sender, 0)
     process.kill()
@@ -283,7 +283,7 @@ async def test_a_receiver_that_was_killed_takes_nothing(process, messagers):
     assert set(fates) == {"delivered", "undeliverable"}
 
 
-async def test_nothing_is_published_to_a_messager_whose_mailbox_was_removed(messagers):
+async def test_no_message_is_published_to_a_messager_with_a_removed_mailbox(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     await receiver.engine.transport.remove(receiver.name, None)
     (ingress,) = receiver.engine.transport.loops()
@@ -292,5 +292,5 @@ async def test_nothing_is_published_to_a_messager_whose_mailbox_was_removed(mess
     async def deaf():
         return not receiver.engine.transport.loops()[0].alive
 
-    await until(deaf)  # long before its lease would tell it
+    await until(deaf)  # long before its lease expires
     assert (await sender.send_message(sender.get_agent_chat_channel(1), {})).fate == "undeliverable"

@@ -1,4 +1,4 @@
-"""Complete fetches: all that the server had when they were called; and `more`, which says what a fetch left there."""
+"""Complete fetches return everything that the server had at the call; `more` tells whether a fetch left messages."""
 
 import asyncio
 import pickle
@@ -27,7 +27,7 @@ async def fill(sender, count, frame=20):
 
 
 @beyond_mqtt
-async def test_whatever_has_a_receipt_is_in_the_next_complete_fetch(messagers):
+async def test_every_message_with_a_receipt_is_in_the_next_complete_fetch(messagers):
     senders, receiver = [await messagers() for _ in range(4)], await messagers(host=[1])
     for step in range(50):
         numbered = [range(step * 100 + 10 * n, step * 100 + 10 * n + n + 1) for n in range(4)]
@@ -38,7 +38,7 @@ async def test_whatever_has_a_receipt_is_in_the_next_complete_fetch(messagers):
 
 
 @beyond_mqtt
-async def test_a_complete_fetch_goes_above_the_inbox(messagers, store):
+async def test_a_complete_fetch_may_exceed_the_inbox(messagers, store):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     await fill(sender, 400)
     found = await receiver.fetch_messages(complete=True)
@@ -53,7 +53,7 @@ async def test_a_complete_fetch_goes_above_the_inbox(messagers, store):
 
 
 @beyond_mqtt
-async def test_who_fetches_in_parts_is_told_that_there_is_more(messagers):
+async def test_more_is_true_while_parts_are_left(messagers):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     await fill(sender, 400)
     found, messages = [], await receiver.fetch_messages(timeout=WAIT_S)
@@ -68,7 +68,7 @@ async def test_who_fetches_in_parts_is_told_that_there_is_more(messagers):
     assert pickle.loads(pickle.dumps(some)).more
 
 
-async def test_at_the_end_of_the_mailbox_there_is_no_more(messagers):
+async def test_more_is_false_at_the_end_of_the_mailbox(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     await send(sender, 1)
     await fetch_all(receiver, 1)
@@ -79,7 +79,7 @@ async def test_at_the_end_of_the_mailbox_there_is_no_more(messagers):
 
 
 @beyond_mqtt
-async def test_more_than_may_be_handed_out_at_once_is_an_error_that_takes_nothing(messagers):
+async def test_too_many_messages_for_a_complete_fetch_raise_and_take_none(messagers):
     sender = await messagers()
     receiver = await messagers(name="group", host=[1], inbox_messages=40, complete_messages=100)
     await fill(sender, 400)
@@ -94,7 +94,7 @@ async def test_more_than_may_be_handed_out_at_once_is_an_error_that_takes_nothin
 
 
 @beyond_mqtt
-async def test_more_bytes_than_may_be_handed_out_at_once_are_an_error(messagers):
+async def test_too_many_bytes_for_a_complete_fetch_raise(messagers):
     sender, receiver = await messagers(), await messagers(host=[1], complete_bytes=1000)
     await fill(sender, 100)
     with pytest.raises(FetchTooLarge) as caught:
@@ -115,7 +115,7 @@ async def test_a_complete_fetch_of_an_empty_mailbox_returns_at_once_or_waits_for
 
 
 @beyond_mqtt
-async def test_a_complete_fetch_that_is_cancelled_has_taken_nothing(messagers, monkeypatch):
+async def test_a_cancelled_complete_fetch_takes_no_message(messagers, monkeypatch):
     sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=40)
     await fill(sender, 400)
     for turns in range(0, 40, 3):
@@ -132,7 +132,7 @@ async def test_a_complete_fetch_that_is_cancelled_has_taken_nothing(messagers, m
 
 
 @beyond_mqtt
-async def test_several_complete_fetches_at_once_share_what_is_there(messagers):
+async def test_concurrent_complete_fetches_share_the_messages(messagers):
     sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=40)
     await fill(sender, 400)
     found = await asyncio.gather(*(receiver.fetch_messages(complete=True, commit="acked") for _ in range(5)))
@@ -140,14 +140,14 @@ async def test_several_complete_fetches_at_once_share_what_is_there(messagers):
 
 
 @beyond_mqtt
-async def test_what_cannot_be_read_does_not_hold_a_complete_fetch_up(messagers):
+async def test_an_unreadable_frame_does_not_block_a_complete_fetch(messagers):
     sender, receiver = await messagers(), await messagers(name="group", host=[1])
     await send(sender, 1)
     transport = sender.engine.transport
     epoch = (await transport.take_sender_epoch("newer", keep_s=60)).epoch
     version = (await transport.load_directory(-1)).version
-    shipment = FrameWrite("group", 1, 1, b"of a version that is yet to come")
-    assert (await transport.send(SendRequest("newer", epoch, version, -1, [shipment]))).fates == [FrameFate.WRITTEN]
+    frame_write = FrameWrite("group", 1, 1, b"of a version that is yet to come")
+    assert (await transport.send(SendRequest("newer", epoch, version, -1, [frame_write]))).fates == [FrameFate.WRITTEN]
     assert numbers(await receiver.fetch_messages(complete=True)) == [1]
     assert len(await receiver.fetch_messages(complete=True)) == 0
 
@@ -161,14 +161,14 @@ async def test_a_transaction_may_fetch_completely(messagers):
     assert len(await receiver.fetch_messages(complete=True)) == 0
 
 
-async def test_all_and_at_most_so_many_is_no_wish(messagers):
+async def test_complete_with_a_limit_is_refused(messagers):
     receiver = await messagers(host=[1])
     with pytest.raises(ConfigError, match="complete=True fetches all"):
         await receiver.fetch_messages(complete=True, limit=5)
 
 
 @pytest.mark.parametrize("server", ["mqtt"], indirect=True)
-async def test_on_mqtt_the_end_of_a_mailbox_is_not_known(messagers):
+async def test_complete_fetches_are_refused_on_mqtt(messagers):
     receiver = await messagers(host=[1])
     with pytest.raises(ConfigError, match="complete=True needs Redis or Valkey"):
         await receiver.fetch_messages(complete=True)

@@ -1,4 +1,4 @@
-"""Dead letters while replies are lost, several work on them at once, or the server's memory is full."""
+"""Dead letters under lost replies, concurrent requests, and full server memory."""
 
 import asyncio
 from collections import Counter
@@ -28,8 +28,8 @@ async def transports(exp_id):
         await transport.close()
 
 
-async def kill_off(opener, config):
-    """Leave LETTERS letters of one message each; return the messages' ids."""
+async def make_dead_letters(opener, config):
+    """Leave LETTERS dead letters of one message each; return the messages' ids."""
     sender, old = await opener(config), await opener(config, host=[1])
     channel = sender.get_agent_chat_channel(1)
     sent = [(await sender.send_message(channel, {"n": n})).message_id for n in range(LETTERS)]
@@ -37,20 +37,20 @@ async def kill_off(opener, config):
     return sent
 
 
-async def bring_back(store, exp_id):
-    """Requeue every letter that is there; return how many messages came back by this."""
+async def requeue_all(store, exp_id):
+    """Requeue every letter; return how many messages this call delivered."""
     requeueing = Requeueing(store, exp_id)
     return sum([(await requeueing.requeue(letter)).messages for letter in await store.page("", 1000)])
 
 
 @pytest.mark.long
-async def test_each_comes_back_once_though_replies_are_lost(valkey_config, opener, transports, exp_id):
-    sent = await kill_off(opener, valkey_config)
+async def test_each_letter_is_requeued_once_despite_lost_replies(valkey_config, opener, transports, exp_id):
+    sent = await make_dead_letters(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
     with Proxy(valkey_config, seed=3) as proxy:
         store = RedisDeadLetters(transports(proxy.config))
         proxy.cut_replies = 0.3
-        assert await bring_back(store, exp_id) == LETTERS  # a call that is repeated knows what it did
+        assert await requeue_all(store, exp_id) == LETTERS  # a repeated call gets the first one's result
         proxy.cut_replies = 0.0
         assert proxy.cuts > 0
     assert [message.id for message in await fetch_all(new, LETTERS)] == sent
@@ -58,19 +58,19 @@ async def test_each_comes_back_once_though_replies_are_lost(valkey_config, opene
     assert new.stats()["inbox"] == 0
 
 
-async def test_each_comes_back_once_though_many_ask_for_it(valkey_config, opener, transports, exp_id):
-    sent = await kill_off(opener, valkey_config)
+async def test_each_letter_is_requeued_once_despite_concurrent_requests(valkey_config, opener, transports, exp_id):
+    sent = await make_dead_letters(opener, valkey_config)
     new = await opener(valkey_config, name="new", host=[1])
     stores = [RedisDeadLetters(transports(valkey_config)) for _ in range(4)]
-    moved = await asyncio.gather(*(bring_back(store, exp_id) for store in stores))
+    moved = await asyncio.gather(*(requeue_all(store, exp_id) for store in stores))
     assert sum(moved) == LETTERS
     assert Counter(message.id for message in await fetch_all(new, LETTERS)) == Counter(sent)
     assert (await stores[0].facts())[:2] == (0, 0)
 
 
 @pytest.mark.long
-async def test_each_is_dropped_once_though_replies_are_lost(valkey_config, opener, transports):
-    await kill_off(opener, valkey_config)
+async def test_each_letter_is_dropped_once_despite_lost_replies(valkey_config, opener, transports):
+    await make_dead_letters(opener, valkey_config)
     with Proxy(valkey_config, seed=5) as proxy:
         store = RedisDeadLetters(transports(proxy.config))
         proxy.cut_replies = 0.3
@@ -82,7 +82,7 @@ async def test_each_is_dropped_once_though_replies_are_lost(valkey_config, opene
         assert (await store.facts())[:2] == (0, 0)
 
 
-async def test_what_cannot_be_decoded_stops_no_reader_when_memory_is_full(redis_process, opener, transports):
+async def test_an_unreadable_frame_does_not_stop_a_reader_when_memory_is_full(redis_process, opener, transports):
     receiver = await opener(redis_process.config, name="box", host=[1], inbox_messages=1)
     sender = await opener(redis_process.config)
     channel = sender.get_agent_chat_channel(1)
@@ -106,18 +106,18 @@ async def test_what_cannot_be_decoded_stops_no_reader_when_memory_is_full(redis_
     await until(dead)
 
 
-async def test_a_full_memory_takes_nothing_back_and_loses_nothing(redis_process, opener, transports, exp_id):
-    await kill_off(opener, redis_process.config)
+async def test_requeueing_with_full_memory_delivers_and_loses_nothing(redis_process, opener, transports, exp_id):
+    await make_dead_letters(opener, redis_process.config)
     new = await opener(redis_process.config, name="new", host=[1])
     transport = RedisTransport(redis_process.config, exp_id, patience_s=0.1)
     store, client = RedisDeadLetters(transport), client_of(redis_process.config)
     await client.config_set("maxmemory", "1mb")
     with pytest.raises(MailboxFull, match="maxmemory"):
-        await bring_back(store, exp_id)
+        await requeue_all(store, exp_id)
     assert (await store.facts()).letters == LETTERS
-    assert await store.drop([(await store.page("", 1))[0].id]) == 1  # which frees some
+    assert await store.drop([(await store.page("", 1))[0].id]) == 1  # this frees memory
     await client.config_set("maxmemory", "0")
-    assert await bring_back(store, exp_id) == LETTERS - 1
+    assert await requeue_all(store, exp_id) == LETTERS - 1
     assert len(await fetch_all(new, LETTERS - 1)) == LETTERS - 1
     await client.aclose()
     await transport.close()

@@ -1,4 +1,4 @@
-"""What nobody will read is kept with its reason, within limits, and comes back once to those who listen."""
+"""Dead letters: unread messages are kept with a reason, within limits, and are requeued once to present listeners."""
 
 import asyncio
 import time
@@ -29,12 +29,12 @@ async def sender(messagers):
 
 
 @pytest.fixture
-def office(sender, exp_id):
-    """Look after the dead letters of the server under test."""
+def dead_letters(sender, exp_id):
+    """Give access to the dead letters of the server under test."""
     transport = sender.engine.transport
     store = (MemoryDeadLetters if isinstance(transport, MemoryTransport) else RedisDeadLetters)(transport)
 
-    class Office:
+    class DeadLetterAccess:
         facts, page, get, drop = store.facts, store.page, store.get, store.drop
 
         async def letters(self):
@@ -55,11 +55,11 @@ def office(sender, exp_id):
         async def remove(self, mailbox):
             await transport.remove(mailbox, None)
 
-    return Office()
+    return DeadLetterAccess()
 
 
 async def send(sender, *to_ids, from_id=7):
-    """Send one message to each, in one frame per mailbox; return their ids."""
+    """Send one message to each recipient, one frame per mailbox; return their ids."""
     receipts = await sender.send_columns([from_id] * len(to_ids), list(to_ids), [{}] * len(to_ids))
     return [receipt.message_id for receipt in receipts]
 
@@ -68,34 +68,34 @@ def ids_of(messages):
     return [message.id for message in messages]
 
 
-# -- what dies --------------------------------------------------------------------------------------------------------
+# -- what becomes a dead letter ---------------------------------------------------------------------------------------
 
 
-async def test_what_a_mailbox_leaves_unread_says_whose_it_was_and_why(messagers, sender, office):
+async def test_unread_messages_of_a_removed_mailbox_have_its_name_and_the_reason(messagers, sender, dead_letters):
     receiver = await messagers(host=[1])
     sent = await send(sender, 1, 1, 1)
     await take_in(receiver, 3)
     await receiver.fetch_messages(limit=2)
     await receiver.close()
-    (letter,) = await office.letters()
+    (letter,) = await dead_letters.letters()
     assert (letter.mailbox, letter.reason, letter.row) == (receiver.name, "the mailbox was removed", 2)
     assert [decode(letter.frame).message_id(row) for row in range(3)] == sent
-    assert (await office.get(letter.id)) == letter
-    assert (await office.facts())[:3] == (1, len(letter.frame) + LETTER_BYTES, 0)
+    assert (await dead_letters.get(letter.id)) == letter
+    assert (await dead_letters.facts())[:3] == (1, len(letter.frame) + LETTER_BYTES, 0)
 
 
-async def test_pages_follow_each_other(messagers, sender, office):
+async def test_letters_are_listed_page_by_page(messagers, sender, dead_letters):
     receiver = await messagers(host=[1])
     for _ in range(5):
         await send(sender, 1)
     await receiver.close()
-    first = await office.page("", 2)
-    rest = await office.page(first[-1].id, 10)
-    assert (len(first), len(rest), await office.page(rest[-1].id, 10)) == (2, 3, [])
-    assert first + rest == await office.letters()
+    first = await dead_letters.page("", 2)
+    rest = await dead_letters.page(first[-1].id, 10)
+    assert (len(first), len(rest), await dead_letters.page(rest[-1].id, 10)) == (2, 3, [])
+    assert first + rest == await dead_letters.letters()
 
 
-async def test_what_cannot_be_decoded_dies_once_however_often_its_reader_comes_back(messagers, sender, office, store):
+async def test_an_unreadable_frame_becomes_one_letter_over_reader_restarts(messagers, sender, dead_letters, store):
     receiver = await messagers(name="group", host=[1])
     await store.write("group", GARBAGE)
     await send(sender, 1)
@@ -104,15 +104,15 @@ async def test_what_cannot_be_decoded_dies_once_however_often_its_reader_comes_b
     again = await messagers(name="group", host=[1])
     await take_in(again, 1)
     await vanish(again)
-    await office.remove("group")
-    garbage, frame = await office.letters()
+    await dead_letters.remove("group")
+    garbage, frame = await dead_letters.letters()
     assert garbage.frame == GARBAGE
     assert "it does not begin with RM" in garbage.reason
     assert frame.reason == "the mailbox was removed"
 
 
-async def test_a_note_that_the_log_cannot_read_dies_and_the_log_goes_on(
-    messagers, sender, server, exp_id, office, tmp_path
+async def test_an_unreadable_log_note_becomes_a_letter_and_the_log_continues(
+    messagers, sender, server, exp_id, dead_letters, tmp_path
 ):
     transport = open_transport(server, exp_id, MessagingConfig())
     writer = LogWriter(transport, Folder(tmp_path / "log"), exp_id)
@@ -126,130 +126,132 @@ async def test_a_note_that_the_log_cannot_read_dies_and_the_log_goes_on(
     async with asyncio.timeout(WAIT_S):
         await writer.caught_up()
     assert (writer.rows, writer.stats()["unreadable"], writer.error) == (1, 1, None)
-    (letter,) = await office.letters()
+    (letter,) = await dead_letters.letters()
     assert (letter.mailbox, letter.frame) == (LOG, GARBAGE)
     await writer.close()
     await transport.close()
     assert len(await fetch_all(receiver, 1)) == 1
 
 
-async def test_no_letter_is_kept_of_a_mailbox_that_is_gone(messagers, sender, office, store):
+async def test_a_late_reader_of_a_removed_mailbox_writes_no_letter(messagers, sender, dead_letters, store):
     receiver = await messagers(name="group", host=[1])
     await vanish(receiver)
     await store.write("group", GARBAGE)
-    await office.remove("group")
+    await dead_letters.remove("group")
     await sender.engine.transport.bury("group", "1-0", GARBAGE, "a reader that is late")
-    assert [one.reason for one in await office.letters()] == ["the mailbox was removed"]
+    assert [one.reason for one in await dead_letters.letters()] == ["the mailbox was removed"]
 
 
-async def test_the_oldest_are_dropped_and_counted_where_there_are_too_many(messagers, office, sender):
+async def test_above_the_limit_the_oldest_letters_are_dropped_and_counted(messagers, dead_letters, sender):
     receiver = await messagers(host=[1], dead_bytes=4000)
     sent = [(await sender.send_message(sender.get_agent_chat_channel(1), {})).message_id for _ in range(120)]
     await receiver.close()
-    left = await office.letters()
+    left = await dead_letters.letters()
     sizes = [len(one.frame) + LETTER_BYTES for one in left]
     assert [decode(one.frame).message_id(0) for one in left] == sent[-len(left) :]
     assert 4000 - max(sizes) < sum(sizes) <= 4000
-    facts = await office.facts()
+    facts = await dead_letters.facts()
     assert facts[:3] == (len(left), sum(sizes), 120 - len(left))
     assert facts.dropped_bytes >= (120 - len(left)) * min(sizes) - 120 * 4  # ids of few digits take less
 
 
-async def test_one_that_is_above_the_limit_leaves_the_others_and_its_reason(messagers, office, sender):
+async def test_a_letter_above_the_limit_keeps_only_its_reason(messagers, dead_letters, sender):
     receiver = await messagers(host=[1], dead_bytes=4000)
     channel = sender.get_agent_chat_channel(1)
     first = (await sender.send_message(channel, {})).message_id
     await sender.send_message(channel, {"content": "x" * 5000})
     await receiver.close()
-    small, large = await office.letters()
+    small, large = await dead_letters.letters()
     assert decode(small.frame).message_id(0) == first
     assert large.frame == b""
     assert large.reason.startswith("the mailbox was removed (its frame of 5")
-    facts = await office.facts()
+    facts = await dead_letters.facts()
     assert facts[:3] == (2, len(small.frame) + 2 * LETTER_BYTES, 1)
     assert facts.dropped_bytes > 5000
-    assert "cannot be decoded" in (await office.requeue(large)).why
+    assert "cannot be decoded" in (await dead_letters.requeue(large)).why
 
 
-def test_of_a_huge_frame_that_cannot_be_decoded_its_beginning_is_kept():
+def test_of_a_huge_unreadable_frame_the_beginning_is_kept():
     assert kept_of(GARBAGE, "why") == (GARBAGE, "why")
     huge = bytes(WHOLE_BYTES + 1)
     assert kept_of(huge, "why") == (huge[:HEAD_BYTES], f"why (of its {len(huge)} bytes the first 1024 are kept)")
 
 
-# -- what comes back ---------------------------------------------------------------------------------------------------
+# -- requeueing --------------------------------------------------------------------------------------------------------
 
 
-async def test_messages_come_back_once_under_their_ids_but_for_those_that_were_handled(messagers, sender, office):
+async def test_unhandled_messages_are_requeued_once_with_their_ids(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     sent = await send(sender, 1, 1, 1)
     await take_in(old, 3)
     await old.fetch_messages(limit=1)
     await old.close()
     new = await messagers(name="new", host=[1])
-    (letter,) = await office.letters()
-    assert await office.requeue(letter) == (2, 0, "", False)
-    assert await office.requeue(letter) == (0, 0, "it is not there any more", False)
+    (letter,) = await dead_letters.letters()
+    assert await dead_letters.requeue(letter) == (2, 0, "", False)
+    assert await dead_letters.requeue(letter) == (0, 0, "it is not there any more", False)
     more = await send(sender, 1)
     found = await fetch_all(new, 3)
     assert ids_of(found) == sent[1:] + more
-    assert (await office.facts())[:2] == (0, 0)
+    assert (await dead_letters.facts())[:2] == (0, 0)
 
 
-async def test_agents_that_moved_get_theirs_where_they_are_now(messagers, sender, office):
+async def test_requeued_messages_follow_agents_to_their_new_mailbox(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2, 3])
     sent = await send(sender, 1, 2, 3, 1)
     await old.close()
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[2, 3])
-    assert await office.requeue_all() == [(4, 0, "", False)]
+    assert await dead_letters.requeue_all() == [(4, 0, "", False)]
     assert ids_of(await fetch_all(west, 2)) == [sent[0], sent[3]]
     assert ids_of(await fetch_all(east, 2)) == sent[1:3]
 
 
-async def test_a_group_that_was_there_takes_the_agents_of_one_that_left(messagers, sender, office):
+async def test_an_older_group_gets_letters_of_agents_that_it_takes_over(messagers, sender, dead_letters):
     stays = await messagers(name="stays", host=[2])
     leaves = await messagers(host=[1])
     sent = await send(sender, 1, 2)
     await leaves.close()
     await stays.host_agents([1], ["agent-chat"])
-    assert await office.requeue_all() == [(1, 0, "", False)]
+    assert await dead_letters.requeue_all() == [(1, 0, "", False)]
     assert sorted(ids_of(await fetch_all(stays, 2))) == sorted(sent)
 
 
-async def test_what_nobody_listens_for_stays_dead_by_itself(messagers, sender, office):
+async def test_messages_without_a_listener_remain_in_a_letter_of_their_own(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2])
     sent = await send(sender, 1, 2)
     await old.close()
-    (letter,) = await office.letters()
-    assert (await office.requeue(letter))[:2] == (0, 2)
-    assert await office.letters() == [letter]
+    (letter,) = await dead_letters.letters()
+    assert (await dead_letters.requeue(letter))[:2] == (0, 2)
+    assert await dead_letters.letters() == [letter]
     one = await messagers(name="one", host=[1])
-    assert (await office.requeue(letter))[:2] == (1, 1)
+    assert (await dead_letters.requeue(letter))[:2] == (1, 1)
     assert ids_of(await fetch_all(one, 1)) == sent[:1]
-    (rest,) = await office.letters()
+    (rest,) = await dead_letters.letters()
     assert (rest.mailbox, rest.reason, rest.row) == (letter.mailbox, letter.reason, 0)
     assert abs(rest.at - letter.at) < 0.002
     two = await messagers(name="two", host=[2])
-    assert await office.requeue(rest) == (1, 0, "", False)
+    assert await dead_letters.requeue(rest) == (1, 0, "", False)
     assert ids_of(await fetch_all(two, 1)) == sent[1:]
-    assert (await office.facts())[:2] == (0, 0)
+    assert (await dead_letters.facts())[:2] == (0, 0)
 
 
-async def test_who_had_a_copy_of_its_own_gets_none_again(messagers, sender, office):
+async def test_a_mailbox_with_its_own_copy_gets_no_second_one(messagers, sender, dead_letters):
     stays, leaves = await messagers(listen=["news"]), await messagers(listen=["news"])
     receipt = await sender.send_message("news", {"n": 1})
     assert len(await fetch_all(stays, 1)) == 1
     await leaves.close()
-    (outcome,) = await office.requeue_all()
+    (outcome,) = await dead_letters.requeue_all()
     assert outcome[:2] == (0, 1)
     assert "may have these messages already" in outcome.why
     comes = await messagers(listen=["news"])
-    assert await office.requeue_all() == [(1, 0, "", False)]
+    assert await dead_letters.requeue_all() == [(1, 0, "", False)]
     assert ids_of(await fetch_all(comes, 1)) == [receipt.message_id]
     assert not await stays.fetch_messages()
 
 
-async def test_who_came_while_the_dead_one_was_not_missed_gets_what_it_has_not(messagers, sender, office, store):
+async def test_a_mailbox_opened_before_the_lease_expired_gets_the_missing_messages(
+    messagers, sender, dead_letters, store
+):
     old = await messagers(listen=["news"])
     before = await sender.send_message("news", {"n": 1})
     await take_in(old, 1)
@@ -262,7 +264,7 @@ async def test_who_came_while_the_dead_one_was_not_missed_gets_what_it_has_not(m
     await sender.send_message("news", {"n": 3})
     found = ids_of(await fetch_all(new, 2))
     assert found[0] == both.message_id
-    assert [outcome[:2] for outcome in await office.requeue_all()] == [(1, 0), (0, 1)]
+    assert [outcome[:2] for outcome in await dead_letters.requeue_all()] == [(1, 0), (0, 1)]
     assert ids_of(await fetch_all(new, 1)) == [before.message_id]
     assert not await new.fetch_messages()
 
@@ -276,7 +278,7 @@ def _the_next_ms():
     return passed
 
 
-async def test_a_mailbox_that_is_full_takes_none_of_a_letter(messagers, sender, office, store):
+async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_letters, store):
     old = await messagers(host=[1])
     sent = await send(sender, *[1] * 4)
     await old.close()
@@ -284,52 +286,52 @@ async def test_a_mailbox_that_is_full_takes_none_of_a_letter(messagers, sender, 
     await send(sender, 1)
     await send(sender, 1)
     await take_in(new, 2)
-    (letter,) = await office.letters()
-    outcome = await office.requeue(letter)
+    (letter,) = await dead_letters.letters()
+    outcome = await dead_letters.requeue(letter)
     assert (outcome.messages, outcome.left, outcome.full) == (0, 4, True)
     assert "'new' has no room" in outcome.why
-    assert (await office.letters(), await store.waiting("new")) == ([letter], 2)
+    assert (await dead_letters.letters(), await store.waiting("new")) == ([letter], 2)
     await fetch_all(new, 2)
     await new.ack()
-    assert (await office.requeue(letter))[:2] == (4, 0)  # in frames of one row, as this mailbox takes them
+    assert (await dead_letters.requeue(letter))[:2] == (4, 0)  # in frames of one row, which this mailbox accepts
     assert ids_of(await fetch_all(new, 4)) == sent
     await new.ack()
     assert await store.waiting("new") == 0
 
 
-async def test_a_letter_goes_only_by_the_directory_it_was_cut_for(messagers, sender, office):
+async def test_a_letter_is_not_requeued_with_an_outdated_directory(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     await send(sender, 1)
     await old.close()
     await messagers(name="new", host=[1])
-    (letter,) = await office.letters()
-    assert (await office.write(letter, "new", letter.frame, version=0))[0] is Requeued.STALE_DIRECTORY
-    assert (await office.write(letter, "nowhere", letter.frame))[0] is Requeued.STALE_DIRECTORY
-    assert await office.write(letter, "new", letter.frame) == (Requeued.DONE, "")
+    (letter,) = await dead_letters.letters()
+    assert (await dead_letters.write(letter, "new", letter.frame, version=0))[0] is Requeued.STALE_DIRECTORY
+    assert (await dead_letters.write(letter, "nowhere", letter.frame))[0] is Requeued.STALE_DIRECTORY
+    assert await dead_letters.write(letter, "new", letter.frame) == (Requeued.DONE, "")
 
 
-async def test_what_cannot_be_decoded_stays_until_it_is_dropped(messagers, office, store):
+async def test_an_unreadable_letter_stays_until_it_is_dropped(messagers, dead_letters, store):
     receiver = await messagers(name="group", host=[1])
     await store.write("group", GARBAGE)
 
     async def dead():
-        return await office.letters()
+        return await dead_letters.letters()
 
     await until(dead)
-    (letter,) = await office.letters()
-    outcome = await office.requeue(letter)
+    (letter,) = await dead_letters.letters()
+    outcome = await dead_letters.requeue(letter)
     assert (outcome.messages, outcome.left) == (0, 0)
     assert "cannot be decoded" in outcome.why
-    assert await office.drop([letter.id, "1-1", letter.id]) == 1
-    assert (await office.facts())[:2] == (0, 0)
+    assert await dead_letters.drop([letter.id, "1-1", letter.id]) == 1
+    assert (await dead_letters.facts())[:2] == (0, 0)
     await receiver.close()
 
 
-async def test_the_log_has_what_comes_back_already(messagers, sender, office):
+async def test_requeued_messages_are_not_logged_twice(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     await send(sender, 1, 1)
     await old.close()
     new = await messagers(name="new", host=[1])
-    await office.requeue_all()
+    await dead_letters.requeue_all()
     found = await new.fetch_messages(timeout=5)
-    assert [part.batch.noted.tolist() for part in found.slices] == [[0, 1]]  # the rows that its writer leaves out
+    assert [part.batch.noted.tolist() for part in found.slices] == [[0, 1]]  # the rows that the log's writer skips

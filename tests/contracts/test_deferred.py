@@ -1,4 +1,4 @@
-"""Messages that wait for a slow rule: they hold nobody up but later ones of their own pair."""
+"""Deferred rows: messages that wait for a slow rule delay only later messages of their own pair."""
 
 import asyncio
 import random
@@ -21,14 +21,14 @@ from ray_messaging.wire.frames import decode, encode
 from ray_messaging.wire.log_notes import decode_log_note
 
 
-def known(message):
-    """Let what is not slow pass at once."""
+def fast_check(message):
+    """A first check that passes ordinary messages at once."""
     return None if message.payload.get("slow") else ALLOW
 
 
 @pytest.fixture
 async def interceptor_of(messagers):
-    """Make interceptors; what waits for them is let go at the end."""
+    """Make interceptors; release their waiting messages at the end."""
     made = []
 
     def make(*rules, **options):
@@ -47,8 +47,8 @@ def messages(pairs, **payload):
     return [Outgoing.to_agent(to, payload | {"n": n}, from_id=by) for n, (by, to) in enumerate(pairs)]
 
 
-async def test_500_that_wait_hold_nobody_else_up(messagers, interceptor_of):
-    slow = Held("slow", label("seen"), at_once=known)
+async def test_500_deferred_messages_delay_no_other_pair(messagers, interceptor_of):
+    slow = Held("slow", label("seen"), at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1, 2])
     waiting = asyncio.create_task(sender.send_messages(messages([(1000 + n, 1) for n in range(500)], slow=True)))
     await slow.called(500)
@@ -68,7 +68,7 @@ async def test_500_that_wait_hold_nobody_else_up(messagers, interceptor_of):
 
 
 class Script(Held):
-    """Do what a message's payload says, and wait for each message apart where it says so."""
+    """A slow rule that follows instructions in the payload, and waits for each message separately."""
 
     def __init__(self):
         super().__init__("script")
@@ -104,7 +104,7 @@ KINDS = ["allow", "allow", "block", "rewrite", "label", "slow allow", "slow bloc
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_each_pair_keeps_its_order_whatever_waits(messagers, interceptor_of, seed):
+async def test_each_pair_keeps_its_order_beside_deferred_messages(messagers, interceptor_of, seed):
     dice = random.Random(seed)
     rule = Script()
     sender = await messagers(interceptor_of(rule), mailbox_messages=1_000_000)
@@ -141,7 +141,7 @@ async def test_each_pair_keeps_its_order_whatever_waits(messagers, interceptor_o
     assert sender.stats()["outbox"] == 0
 
 
-async def test_receipts_of_a_bulk_send_of_all_fates(messagers, interceptor_of, store):
+async def test_a_bulk_send_has_receipts_of_all_fates(messagers, interceptor_of, store):
     rule = Script()
     sender, receiver = await messagers(interceptor_of(rule)), await messagers(host=[1])
     get = await store.subscribe("news")
@@ -164,7 +164,7 @@ async def test_receipts_of_a_bulk_send_of_all_fates(messagers, interceptor_of, s
     assert sorted(message.payload["n"] for message in await fetch_all(receiver, 3)) == [0, 2, 4]
 
 
-async def test_a_pair_goes_on_behind_one_that_was_blocked(messagers, interceptor_of):
+async def test_a_pair_continues_after_a_blocked_message(messagers, interceptor_of):
     rule = Script()
     sender, receiver = await messagers(interceptor_of(rule)), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
@@ -183,8 +183,8 @@ async def test_a_pair_goes_on_behind_one_that_was_blocked(messagers, interceptor
     assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [9, 1, 2, 4]
 
 
-async def test_flush_and_close_wait_for_those_that_wait(messagers, interceptor_of):
-    slow = Held("slow", at_once=known)
+async def test_flush_and_close_wait_for_deferred_messages(messagers, interceptor_of):
+    slow = Held("slow", at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
     sending = asyncio.create_task(sender.send_messages(messages([(5, 1)] * 3, slow=True)))
     await slow.called(3)
@@ -196,8 +196,8 @@ async def test_flush_and_close_wait_for_those_that_wait(messagers, interceptor_o
     assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
 
 
-async def test_a_cancelled_close_tells_those_that_wait(messagers, interceptor_of):
-    slow = Held("slow", at_once=known)
+async def test_a_cancelled_close_fails_deferred_sends(messagers, interceptor_of):
+    slow = Held("slow", at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
     mixed = [*messages([(5, 1)], slow=True), *messages([(6, 1), (5, 1)])]
     sending = asyncio.create_task(sender.send_messages(mixed))
@@ -207,7 +207,7 @@ async def test_a_cancelled_close_tells_those_that_wait(messagers, interceptor_of
     async def told():
         return sender.stats()["outbox"] == 2
 
-    await until(told)  # what the receiver has, the sender may not have heard of yet
+    await until(told)  # the sender may not have the receipt yet
     closing = asyncio.create_task(sender.close())
     assert (await asyncio.wait({closing}, timeout=0))[0] == set()
     closing.cancel()
@@ -219,8 +219,8 @@ async def test_a_cancelled_close_tells_those_that_wait(messagers, interceptor_of
     assert len(await receiver.fetch_messages()) == 0
 
 
-async def test_who_is_cancelled_lets_his_message_go_on(messagers, interceptor_of):
-    slow = Held("slow", at_once=known)
+async def test_a_cancelled_send_still_delivers_its_deferred_message(messagers, interceptor_of):
+    slow = Held("slow", at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
     sending = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"slow": 1}, from_id=5))
     await slow.called(1)
@@ -231,8 +231,8 @@ async def test_who_is_cancelled_lets_his_message_go_on(messagers, interceptor_of
     assert len(await fetch_all(receiver, 1)) == 1
 
 
-async def test_a_full_mailbox_and_those_that_wait(messagers, interceptor_of):
-    slow = Held("slow", at_once=known)
+async def test_deferred_messages_wait_for_a_full_mailbox(messagers, interceptor_of):
+    slow = Held("slow", at_once=fast_check)
     sender = await messagers(interceptor_of(slow))
     receiver = await messagers(host=[1], mailbox_messages=4, inbox_messages=1)
     channel = sender.get_agent_chat_channel(1)
@@ -250,8 +250,8 @@ async def test_a_full_mailbox_and_those_that_wait(messagers, interceptor_of):
     assert {(await send).fate for send in sends} == {"delivered"}
 
 
-async def test_one_that_waited_and_finds_no_room(messagers, interceptor_of):
-    slow = Held("slow", at_once=known)
+async def test_a_deferred_message_gives_up_at_a_full_mailbox(messagers, interceptor_of):
+    slow = Held("slow", at_once=fast_check)
     sender = await messagers(interceptor_of(slow), send_timeout_s=0.1)
     await messagers(host=[1], mailbox_messages=4)
     await messagers(host=[2])
@@ -273,8 +273,8 @@ def impatient(monkeypatch):
 @pytest.mark.beyond_mqtt("verdict-epochs")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("stale", [False, True])
-async def test_another_interceptor_while_some_wait(messagers, interceptor_of, store, stale):
-    old, new = Held("slow", at_once=known), Held("slow", block("new"), at_once=known)
+async def test_a_new_interceptor_is_asked_about_deferred_messages(messagers, interceptor_of, store, stale):
+    old, new = Held("slow", at_once=fast_check), Held("slow", block("new"), at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(old, epoch=1)), await messagers(host=[1])
     await store.set_interceptor(1)
     sending = asyncio.create_task(sender.send_messages([*messages([(5, 1)], slow=True), *messages([(5, 1)] * 2)]))
@@ -282,7 +282,7 @@ async def test_another_interceptor_while_some_wait(messagers, interceptor_of, st
     sender.set_message_interceptor(interceptor_of(new, epoch=2))
     await store.set_interceptor(2)
     if stale:
-        old.release()  # its verdict comes, and counts no more
+        old.release()  # its verdict arrives, and is ignored
     await new.called(1)
     new.release()
     receipts = await asyncio.wait_for(sending, WAIT_S)
@@ -292,8 +292,8 @@ async def test_another_interceptor_while_some_wait(messagers, interceptor_of, st
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_without_an_interceptor_those_that_wait_pass(messagers, interceptor_of):
-    slow = Held("slow", block("no"), at_once=known)
+async def test_deferred_messages_pass_when_the_interceptor_is_removed(messagers, interceptor_of):
+    slow = Held("slow", block("no"), at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])
     sending = asyncio.create_task(sender.send_messages(messages([(5, 1)] * 2, slow=True)))
     await slow.called(2)
@@ -303,7 +303,7 @@ async def test_without_an_interceptor_those_that_wait_pass(messagers, intercepto
 
 
 @pytest.mark.beyond_mqtt("verdict-epochs")
-async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, interceptor_of, store):
+async def test_the_next_interceptor_may_defer_a_message_that_passed_before(messagers, interceptor_of, store):
     sender = await messagers(interceptor_of(epoch=1))
     await store.set_interceptor(1)
     receiver = await messagers(host=[1], mailbox_messages=4)
@@ -316,7 +316,7 @@ async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, i
         return receiver.name in lanes and sum(frame.count for frame in lanes[receiver.name].frames) == 2
 
     await until(held)
-    slow = Held("slow", at_once=known)
+    slow = Held("slow", at_once=fast_check)
     sender.set_message_interceptor(interceptor_of(slow, epoch=2))
     await store.set_interceptor(2)
     assert len(await fetch_all(receiver, 4)) == 4
@@ -332,8 +332,8 @@ async def test_what_was_allowed_is_deferred_by_the_next_interceptor(messagers, i
     assert {(await asyncio.wait_for(send, WAIT_S)).fate for send in sends} == {"delivered"}
 
 
-async def test_a_directory_that_changes_turns_no_pair_round(messagers, interceptor_of):
-    """Rows of one batch wait at two full mailboxes, some since earlier than others, and are cut anew."""
+async def test_a_directory_change_keeps_the_order_of_each_pair(messagers, interceptor_of):
+    """Route rows of one batch again while they wait at two full mailboxes since different times."""
     rule = Script()
     sender = await messagers(interceptor_of(rule))
     boxes = [await messagers(host=[agent], mailbox_messages=4) for agent in (1, 2)]
@@ -364,7 +364,7 @@ async def test_a_directory_that_changes_turns_no_pair_round(messagers, intercept
     assert (await asyncio.wait_for(sending, WAIT_S)).counts()["delivered"] == 4
 
 
-async def test_several_listeners_of_one_channel(messagers, interceptor_of):
+async def test_a_deferred_message_reaches_every_listener_of_a_channel(messagers, interceptor_of):
     rule = Script()
     sender = await messagers(interceptor_of(rule))
     boxes = [await messagers(listen=["news"]) for _ in range(3)]
@@ -385,7 +385,7 @@ async def test_several_listeners_of_one_channel(messagers, interceptor_of):
 
 
 class Censor(Rule):
-    """Take a word out, and block another one."""
+    """A rule that takes a word out, and blocks another one."""
 
     needs_payload = True
 
@@ -399,7 +399,7 @@ class Censor(Rule):
 TEXTS = ["fine", "a rude word", "worse", "rude again"]  # no hex: a frame holds its sender's name
 
 
-async def test_the_receiver_sees_what_rules_made_of_it(messagers, interceptor_of, store):
+async def test_the_receiver_gets_the_rewritten_payload_and_labels(messagers, interceptor_of, store):
     sender, receiver = await messagers(interceptor_of(Censor())), await messagers(host=[1])
     await sender.send_messages([Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS])
     await sender.send_messages([Outgoing.to_agents([1, 1], {"text": "rude twice"}, from_id=5)])
@@ -414,7 +414,7 @@ async def test_the_receiver_sees_what_rules_made_of_it(messagers, interceptor_of
     assert b"worse" not in entries
 
 
-async def test_what_is_relayed_brings_no_labels_of_its_own(messagers, store):
+async def test_relayed_batches_bring_no_labels(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     forged = decode(frames_of_columns(columns_of(5, [1, 1], {"n": 0}, 2**20), "agent-chat", None)[0])
     forged.labels, forged.noted = {"forged": np.array([0], np.uint32)}, np.array([1], np.uint32)
@@ -425,13 +425,13 @@ async def test_what_is_relayed_brings_no_labels_of_its_own(messagers, store):
 
 
 @pytest.mark.beyond_mqtt("event-log")
-async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store):
+async def test_the_log_keeps_the_original_payload(messagers, interceptor_of, store):
     slow = Held("slow", is_open=True, at_once=lambda message: None if message.from_id == 8 else ALLOW)
     sender = await messagers(interceptor_of(Censor(), slow))
     receiver = await messagers(host=[1])
     transport = receiver.engine.transport
     epoch = await transport.log.register(Limits(1_000_000, 2**28, 0.0, leased=False))
-    assert await sender.send_message(sender.get_agent_chat_channel(1), {"text": "fine"})  # it learns of the log
+    assert await sender.send_message(sender.get_agent_chat_channel(1), {"text": "fine"})  # the sender notices the log
     bulk = [Outgoing.to_agent(1, {"text": text}, from_id=5) for text in TEXTS]
     bulk += [Outgoing.to_agent(1, {"text": "rude and slow"}, from_id=8), Outgoing("news", {"text": "rude news"})]
     receipts = await sender.send_messages(bulk)
@@ -464,12 +464,12 @@ async def test_the_log_keeps_what_it_was_before(messagers, interceptor_of, store
     await transport.log.unregister(epoch)
 
 
-# -- what waits costs others nothing ----------------------------------------------------------------------------------
+# -- deferred messages cost others nothing ----------------------------------------------------------------------------
 
 
-async def test_many_that_wait_are_asked_about_together(messagers, interceptor_of, monkeypatch):
+async def test_many_deferred_messages_share_a_question(messagers, interceptor_of, monkeypatch):
     monkeypatch.setattr(deferred, "_GATHER_S", 0.1)  # a busy machine takes longer than the usual 5 ms for one send
-    slow = Held("slow", at_once=known)
+    slow = Held("slow", at_once=fast_check)
     interceptor = interceptor_of(slow)
     patient, most = set(), []
     wait = interceptor._wait
@@ -498,8 +498,8 @@ async def test_many_that_wait_are_asked_about_together(messagers, interceptor_of
     assert {(message.from_id, message.to_id, message.step) for message in found} == wanted
 
 
-async def test_one_that_waits_does_not_hold_the_bytes_of_its_batch(messagers, interceptor_of):
-    slow = Held("slow", at_once=known)
+async def test_a_deferred_message_does_not_hold_the_bytes_of_its_batch(messagers, interceptor_of):
+    slow = Held("slow", at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow), outbox_bytes=50_000), await messagers(host=[1, 2])
     big = {"text": "x" * 90_000}
     waiting = asyncio.create_task(
@@ -516,8 +516,8 @@ async def test_one_that_waits_does_not_hold_the_bytes_of_its_batch(messagers, in
 
 
 @pytest.mark.parametrize("behind", [0, 3])
-async def test_closing_does_not_wait_for_a_slow_rule_without_end(messagers, interceptor_of, behind):
-    slow = Held("slow", at_once=known)
+async def test_close_waits_for_a_slow_rule_only_up_to_a_limit(messagers, interceptor_of, behind):
+    slow = Held("slow", at_once=fast_check)
     interceptor = interceptor_of(slow)
     sender = await messagers(interceptor, send_timeout_s=0.3, interceptor_timeout_s=0.3)
     receiver = await messagers(host=[1, 2])
@@ -532,13 +532,13 @@ async def test_closing_does_not_wait_for_a_slow_rule_without_end(messagers, inte
     assert [message.payload for message in await fetch_all(receiver, 1)] == [{"n": 9}]
 
 
-async def test_what_is_deferred_while_a_closing_messager_gives_up_is_not_waited_for(messagers, interceptor_of):
-    slow = Held("slow", at_once=known)
+async def test_close_does_not_wait_for_messages_deferred_after_it_gave_up(messagers, interceptor_of):
+    slow = Held("slow", at_once=fast_check)
     sender = await messagers(interceptor_of(slow), send_timeout_s=0.05, interceptor_timeout_s=0.05, outbox_messages=1)
     await messagers(host=[1])
     waiting = [
         asyncio.create_task(sender.send_messages(messages([(n, 1)], slow=True))) for n in range(3)
-    ]  # the second and the third find room only when the first is given up
+    ]  # the second and third get room when the first is given up
     await slow.called(1)
     await asyncio.wait_for(sender.close(), WAIT_S)
     for task in waiting:

@@ -1,4 +1,4 @@
-"""A server that answers "not now" has taken nothing: whoever sends is told so, and not that nobody knows."""
+"""A server that refuses a call has taken nothing: the sender gets that error, not OutcomeUnknown."""
 
 import asyncio
 
@@ -18,11 +18,11 @@ async def client(redis_process):
 
 
 async def refuse(client, *, writes):
-    """Let the server refuse all writes, or take them again."""
+    """Make the server refuse all writes, or accept them again."""
     await client.config_set("min-replicas-to-write", 0 if writes else 1)
 
 
-async def test_what_the_server_refused_each_time_was_not_sent(redis_process, client, opener):
+async def test_a_send_refused_at_each_attempt_was_not_sent(redis_process, client, opener):
     receiver = await opener(redis_process.config, host=[1])
     sender = await opener(redis_process.config, send_timeout_s=0.5)
     channel = sender.get_agent_chat_channel(1)
@@ -38,7 +38,7 @@ async def test_what_the_server_refused_each_time_was_not_sent(redis_process, cli
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 
-async def test_what_a_cut_attempt_may_have_brought_is_unknown_whatever_comes_after(redis_process, client, opener):
+async def test_after_a_cut_attempt_the_outcome_is_unknown_despite_later_refusals(redis_process, client, opener):
     await opener(redis_process.config, host=[1])
     sender = await opener(redis_process.config, send_timeout_s=1.0)
     channel = sender.get_agent_chat_channel(1)
@@ -60,7 +60,7 @@ async def test_what_a_cut_attempt_may_have_brought_is_unknown_whatever_comes_aft
     await refuse(client, writes=True)
 
 
-async def test_a_refused_transaction_was_not_done(redis_process, client, opener):
+async def test_a_refused_transaction_has_no_effect(redis_process, client, opener):
     worker = await opener(redis_process.config, name="worker", host=[1], send_timeout_s=0.5)
     receiver = await opener(redis_process.config, host=[2])
     await worker.send_message(worker.get_agent_chat_channel(1), {"n": 1})
@@ -78,7 +78,7 @@ async def test_a_refused_transaction_was_not_done(redis_process, client, opener)
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
 
 
-async def test_where_the_fate_of_some_is_unknown_the_error_of_all_says_so(redis_process, opener):
+async def test_one_unknown_fate_makes_the_error_of_the_call_unknown(redis_process, opener):
     await opener(redis_process.config, name="small", host=[1], mailbox_bytes=4096)
     full = await opener(redis_process.config, name="full", host=[2], mailbox_messages=1)
     sender = await opener(redis_process.config, send_timeout_s=2.0)
@@ -96,12 +96,12 @@ async def test_where_the_fate_of_some_is_unknown_the_error_of_all_says_so(redis_
     assert list(caught.value.receipts) == [None, None]
     assert len(caught.value.message_ids) == 2
     redis_process.start()
-    with pytest.raises(PayloadTooLarge):  # alone it is what it is
+    with pytest.raises(PayloadTooLarge):  # one error stays as it is
         await sender.send_messages(sends[:1])
     assert full.stats()["inbox"] <= 2
 
 
-async def test_an_unknown_part_speaks_for_a_bulk_send():
+async def test_one_unknown_part_makes_a_bulk_send_unknown():
     loop = asyncio.get_running_loop()
     full, unknown = loop.create_future(), loop.create_future()
     full.set_exception(MailboxFull("full", receipts=[None], message_ids=["a"]))
@@ -111,7 +111,7 @@ async def test_an_unknown_part_speaks_for_a_bulk_send():
     assert (caught.value.receipts, caught.value.message_ids) == ([None] * 3, ["a", "b"])
 
 
-async def test_who_is_refused_while_leaving_is_told_why(redis_process, client, opener):
+async def test_a_refused_close_raises_the_reason(redis_process, client, opener):
     receiver = await opener(redis_process.config, name="box", host=[1], send_timeout_s=0.3)
     await receiver.send_message(receiver.get_agent_chat_channel(1), {"n": 1})
     assert len(await fetch_all(receiver, 1)) == 1
@@ -120,5 +120,5 @@ async def test_who_is_refused_while_leaving_is_told_why(redis_process, client, o
         await receiver.close()
     assert "longer than" not in str(caught.value)
     await refuse(client, writes=True)
-    heir = await opener(redis_process.config, name="box", host=[1])
-    assert [message.payload["n"] for message in await fetch_all(heir, 1)] == [1]
+    successor = await opener(redis_process.config, name="box", host=[1])
+    assert [message.payload["n"] for message in await fetch_all(successor, 1)] == [1]

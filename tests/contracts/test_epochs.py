@@ -1,16 +1,16 @@
-"""No epoch comes again: who lived before a server lost its data never passes for who came after that."""
+"""Epochs are never reused: an owner from before a data loss is never taken for a later one."""
 
 import pytest
 from support.contracts import fetch_all
-from support.delegation import Actor, Throne
+from support.delegation import Actor, InterceptorEpoch
 from support.servers import RedisProcess
 
 from ray_messaging import InterceptorUnavailable
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import Fenced
-from ray_messaging.interception.client import delegated_rules as granted
+from ray_messaging.interception.client import delegated_rules
 from ray_messaging.interception.rules import BlackList, MaxLength
-from ray_messaging.interception.server import rule_delegation as standing
+from ray_messaging.interception.server import rule_delegation
 from ray_messaging.transports.base import Limits
 from ray_messaging.transports.epochs import new_epoch, successor_of
 from ray_messaging.transports.log_store import LogMark
@@ -23,7 +23,7 @@ LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 
 
 class World:
-    """A server that can be made to forget an experiment, and to believe that it is a minute earlier."""
+    """A server that can forget an experiment, and set its clock back by a minute."""
 
     def __init__(self, server, exp_id, process=None, clock=None):
         self.server, self.exp_id, self.process, self.clock = server, exp_id, process, clock
@@ -66,21 +66,21 @@ def lost(request):
 
 
 @pytest.fixture
-async def throne(world, opener):
-    await opener(world.server)  # the memory's experiment is there from then on
-    made = Throne(world.server, world.exp_id)
+async def interceptor_epoch(world, opener):
+    await opener(world.server)  # creates the experiment in MemoryServer
+    made = InterceptorEpoch(world.server, world.exp_id)
     yield made
     await made.close()
 
 
 @pytest.mark.parametrize("rule", [BlackList([(-1, None)]), MaxLength(100)], ids=["granted", "asked"])
-async def test_what_an_interceptor_passes_counts_on_no_server_that_forgot_it(
-    world, throne, opener, lost, rule, monkeypatch
+async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
+    world, interceptor_epoch, opener, lost, rule, monkeypatch
 ):
-    monkeypatch.setattr(standing, "CALM_S", 0.0)
-    monkeypatch.setattr(granted, "LEASE_S", 60.0)
-    old = await Actor(throne, world.exp_id).begin(rule)
-    new = Actor(throne, world.exp_id)
+    monkeypatch.setattr(rule_delegation, "CALM_S", 0.0)
+    monkeypatch.setattr(delegated_rules, "LEASE_S", 60.0)
+    old = await Actor(interceptor_epoch, world.exp_id).begin(rule)
+    new = Actor(interceptor_epoch, world.exp_id)
     try:
         early = await opener(world.server, old, host=[1], interceptor_timeout_s=0.6)
         for _ in range(10):
@@ -103,7 +103,7 @@ async def test_what_an_interceptor_passes_counts_on_no_server_that_forgot_it(
         await new.close()
 
 
-async def test_a_log_writer_writes_on_no_server_that_forgot_it(world, lost):
+async def test_a_server_that_forgot_a_log_writer_rejects_its_calls(world, lost):
     transport = world.transport()
     await transport.connect()
     try:
@@ -130,7 +130,7 @@ async def test_a_log_writer_writes_on_no_server_that_forgot_it(world, lost):
     [("advance_interceptor_epoch", "interceptor"), ("open_log", "log_epoch")],
     ids=["interceptor", "log"],
 )
-async def test_an_attempt_that_comes_late_takes_no_epoch_from_its_successor(valkey_config, exp_id, script, field):
+async def test_a_late_attempt_does_not_take_the_successors_epoch(valkey_config, exp_id, script, field):
     transport = RedisTransport(valkey_config, exp_id, patience_s=5)
     meta = transport.keys.meta
     keys = [meta] if field == "interceptor" else [meta, transport.keys.changes, transport.keys.state(":log")]
@@ -152,7 +152,7 @@ async def test_an_attempt_that_comes_late_takes_no_epoch_from_its_successor(valk
         await transport.close()
 
 
-def test_epochs_rise_and_never_come_twice(monkeypatch):
+def test_epochs_rise_and_never_repeat(monkeypatch):
     first = new_epoch()
     assert 2**60 < first < 2**62
     monkeypatch.setattr("ray_messaging.transports.epochs.time.time_ns", lambda: 10**18)  # long ago
@@ -163,5 +163,5 @@ def test_epochs_rise_and_never_come_twice(monkeypatch):
 
 
 @pytest.mark.parametrize("kept", [None, b"", b"5", b"-7", b"x" * 40, b"9" * 19, b"1e300", "²".encode()])
-def test_garbage_in_an_epochs_place_does_no_harm(kept):
+def test_a_damaged_epoch_on_the_server_does_no_harm(kept):
     assert 2**60 < successor_of(kept) < 2**62

@@ -1,4 +1,4 @@
-"""What becomes of a message, and in which order it comes."""
+"""Fates of messages, and their order."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ from ray_messaging.sending.accumulation.bulk_input import entries_of, frames_of_
 
 
 class Gated:
-    """Be an actor that answers when the gate is open."""
+    """An actor that answers when its gate is open."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -51,21 +51,21 @@ async def test_a_message_is_delivered(messagers):
     assert message.subtopic == "agent-chat"
 
 
-async def test_nobody_listens(messagers):
+async def test_a_message_without_a_listener_is_undeliverable(messagers):
     sender = await messagers()
     receipt = await sender.send_message(sender.get_agent_chat_channel(2), {}, from_id=1)
     assert (receipt.fate, bool(receipt)) == ("undeliverable", False)
     assert "listens" in receipt.reason
 
 
-async def test_a_subtopic_nobody_listens_on(messagers):
+async def test_a_subtopic_without_a_listener_is_undeliverable(messagers):
     sender = await messagers()
     await messagers(host=[2])
     receipt = await sender.send_message(sender.get_user_survey_channel(2), {})
     assert receipt.fate == "undeliverable"
 
 
-async def test_a_foreign_subscriber_takes_what_no_mailbox_owns(messagers, store):
+async def test_a_foreign_subscriber_gets_messages_on_bare_channels(messagers, store):
     sender = await messagers()
     get = await store.subscribe(sender.get_user_payback_channel())
     receipt = await sender.send_message(sender.get_user_payback_channel(), {"answer": 42}, from_id=1)
@@ -91,7 +91,7 @@ async def test_fates_of_one_batch(messagers, store):
         receipts[5]
 
 
-async def test_order_of_a_pair_under_every_way_to_send(messagers):  # noqa: C901 - a way each
+async def test_every_send_call_keeps_the_order_of_a_pair(messagers):  # noqa: C901 - a way each
     sender, receiver = await messagers(frame_rows=7), await messagers(host=range(10), frame_rows=7)
 
     async def one_by_one(agent, numbers):
@@ -140,10 +140,10 @@ async def test_two_thousand_agents_await_their_sends(messagers):
     got = await fetch_all(receiver, 6000)
     assert {message.id for message in got} == set(ids)
     assert sender.stats()["outbox"] == 0
-    assert sender.stats()["batches"] < 200  # they gathered
+    assert sender.stats()["batches"] < 200  # they shared batches
 
 
-async def test_a_fan_out_travels_as_one_line(messagers, store):
+async def test_a_fan_out_sends_its_payload_once(messagers, store):
     sender = await messagers()
     receiver = await messagers(host=range(500), name="hall")
     text = "x" * 1000
@@ -175,7 +175,7 @@ async def test_each_messager_on_a_channel_gets_the_message(messagers):
         assert [message.id for message in await fetch_all(receiver, 3)] == [each.message_id for each in receipts]
 
 
-async def test_delivered_only_when_every_mailbox_has_it(messagers):
+async def test_a_message_is_delivered_when_every_mailbox_has_it(messagers):
     sender = await messagers()
     free, tight = await messagers(listen=["news"]), await messagers(listen=["news"], mailbox_messages=4)
     for n in range(4):
@@ -190,7 +190,7 @@ async def test_delivered_only_when_every_mailbox_has_it(messagers):
     assert len(await free.fetch_messages()) == 0
 
 
-async def test_some_rows_go_to_two_mailboxes_some_to_one(messagers):
+async def test_rows_of_a_batch_go_to_one_or_two_mailboxes(messagers):
     sender, host = await messagers(), await messagers(host=[1, 2])
     second = await messagers(listen=[sender.get_agent_chat_channel(2)])
     receipts = await sender.send_messages([Outgoing.to_agents([1, 2, 3], {}, from_id=0)])
@@ -199,7 +199,7 @@ async def test_some_rows_go_to_two_mailboxes_some_to_one(messagers):
     assert [message.to_id for message in await fetch_all(second, 1)] == [2]
 
 
-async def test_large_bulk_sends_come_whole(messagers):
+async def test_large_bulk_sends_arrive_whole(messagers):
     sender, receiver = await messagers(frame_rows=1000), await messagers(host=range(100), frame_rows=1000)
     to_ids = np.arange(40_000) % 100
     receipts = await sender.send_columns(np.arange(40_000), to_ids, [{"n": n} for n in range(40_000)])
@@ -220,7 +220,7 @@ async def test_columns_share_one_payload_and_one_sender(messagers):
     ]
 
 
-async def test_sends_of_nothing(messagers):
+async def test_empty_sends_return_empty_receipts(messagers):
     sender = await messagers()
     for receipts in (
         await sender.send_messages([]),
@@ -239,7 +239,7 @@ async def test_a_messager_can_write_to_itself(messagers):
     assert (await fetch_all(both, 1))[0].payload == {"n": 1}
 
 
-async def test_a_new_listener_is_noticed_at_the_next_send(messagers):
+async def test_the_next_send_reaches_a_new_listener(messagers):
     sender = await messagers()
     channel = sender.get_agent_chat_channel(5)
     assert (await sender.send_message(channel, {"n": 0})).fate == "undeliverable"
@@ -272,7 +272,7 @@ async def test_close_sends_what_was_accepted(messagers):
     await fetch_all(receiver, 50)
 
 
-async def test_a_cancelled_sender_does_no_harm(messagers):
+async def test_a_cancelled_send_affects_no_other(messagers):
     gate = asyncio.Event()
     interceptor = Gated(gate)
     sender, receiver = await messagers(interceptor), await messagers(host=[1])
@@ -288,7 +288,7 @@ async def test_a_cancelled_sender_does_no_harm(messagers):
     assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
 
 
-async def test_whoever_gives_up_waiting_for_room_lets_the_next_one_go(messagers, monkeypatch):
+async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(messagers, monkeypatch):
     gate = asyncio.Event()
     interceptor = Gated(gate)
     sender = await messagers(interceptor, outbox_messages=1)
@@ -299,7 +299,7 @@ async def test_whoever_gives_up_waiting_for_room_lets_the_next_one_go(messagers,
     third = asyncio.create_task(sender.send_message(nowhere, {"n": 2}, from_id=1))
     await asyncio.sleep(0)
     add, loop = sender.engine.log.add, asyncio.get_running_loop()
-    # In the very moment in which its turn comes.
+    # At the moment of its turn.
     monkeypatch.setattr(sender.engine.log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
     gate.set()
     await first
@@ -308,7 +308,7 @@ async def test_whoever_gives_up_waiting_for_room_lets_the_next_one_go(messagers,
     assert second.cancelled()
 
 
-async def test_step_is_stamped_on_what_is_sent(messagers):
+async def test_messages_carry_the_senders_step(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
     for step in (None, 3, np.int64(4), None):
@@ -321,7 +321,7 @@ async def test_step_is_stamped_on_what_is_sent(messagers):
     assert [message.step for message in messages] == [None, 3, 4, None, 9]
 
 
-async def test_steps_within_one_gathered_batch(messagers):
+async def test_messages_of_one_batch_keep_their_steps(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
     sends = []
@@ -435,7 +435,7 @@ async def test_receipts_as_pandas(messagers):
     assert frame["message_id"].tolist() == receipts.message_ids
 
 
-async def test_everything_pickles(messagers):
+async def test_messages_and_receipts_pickle(messagers):
     sender, receiver = await messagers(Interceptor("x", [Only(allow), BlackList([(4, 1)])])), await messagers(host=[1])
     receipts = await sender.send_columns([3, 4], [1, 1], [{"n": 1}, {"n": 2}])
     copy = pickle.loads(pickle.dumps(receipts))
@@ -453,7 +453,7 @@ async def test_everything_pickles(messagers):
 
 
 def own(array):
-    """Tell whether an array is no view of anything: it keeps nothing else alive."""
+    """Return whether an array is no view, and so keeps no other memory alive."""
     return array is None or isinstance(array, float) or array.base is None
 
 
@@ -474,7 +474,7 @@ async def test_receipts_keep_no_frame_alive(messagers):
         assert len(pickle.dumps(receipts)) < 5000
 
 
-async def test_what_was_sent_goes_without_the_collector(messagers):
+async def test_sent_messages_are_freed_without_the_garbage_collector(messagers):
     sender, receiver = await messagers(log_list_messages=0), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
 

@@ -1,4 +1,4 @@
-"""Foreign Redis clients: what they publish, and what they see."""
+"""Foreign Redis clients: their publications, and the messages that they receive."""
 
 import json
 import pickle
@@ -22,7 +22,7 @@ async def test_a_foreign_publish_reaches_its_agent(messagers, store):
     assert receiver.stats()["ingress"] == 1
 
 
-async def test_a_foreign_publish_elsewhere_does_not(messagers, store):
+async def test_a_foreign_publish_on_another_channel_reaches_no_agent(messagers, store):
     receiver = await messagers(host=[1], listen=["news"])
     for channel in (receiver.get_user_survey_channel(1), receiver.get_user_chat_channel(2), "other"):
         assert await store.publish(channel, b"{}") == 0
@@ -34,7 +34,7 @@ async def test_a_foreign_publish_elsewhere_does_not(messagers, store):
     "data", [b"plain", b"", b"a\nb\n\nc", b"\n", b'{"a":\n1}', b"\xff\x00\xfe", b"x" * 100_000, b'"text"', b"[1]"],
     ids=["text", "empty", "newlines", "newline", "pretty", "binary", "large", "string", "list"],
 )  # fmt: skip
-async def test_foreign_payloads_come_and_pickle_as_they_went(messagers, store, data):
+async def test_foreign_payloads_arrive_and_pickle_unchanged(messagers, store, data):
     receiver = await messagers(listen=["news"])
     await store.publish("news", data)
     await store.publish("news", b'{"n":1}')
@@ -64,7 +64,7 @@ async def test_foreign_batches_pickle(messagers, store):
 
 
 @pytest.mark.beyond_mqtt("globs")
-async def test_exact_channel_and_patterns_bring_each_message_once(messagers, store):
+async def test_overlapping_subscriptions_deliver_each_message_once(messagers, store):
     receiver = await messagers()
     channel = receiver.get_user_chat_channel(1)
     prefix = channel.removesuffix("1:user-chat")
@@ -86,7 +86,7 @@ async def test_exact_channel_and_patterns_bring_each_message_once(messagers, sto
 
 
 @pytest.mark.beyond_mqtt("globs")
-async def test_a_pattern_gets_our_own_messages_by_its_mailbox(messagers):
+async def test_a_pattern_receives_our_messages_through_its_mailbox(messagers):
     sender, receiver = await messagers(), await messagers(listen=["exps:*:agents:*:agent-chat", "n?ws"])
     receipts = await sender.send_messages(
         [Outgoing.to_agents([1, "ann"], {"n": 1}), Outgoing("news", {"n": 2}), Outgoing("nws", {"n": 3})]
@@ -111,7 +111,7 @@ async def test_a_pattern_gets_our_own_messages_by_its_mailbox(messagers):
         ("A*", "Ab", "ab"),
     ],
 )
-async def test_patterns_mean_what_they_mean_to_redis(messagers, store, glob, yes, no):
+async def test_patterns_match_as_in_redis(messagers, store, glob, yes, no):
     sender, receiver = await messagers(), await messagers(listen=[glob])
     assert await store.publish(yes, b"{}") == 1
     assert await store.publish(no, b"{}") == 0
@@ -121,7 +121,7 @@ async def test_patterns_mean_what_they_mean_to_redis(messagers, store, glob, yes
         assert (await sender.send_message(no, {})).fate == "undeliverable"
 
 
-async def test_a_foreign_subscriber_sees_only_what_no_mailbox_owns(messagers, store):
+async def test_a_foreign_subscriber_gets_only_messages_without_a_mailbox(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     mine, theirs = sender.get_agent_chat_channel(1), sender.get_agent_chat_channel(2)
     get = await store.subscribe(globs=["exps:*:agents:*"])
@@ -138,7 +138,7 @@ async def test_many_publications_have_their_own_fates(messagers, store):
     assert receipts.fates.tolist() == ["published", "undeliverable", "undeliverable"] * 100
 
 
-async def test_mirror_publishes_what_a_mailbox_owns_too(messagers, store):
+async def test_mirror_also_publishes_messages_for_mailboxes(messagers, store):
     sender, receiver = await messagers(mirror=True), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
     get = await store.subscribe(channel)
@@ -146,13 +146,13 @@ async def test_mirror_publishes_what_a_mailbox_owns_too(messagers, store):
     assert receipt.fate == "delivered"
     assert await get() == (channel, b'{"n":1}')
     assert await sender.send_message(channel, {"n": 2}, from_id=2)
-    await store.publish(channel, b'{"n":3}')  # what comes back to us would come before this
+    await store.publish(channel, b'{"n":3}')  # a returned message would arrive before this one
     assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [1, 2, 3]
     assert receiver.stats()["ingress"] == 1
 
 
 @pytest.mark.beyond_mqtt("globs")
-async def test_what_we_publish_never_comes_back_by_a_pattern(messagers, store):
+async def test_our_publications_do_not_return_through_a_pattern(messagers, store):
     both = await messagers(mirror=True, listen=["a*", "ab", "other"])
     await both.send_message("ab", {"n": 1})
     await both.send_message("ax", {"n": 2})
@@ -164,7 +164,7 @@ async def test_what_we_publish_never_comes_back_by_a_pattern(messagers, store):
 
 
 @pytest.mark.beyond_mqtt("globs")
-async def test_a_pattern_for_everything_brings_no_brackets(messagers, store):
+async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messagers, store):
     receiver, sender = await messagers(listen=["*"]), await messagers(mirror=True)
     await sender.send_message("news", {"n": 1})
     await store.publish("end", b'{"n":2}')
@@ -175,7 +175,7 @@ async def test_a_pattern_for_everything_brings_no_brackets(messagers, store):
 
 
 @pytest.mark.beyond_mqtt("full-inbox")
-async def test_a_full_inbox_drops_what_foreign_clients_publish_and_counts_it(messagers, store):
+async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store):
     receiver = await messagers(listen=["news", "end"], inbox_messages=4)
     for n in range(10):
         await store.publish("news", b'{"n":%d}' % n)
@@ -192,7 +192,7 @@ async def test_a_full_inbox_drops_what_foreign_clients_publish_and_counts_it(mes
 
 
 @pytest.mark.beyond_mqtt("full-inbox")
-async def test_an_inbox_is_bounded_in_bytes_for_what_foreign_clients_publish(messagers, store):
+async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, store):
     receiver = await messagers(listen=["news", "end"], mailbox_bytes=100_000, inbox_messages=1000)
     for n in range(10):
         await store.publish("news", b'{"n":%d,"text":"%s"}' % (n, 40_000 * b"x"))
@@ -211,7 +211,7 @@ async def test_an_inbox_is_bounded_in_bytes_for_what_foreign_clients_publish(mes
     assert receiver.stats()["ingress_dropped"] == 8
 
 
-async def test_after_close_foreign_clients_find_nobody(messagers, store):
+async def test_after_close_foreign_publications_have_no_subscriber(messagers, store):
     receiver = await messagers(listen=["news", "n*"])
     await receiver.close()
     from support.contracts import until

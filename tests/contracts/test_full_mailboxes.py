@@ -1,4 +1,4 @@
-"""Large frames before a full mailbox: they wait as small ones do, and are not sent again and again meanwhile."""
+"""Large frames before a full mailbox wait as small ones do, and are not sent repeatedly."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ async def fill(sender, count=4):
         await sender.send_message(sender.get_agent_chat_channel(1), LARGE)
 
 
-async def test_they_go_when_it_is_drained(messagers):
+async def test_large_frames_are_sent_when_the_mailbox_is_drained(messagers):
     sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=4, inbox_messages=4)
     await fill(sender)
     more = asyncio.create_task(fill(sender, 8))
@@ -27,7 +27,7 @@ async def test_they_go_when_it_is_drained(messagers):
     await more
 
 
-async def test_they_are_given_up_where_it_stays_full(messagers):
+async def test_large_frames_are_given_up_if_the_mailbox_stays_full(messagers):
     sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=4)
     await fill(sender)
     with pytest.raises(MailboxFull) as caught:
@@ -37,7 +37,7 @@ async def test_they_are_given_up_where_it_stays_full(messagers):
     assert len(await fetch_all(receiver, 4)) == 4
 
 
-async def test_they_do_not_wait_for_a_mailbox_that_has_gone(messagers):
+async def test_large_frames_do_not_wait_for_a_removed_mailbox(messagers):
     sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=4)
     await fill(sender)
     waiting = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), LARGE))
@@ -48,7 +48,7 @@ async def test_they_do_not_wait_for_a_mailbox_that_has_gone(messagers):
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])
-async def test_they_are_not_offered_while_it_is_full(opener, request, kind):
+async def test_large_frames_are_not_sent_while_the_mailbox_is_full(opener, request, kind):
     config = request.getfixturevalue(f"{kind}_config")
     sender, receiver = await opener(config), await opener(config, host=[1], mailbox_messages=4)
     await fill(sender)

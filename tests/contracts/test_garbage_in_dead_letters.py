@@ -1,4 +1,4 @@
-"""What somebody else writes among the dead letters, or into their counts, is counted and shown, and stops nothing."""
+"""Foreign data among the dead letters or in their counters is counted and shown, and stops no operation."""
 
 import pytest
 import redis.asyncio as redis
@@ -48,7 +48,7 @@ def letters(server, exp_id):
 
 @pytest.fixture
 def found(server, exp_id):
-    """Return what health finds of the dead letters."""
+    """Return the health findings about dead letters."""
 
     def found():
         (finding,) = [each for each in check_kept(ask_server(server, exp_id).kept) if each.what == "dead letters"]
@@ -58,16 +58,16 @@ def found(server, exp_id):
 
 
 @pytest.fixture
-def kill_off(opener, server):
-    """Return a function that leaves a message unread in a mailbox that goes."""
+def make_dead_letter(opener, server):
+    """Return a function that leaves an unread message in a removed mailbox."""
 
-    async def kill_off():
+    async def make_dead_letter():
         sender, receiver = await opener(server), await opener(server, host=[1])
         await sender.send_message(sender.get_agent_chat_channel(1), {})
         await take_in(receiver, 1)
         await receiver.close()
 
-    return kill_off
+    return make_dead_letter
 
 
 def listed(server, exp_id, command="list", *args):
@@ -82,10 +82,10 @@ def weight(fields):
 
 
 @pytest.mark.parametrize("name", ODD_LETTERS)
-async def test_a_letter_that_somebody_else_wrote_is_counted_listed_shown_and_dropped(
-    name, letters, client, server, exp_id, kill_off, found
+async def test_a_foreign_letter_is_counted_listed_shown_and_dropped(
+    name, letters, client, server, exp_id, make_dead_letter, found
 ):
-    await kill_off()
+    await make_dead_letter()
     before = letters.stats()
     assert (before["letters"], letters.list()[0].rows) == (1, 1)
     fields = ODD_LETTERS[name]
@@ -104,10 +104,10 @@ async def test_a_letter_that_somebody_else_wrote_is_counted_listed_shown_and_dro
 
 
 @pytest.mark.parametrize("value", NO_COUNTS)
-async def test_counts_that_are_none_are_counted_anew_and_stop_no_burial(
-    value, letters, client, server, exp_id, kill_off, found
+async def test_damaged_counters_are_recomputed_and_stop_no_dead_letter(
+    value, letters, client, server, exp_id, make_dead_letter, found
 ):
-    await kill_off()
+    await make_dead_letter()
     before = letters.stats()
     state = Keys(exp_id).state(":dead")
     await client.hset(state, mapping=dict.fromkeys(["letters", "bytes", "dropped", "dropped_bytes"], value))
@@ -115,14 +115,14 @@ async def test_counts_that_are_none_are_counted_anew_and_stop_no_burial(
     assert (found().level, found().value) == ("warning", "1")
     assert "older ones" not in listed(server, exp_id)
     await client.hset(state, mapping=dict.fromkeys(["letters", "bytes", "dropped", "dropped_bytes"], value))
-    await kill_off()
+    await make_dead_letter()
     after = letters.stats()
     assert (after["letters"], after["bytes"], after["dropped"]) == (2, 2 * before["bytes"], 0)
     assert letters.drop(everything=True) == 2
     assert letters.stats() == dict.fromkeys(after, 0)
 
 
-async def test_letters_that_somebody_else_wrote_or_took_count_to_the_limit(letters, client, opener, server, exp_id):
+async def test_foreign_or_missing_letters_are_counted_against_the_limit(letters, client, opener, server, exp_id):
     keys = Keys(exp_id)
     for _ in range(20):
         await client.xadd(keys.dead, {"f": b"x" * 1000})

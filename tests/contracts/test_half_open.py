@@ -1,4 +1,4 @@
-"""Links that have died without a word: who waits on one notices by itself, and goes on over another."""
+"""Half-open links: a waiting client notices a silent link by itself, and continues over another."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ async def store(valkey_config, exp_id):
     await opened.close()
 
 
-async def test_a_send_over_a_link_that_died_without_a_word_goes_out_over_another(valkey_config, proxy, opener):
+async def test_a_send_on_a_silent_link_is_repeated_on_another(valkey_config, proxy, opener):
     receiver = await opener(valkey_config, host=[1])
     sender = await opener(proxy.config, send_timeout_s=6.0)
     channel = sender.get_agent_chat_channel(1)
@@ -37,9 +37,9 @@ async def test_a_send_over_a_link_that_died_without_a_word_goes_out_over_another
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 
-async def test_a_link_that_dies_after_a_call_is_noticed_as_soon_as_one_that_dies_before(valkey_config, proxy, opener):
+async def test_a_link_that_falls_silent_after_a_call_is_noticed_as_soon_as_before_one(valkey_config, proxy, opener):
     receiver = await opener(valkey_config, host=[1])
-    sender = await opener(proxy.config, send_timeout_s=2.0)  # of which a link without a word may take a half
+    sender = await opener(proxy.config, send_timeout_s=2.0)  # a silent link may take half of it
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0})
     proxy.swallow()
@@ -48,7 +48,7 @@ async def test_a_link_that_dies_after_a_call_is_noticed_as_soon_as_one_that_dies
 
 
 @pytest.mark.long
-async def test_a_subscription_on_a_link_that_died_without_a_word_comes_back(proxy, opener, store, monkeypatch, caplog):
+async def test_a_subscription_on_a_silent_link_is_restored(proxy, opener, store, monkeypatch, caplog):
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.1)
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._PONG_S", 0.3)
     receiver = await opener(proxy.config, listen=["news", "n*"])
@@ -68,7 +68,7 @@ async def test_a_subscription_on_a_link_that_died_without_a_word_comes_back(prox
 
 
 @pytest.mark.long
-async def test_a_quiet_subscription_stays(valkey_config, opener, store, monkeypatch):
+async def test_a_subscription_without_messages_stays_open(valkey_config, opener, store, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.02)
     receiver = await opener(valkey_config, listen=["news"])
     ingress = receiver.engine.transport._ingress
@@ -90,7 +90,7 @@ async def test_a_quiet_subscription_stays(valkey_config, opener, store, monkeypa
     assert len(await fetch_all(receiver, 1)) == 1
 
 
-async def test_a_take_over_that_arrives_late_does_not_fence_the_one_that_followed_it(valkey_config, opener):
+async def test_a_late_takeover_does_not_fence_the_next_owner(valkey_config, opener):
     one, two = [(await opener(valkey_config)).engine.transport for _ in range(2)]
     record = Record("box", [], ["news"], [])
 
@@ -100,7 +100,7 @@ async def test_a_take_over_that_arrives_late_does_not_fence_the_one_that_followe
         return (await transport.listen(record, version, limits, owner="", epoch=None)).epoch
 
     first = await take(one)
-    assert await take(one) == first  # as a repeated attempt does, which nobody waits for any more
+    assert await take(one) == first  # like a repeated attempt without a waiting caller
     await one.commit("box", first, Cursor("1-1", 0), messages=0, nbytes=0)
     second = await take(two)
     assert second > first
@@ -110,7 +110,7 @@ async def test_a_take_over_that_arrives_late_does_not_fence_the_one_that_followe
 
 
 class Slow:
-    """Stand for a connection: whenever somebody looks, a bit more of what was written has gone out."""
+    """A connection that has sent some more of its buffer at each look."""
 
     def __init__(self, step):
         self.step = step
@@ -139,21 +139,21 @@ class Slow:
         pass
 
 
-async def test_a_large_command_that_goes_out_slowly_is_no_stall():
+async def test_a_large_command_sent_slowly_is_not_a_stall():
     slow = Slow(step=10_000)
     with pytest.raises(RedisTimeoutError, match="no reply in time"):
         await Wire(slow).call([b"PUT", b"x" * 100_000], 60.0, 0.001)
-    assert (slow.left, slow.looks >= 11) == (0, True)  # given up when all had gone out, and nothing moved any more
+    assert (slow.left, slow.looks >= 11) == (0, True)  # given up when all was sent, and nothing moved any more
 
 
-async def test_a_large_command_that_does_not_go_out_stalls():
+async def test_a_large_command_without_progress_is_a_stall():
     slow = Slow(step=0)
     with pytest.raises(RedisTimeoutError, match="no reply in time"):
         await Wire(slow).call([b"PUT", b"x" * 100_000], 60.0, 0.001)
     assert slow.left > 100_000
 
 
-async def test_what_is_written_behind_a_stalled_command_does_not_count_for_it():
+async def test_later_writes_do_not_count_as_progress_of_a_stalled_command():
     slow = Slow(step=0)
     wire = Wire(slow)
     first = wire.call([b"PUT", b"x" * 100_000], 60.0, 0.01)
@@ -164,14 +164,14 @@ async def test_what_is_written_behind_a_stalled_command_does_not_count_for_it():
     assert not wire.is_open
 
 
-async def test_a_large_reply_that_comes_in_slowly_is_no_stall():
+async def test_a_large_reply_received_slowly_is_not_a_stall():
     slow = Slow(step=10_000)
     slow.reply = [b"$100\r\n", *[b"x" * 10] * 10, b"\r\n"]
     assert await Wire(slow).call([b"XREAD"], math.inf, 0.001) == b"x" * 100
     assert slow.reply == []
 
 
-async def test_a_link_that_dies_after_it_has_answered_is_noticed():
+async def test_a_link_that_falls_silent_after_an_answer_is_noticed():
     wire = Wire(Slow(step=10_000))
     for _ in range(3):
         first = wire.call([b"PING"], 60.0, 0.01)
@@ -185,7 +185,7 @@ async def test_a_link_that_dies_after_it_has_answered_is_noticed():
     assert not wire.is_open
 
 
-async def test_a_call_has_a_time_of_its_own_even_where_others_have_longer():
+async def test_a_call_has_its_own_timeout_beside_longer_ones():
     wire = Wire(Slow(step=10_000))
     long = wire.call([b"PING"], 60.0)
     with pytest.raises(RedisTimeoutError, match="no reply in time"):
@@ -194,7 +194,7 @@ async def test_a_call_has_a_time_of_its_own_even_where_others_have_longer():
         await long
 
 
-async def test_the_reply_to_a_call_that_was_cancelled_is_nobody_elses():
+async def test_the_reply_to_a_cancelled_call_goes_to_no_other_call():
     wire = Wire(Slow(step=10_000))
     gone, later = wire.call([b"GONE"], 60.0, 0.01), wire.call([b"PING"], 60.0)
     gone.cancel()

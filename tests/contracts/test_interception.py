@@ -1,4 +1,4 @@
-"""An interceptor in this process: rules in order, fail closed, once."""
+"""An interceptor in this process: rules in order, failing rules block, each message is judged once."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ async def test_a_black_list_with_wildcards(messagers):
     assert await send(sender, [(None, 4), (None, 2), (None, "bob")]) == "ddd"
 
 
-async def test_a_wildcard_for_everybody(messagers):
+async def test_a_wildcard_pair_blocks_everybody(messagers):
     sender = await messagers(Interceptor("x", [BlackList([(None, None)])]))
     await messagers(host=[1, 2], listen=["news"])
     assert await send(sender, [(1, 2), ("ann", 1), (None, 1)]) == "bbd"
@@ -37,7 +37,7 @@ async def test_a_wildcard_for_everybody(messagers):
     assert (await sender.send_message("news", {})).fate == "delivered"
 
 
-async def test_leaving_ids_out_slips_past_nothing(messagers):
+async def test_messages_without_ids_do_not_bypass_rules(messagers):
     sender = await messagers(Interceptor("x", [BlackList([(1, 2)])]))
     await messagers(host=[2])
     channel = sender.get_agent_chat_channel(2)
@@ -84,7 +84,7 @@ async def test_max_length_asks_for_payloads(messagers):
     assert await send(sender, [(1, 1)], text=long) == "d"
 
 
-async def test_a_rule_without_need_sees_no_payload(messagers):
+async def test_a_rule_without_needs_payload_gets_no_payload(messagers):
     sender = await messagers(Interceptor("x", [Only(lambda message: block(str(message.payload)))]))
     receipt = await sender.send_message("news", {"text": "secret"})
     assert receipt.fate == "blocked"
@@ -119,7 +119,7 @@ def crash(_):
      (lambda _: Verdict(False, None), "")],
     ids=["crash", "None", "True", "False", "text", "tuple", "reason", "dict", "no reason"],
 )  # fmt: skip
-async def test_a_rule_that_fails_on_a_message_blocks_it_alone(messagers, verdict, says, caplog):
+async def test_a_rule_that_fails_on_a_message_blocks_only_that_message(messagers, verdict, says, caplog):
     rule = Only(lambda message: verdict(message) if message.from_id == 13 else ALLOW)
     sender = await messagers(Interceptor("x", [rule]))
     await messagers(host=[1])
@@ -148,13 +148,13 @@ async def test_a_rule_that_fails_on_a_batch_blocks_it(messagers, verdict):
 
 
 @pytest.mark.parametrize("rule", [Only(crash, on_error="allow"), Whole(crash, on_error="allow")], ids=["one", "batch"])
-async def test_a_rule_may_say_otherwise(messagers, rule):
+async def test_a_rule_may_pass_messages_on_error(messagers, rule):
     sender = await messagers(Interceptor("x", [rule, BlackList([(2, 1)])]))
     await messagers(host=[1])
     assert await send(sender, [(1, 1), (2, 1)]) == "db"
 
 
-async def test_a_reason_that_is_no_text_for_the_wire(messagers):
+async def test_a_reason_that_cannot_be_encoded_still_blocks(messagers):
     sender = await messagers(Interceptor("x", [Only(lambda _: block("odd \ud800"))]))
     receipt = await sender.send_message("news", {})
     assert receipt.fate == "blocked"
@@ -162,7 +162,7 @@ async def test_a_reason_that_is_no_text_for_the_wire(messagers):
     assert (await sender.send_message("news", {})).fate == "blocked"
 
 
-async def test_the_first_block_wins_and_later_rules_see_the_rest(messagers):
+async def test_the_first_block_wins_and_later_rules_get_the_remaining_rows(messagers):
     early = Only(lambda message: block("early") if message.from_id == 2 else ALLOW, name="early")
     late = Only(lambda message: block("late") if message.from_id in {2, 4} else ALLOW, name="late")
     last = Only(allow, name="last")
@@ -174,7 +174,7 @@ async def test_the_first_block_wins_and_later_rules_see_the_rest(messagers):
     assert [pair[0] for pair in last.asked] == [3, 5]
 
 
-async def test_a_batch_asked_again_is_answered_the_same_once(messagers):
+async def test_a_repeated_question_gets_the_same_answer_and_counts_once(messagers):
     rule = Only(allow)
     interceptor = Interceptor("x", [rule])
     requests = []
@@ -191,7 +191,7 @@ async def test_a_batch_asked_again_is_answered_the_same_once(messagers):
     assert len(rule.asked) == 3
 
 
-async def test_another_interceptor_at_run_time(messagers):
+async def test_the_interceptor_can_be_replaced_at_run_time(messagers):
     sender = await messagers(Interceptor("x", [BlackList([(None, None)])]))
     await messagers(host=[1])
     assert await send(sender, [(1, 1)]) == "b"
@@ -204,7 +204,7 @@ async def test_another_interceptor_at_run_time(messagers):
     assert await send(sender, [(1, 1)]) == "b"
 
 
-async def test_forward_is_the_call_of_agent_society():
+async def test_forward_works_as_in_agentsociety():
     interceptor = Interceptor("x", [BlackList([(1, 2)]), MaxLength(50)])
     assert await interceptor.forward(1, 3, "hello") is True
     assert await interceptor.forward(1, 2, "hello") is False
@@ -214,7 +214,7 @@ async def test_forward_is_the_call_of_agent_society():
     assert (interceptor.judged, interceptor.blocked) == (5, 3)
 
 
-def test_rules_that_cannot_be_used():
+def test_invalid_rules_are_refused():
     with pytest.raises(RuleError, match="no rule"):
         Interceptor("x", [object()])
     with pytest.raises(RuleError, match="black_list"):
@@ -229,7 +229,7 @@ def test_rules_that_cannot_be_used():
 
 
 @pytest.mark.beyond_mqtt("verdict-epochs")
-async def test_verdicts_of_a_fenced_interceptor_are_asked_for_again(messagers, store):
+async def test_a_rejected_verdict_of_a_fenced_interceptor_is_requested_again(messagers, store):
     sender, receiver = await messagers(old := Interceptor("x", epoch=1)), await messagers(host=[1])
     await store.set_interceptor(1)
     assert await send(sender, [(1, 1)]) == "d"
@@ -249,7 +249,7 @@ async def test_verdicts_of_a_fenced_interceptor_are_asked_for_again(messagers, s
 
 
 @pytest.mark.beyond_mqtt("verdict-epochs")
-async def test_a_fenced_interceptor_that_never_goes(messagers, store):
+async def test_verdicts_of_a_fenced_interceptor_are_rejected_until_the_timeout(messagers, store):
     sender = await messagers(Interceptor("x", epoch=1), interceptor_timeout_s=0.1)
     await messagers(host=[1])
     await store.set_interceptor(2)
@@ -261,8 +261,8 @@ async def test_a_fenced_interceptor_that_never_goes(messagers, store):
     assert await send(sender, [(1, 1)]) == "d"
 
 
-class Unspeakable(Rule):
-    """Block all for a reason, under a name that no message can carry: it gets it once it is in."""
+class UnencodableName(Rule):
+    """A rule that blocks all messages with a reason, under a name that no message can carry."""
 
     def check_batch(self, batch, exp_id):
         self.name = "bad \ud800 name"
@@ -270,14 +270,14 @@ class Unspeakable(Rule):
 
 
 class FloatRows(Rule):
-    """Answer rows that look like rows, and are none."""
+    """A rule that answers with floats as row numbers."""
 
     def check_batch(self, batch, exp_id):
         return {0.0: block("why")} if len(batch) else {}
 
 
-@pytest.mark.parametrize(("rule", "says"), [(Unspeakable, "interceptor"), (FloatRows, "float_rows")])
-async def test_verdicts_that_cannot_be_sent_block_and_keep_nobody_waiting(messagers, rule, says):
+@pytest.mark.parametrize(("rule", "says"), [(UnencodableName, "interceptor"), (FloatRows, "float_rows")])
+async def test_verdicts_that_cannot_be_encoded_block_without_delay(messagers, rule, says):
     sender = await messagers(Interceptor("x", [BlackList([(3, 1)]), rule()]))
     await messagers(host=[1])
     async with asyncio.timeout(10):
@@ -289,7 +289,7 @@ async def test_verdicts_that_cannot_be_sent_block_and_keep_nobody_waiting(messag
 
 
 @pytest.mark.beyond_mqtt("verdict-epochs")
-async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judged_again(messagers, store):
+async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):
     sender = await messagers(Interceptor("x", epoch=1), send_timeout_s=0.2)
     await store.set_interceptor(1)
     boxes = [await messagers(host=[agent], mailbox_messages=4) for agent in (1, 2)]
@@ -303,10 +303,10 @@ async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judge
 
     await until(held)
     lanes[boxes[1].name].frames[0].deadline += 60
-    posting = lanes[boxes[1].name].frames[0].in_flight
+    in_flight_batch = lanes[boxes[1].name].frames[0].in_flight
 
     async def given_up():
-        return bool(posting.errors)
+        return bool(in_flight_batch.errors)
 
     await until(given_up)  # the first row has failed, the second one still waits
     second = Interceptor("x", [BlackList([(5, 1)])], epoch=2)
@@ -322,7 +322,7 @@ async def test_a_row_that_failed_does_not_hold_up_its_neighbour_when_it_is_judge
 
 
 @pytest.mark.beyond_mqtt("verdict-epochs")
-async def test_who_asks_no_interceptor_is_refused_where_there_is_one(messagers, store):
+async def test_a_messager_without_the_experiments_interceptor_is_refused(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
     assert (await sender.send_message(channel, {"n": 0}, 5)).fate == "delivered"
@@ -340,7 +340,7 @@ async def test_who_asks_no_interceptor_is_refused_where_there_is_one(messagers, 
 
 
 @pytest.mark.beyond_mqtt("verdict-epochs")
-async def test_a_users_own_interceptor_counts_where_there_is_another(messagers, store):
+async def test_a_users_own_interceptor_replaces_the_experiments_one(messagers, store):
     class Forward:
         async def remote(self, from_id, to_id, message):
             return from_id != 6
@@ -354,7 +354,7 @@ async def test_a_users_own_interceptor_counts_where_there_is_another(messagers, 
 
 
 class Loud(Rule):
-    """Shout what agents say; block what the user says."""
+    """A rule that puts agents' texts in capitals, and blocks the user's messages."""
 
     needs_payload = True
     name = "loud"
@@ -366,7 +366,7 @@ class Loud(Rule):
 
 
 @pytest.mark.beyond_mqtt("event-log")
-async def test_a_rewritten_broadcast_is_still_shared(messagers):
+async def test_a_rewritten_broadcast_still_shares_one_payload(messagers):
     interceptor = Interceptor("x", [Loud()])
     sizes = []
     answer = interceptor.answer
@@ -399,7 +399,7 @@ async def test_a_rewritten_broadcast_is_still_shared(messagers):
 
 
 @pytest.mark.beyond_mqtt("event-log")
-async def test_what_goes_to_no_mailbox_is_split_too(messagers, monkeypatch):
+async def test_rewritten_messages_without_a_mailbox_are_published_correctly(messagers, monkeypatch):
     monkeypatch.setattr(frame_router, "_UNOWNED_BYTES", 10_000)
     sender = await messagers(Interceptor("x", [Loud()]))
     transport = sender.engine.transport

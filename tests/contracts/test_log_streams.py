@@ -1,4 +1,4 @@
-"""What a transport does for the event log: nothing is trimmed before the log has it, and it is told of the rest."""
+"""The transport's side of the event log: streams are not trimmed before the log has read them, and notes reach it."""
 
 import asyncio
 from itertools import pairwise
@@ -31,7 +31,7 @@ WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
 
 class Post:
-    """Send on a bare transport, and count as a sender does."""
+    """A sender's bare transport calls, with numbers per mailbox."""
 
     def __init__(self, transport, name="sender"):
         self.transport = transport
@@ -42,17 +42,17 @@ class Post:
         self.epoch = (await self.transport.take_sender_epoch(self.name, keep_s=60)).epoch
         return self
 
-    async def request(self, *shipments):
+    async def request(self, *frame_writes):
         version = (await self.transport.load_directory(-1)).version
-        return SendRequest(self.name, self.epoch, version, -1, shipments)
+        return SendRequest(self.name, self.epoch, version, -1, frame_writes)
 
     def part(self, mailbox, frame=b"", rows=1, note=None, publish=(), noted_rows=1):
         self.seqs[mailbox] = self.seqs.get(mailbox, 0) + 1
         noted = None if note is None else LoggedFrame(b"of " + note, note, noted_rows)
         return FrameWrite(mailbox, self.seqs[mailbox], rows, frame, publish, noted)
 
-    async def ask(self, *shipments):
-        reply = await self.transport.send(await self.request(*shipments))
+    async def ask(self, *frame_writes):
+        reply = await self.transport.send(await self.request(*frame_writes))
         assert reply.status is SendStatus.OK
         return reply.fates
 
@@ -67,12 +67,12 @@ async def settle(transport, name="box", limits=WIDE):
     """Open a mailbox; return the reader's epoch and its stream."""
     version = (await transport.load_directory(-1)).version
     listening = await transport.listen(Record(name, [], [name], []), version, limits, owner="", epoch=None)
-    born = [stream for stream in (await transport.log.streams()).live if stream.rpartition(":")[0] == name]
-    return listening.epoch, born[0]
+    streams = [stream for stream in (await transport.log.streams()).live if stream.rpartition(":")[0] == name]
+    return listening.epoch, streams[0]
 
 
 async def drain(transport, *streams, after=None):
-    """Read streams to their ends; return their entries but for markers."""
+    """Read streams to their ends; return their entries without markers."""
     cursors = dict.fromkeys(streams, "0-0") | (after or {})
     ends, items = await transport.log.ends(list(cursors)), []
     async with asyncio.timeout(WAIT_S):
@@ -121,7 +121,7 @@ a_server_of_its_own = pytest.mark.parametrize("server", [None], ids=["own"])  # 
 # -- without a log ----------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_log_the_reader_alone_trims_and_notes_are_counted_but_dropped(transport, post, store):
+async def test_without_a_log_only_the_reader_trims_and_notes_are_dropped(transport, post, store):
     epoch, stream = await settle(transport)
     assert (await transport.load_directory(-1)).logged is False
     assert await post.send("box", b"1", note=b"n") is WRITTEN
@@ -136,7 +136,7 @@ async def test_without_a_log_the_reader_alone_trims_and_notes_are_counted_but_dr
     assert await store.entries("box") == []
 
 
-async def test_a_mailbox_that_goes_without_a_log_takes_its_stream_along(transport, post):
+async def test_without_a_log_a_removed_mailbox_removes_its_stream(transport, post):
     _, stream = await settle(transport)
     await post.send("box", b"1")
     assert await transport.remove("box", None) == 1
@@ -147,7 +147,7 @@ async def test_a_mailbox_that_goes_without_a_log_takes_its_stream_along(transpor
 # -- registered -------------------------------------------------------------------------------------------------------
 
 
-async def test_registering_and_taking_out_make_senders_reload_once_each(transport, post):
+async def test_registering_and_removing_the_log_makes_senders_reload_once_each(transport, post):
     await settle(transport)
     old = await post.request(post.part("box", b"1"))
     first = await transport.log.register(WIDE)
@@ -164,7 +164,7 @@ async def test_registering_and_taking_out_make_senders_reload_once_each(transpor
 
 
 @pytest.mark.parametrize("order", ["rl", "lr", "rrll", "llrr", "rlrl", "lrlr", "lrrl", "rllr"])
-async def test_what_is_trimmed_is_what_both_have(transport, post, store, order):
+async def test_only_entries_that_reader_and_log_have_are_trimmed(transport, post, store, order):
     epoch, stream = await settle(transport)
     writer = await transport.log.register(WIDE)
     for frame in (b"1", b"2", b"3"):
@@ -183,7 +183,7 @@ async def test_what_is_trimmed_is_what_both_have(transport, post, store, order):
     assert await frames(transport, stream, after={stream: entries[log - 1]}) == [b"1", b"2", b"3"][log:]
 
 
-async def test_a_mailbox_that_opens_while_there_is_a_log_waits_for_it_too(transport, post, store):
+async def test_a_mailbox_opened_beside_a_log_is_not_trimmed_before_the_log_has_read_it(transport, post, store):
     writer = await transport.log.register(WIDE)
     epoch, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
     await post.send("box", b"1")
@@ -196,10 +196,10 @@ async def test_a_mailbox_that_opens_while_there_is_a_log_waits_for_it_too(transp
     assert await post.send("box", b"2") is WRITTEN
 
 
-async def test_what_a_refused_frame_waits_for_can_be_asked(transport, post):
+async def test_the_reason_of_a_refused_frame_can_be_requested(transport, post):
     async def why(nbytes=1):
         found = await transport.still_full("box", 1, nbytes)
-        return found or await post.send("box", b"x" * nbytes)  # None: `send` tells
+        return found or await post.send("box", b"x" * nbytes)  # None: the answer of `send` has the reason
 
     writer = await transport.log.register(WIDE)
     epoch, stream = await settle(transport, limits=Limits(2, 100, 60, leased=False))
@@ -213,7 +213,7 @@ async def test_what_a_refused_frame_waits_for_can_be_asked(transport, post):
     assert await transport.still_full("nobody", 1, 1) is None
 
 
-async def test_a_frame_of_which_rows_are_left_stays(transport, post, store):
+async def test_a_partly_handled_frame_is_not_trimmed(transport, post, store):
     epoch, stream = await settle(transport)
     writer = await transport.log.register(WIDE)
     await post.send("box", b"1", rows=3)
@@ -239,7 +239,7 @@ async def test_entries_are_ordered_by_number(transport, store):
     assert await store.entries("box") == []
 
 
-async def test_a_successor_reads_on_where_the_reader_was_though_the_log_is_behind(transport, post):
+async def test_a_successor_continues_at_the_readers_cursor_although_the_log_lags(transport, post):
     epoch, _ = await settle(transport)
     await transport.log.register(WIDE)
     await post.send("box", b"1")
@@ -247,15 +247,15 @@ async def test_a_successor_reads_on_where_the_reader_was_though_the_log_is_behin
     [(entry, _)] = await transport.read("box", "0-0", 1, 1)
     await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
     version = (await transport.load_directory(-1)).version
-    heir = await transport.listen(Record("box", [], ["box"], []), version, WIDE, owner="", epoch=None)
-    assert heir.cursor == (entry, 0)
-    assert [frame for _, frame in await transport.read("box", heir.cursor.entry, 9, 1)] == [b"2"]
+    successor = await transport.listen(Record("box", [], ["box"], []), version, WIDE, owner="", epoch=None)
+    assert successor.cursor == (entry, 0)
+    assert [frame for _, frame in await transport.read("box", successor.cursor.entry, 9, 1)] == [b"2"]
 
 
 # -- notes ------------------------------------------------------------------------------------------------------------
 
 
-async def test_notes_go_to_the_log_stream_with_what_they_speak_of(transport, post, store):
+async def test_notes_are_written_with_their_frames(transport, post, store):
     _, stream = await settle(transport)
     await transport.log.register(WIDE)
     get = await store.subscribe("news")
@@ -279,7 +279,7 @@ async def test_notes_go_to_the_log_stream_with_what_they_speak_of(transport, pos
     ]
 
 
-async def test_a_repeated_call_notes_once(transport, post):
+async def test_a_repeated_call_writes_its_notes_once(transport, post):
     await settle(transport)
     await transport.log.register(WIDE)
     request = await post.request(
@@ -293,7 +293,7 @@ async def test_a_repeated_call_notes_once(transport, post):
     assert sorted(item.note for item in await drain(transport, LOG_STREAM)) == [b"a", b"b", b"c"]
 
 
-async def test_what_is_refused_is_not_noted(transport, post):
+async def test_a_refused_call_writes_no_notes(transport, post):
     await settle(transport, limits=Limits(2, 100, 60, leased=False))
     await transport.log.register(WIDE)
     assert await post.send("box", b"1", rows=3, note=b"too many") is FULL
@@ -306,7 +306,7 @@ async def test_what_is_refused_is_not_noted(transport, post):
 
 
 @pytest.mark.parametrize("by_bytes", [False, True], ids=["messages", "bytes"])
-async def test_a_mailbox_that_the_log_has_not_read_fills_up(transport, post, by_bytes):
+async def test_a_mailbox_unread_by_the_log_fills_up(transport, post, by_bytes):
     epoch, stream = await settle(transport, limits=Limits(9, 30, 60, False) if by_bytes else Limits(3, 999, 60, False))
     writer = await transport.log.register(WIDE)
     for n in range(1, 4):
@@ -321,7 +321,7 @@ async def test_a_mailbox_that_the_log_has_not_read_fills_up(transport, post, by_
     assert await post.ask(*refused) == [WRITTEN, LOG_FULL]
 
 
-async def test_a_reader_that_is_behind_is_told_from_a_log_that_is(transport, post):
+async def test_a_lagging_reader_is_distinguished_from_a_lagging_log(transport, post):
     _, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
     writer = await transport.log.register(WIDE)
     await post.send("box", b"1")
@@ -332,7 +332,7 @@ async def test_a_reader_that_is_behind_is_told_from_a_log_that_is(transport, pos
 
 
 @pytest.mark.parametrize("limits", [Limits(2, 999, 0, False), Limits(99, 22, 0, False)], ids=["rows", "bytes"])
-async def test_a_full_log_stream_holds_up_what_has_a_note_and_nothing_else(transport, post, store, limits):
+async def test_a_full_log_stream_delays_only_calls_with_notes(transport, post, store, limits):
     await settle(transport)
     writer = await transport.log.register(limits)
     get = await store.subscribe("news")
@@ -362,7 +362,7 @@ async def test_notes_of_one_call_are_counted_together(transport, post):
     assert await post.ask(*parts) == [WRITTEN, WRITTEN, LOG_FULL]
 
 
-async def test_an_empty_log_stream_takes_what_is_larger_than_it(transport, post):
+async def test_an_empty_log_stream_accepts_a_note_above_its_limit(transport, post):
     writer = await transport.log.register(Limits(3, 999, 0, leased=False))
     assert await post.send(LOG, note=b"large", noted_rows=10) is WRITTEN
     assert await post.send(LOG, note=b"small") is LOG_FULL
@@ -371,7 +371,7 @@ async def test_an_empty_log_stream_takes_what_is_larger_than_it(transport, post)
     assert await post.send(LOG, note=b"small") is WRITTEN
 
 
-async def test_what_waits_when_the_log_comes_counts(transport, post):
+async def test_messages_waiting_at_registration_count_for_the_log(transport, post):
     epoch, stream = await settle(transport, limits=Limits(2, 100, 60, leased=False))
     await post.send("box", b"1")
     await post.send("box", b"2")
@@ -387,7 +387,7 @@ async def test_what_waits_when_the_log_comes_counts(transport, post):
 # -- writers ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_writer_that_has_a_successor_is_fenced(transport, post, store):
+async def test_a_log_writer_with_a_successor_is_fenced(transport, post, store):
     _, stream = await settle(transport)
     old = await transport.log.register(WIDE)
     new = await transport.log.register(WIDE)
@@ -403,9 +403,7 @@ async def test_a_writer_that_has_a_successor_is_fenced(transport, post, store):
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["before its call", "after its call"])
-async def test_a_writer_that_comes_back_reads_on_and_what_its_predecessor_took_is_not_counted_for_ever(
-    transport, post, told
-):
+async def test_a_restarted_writer_continues_and_corrects_the_counts(transport, post, told):
     limits = Limits(3, 999, 60, leased=False)
     epoch, stream = await settle(transport, limits=limits)
     writer, cursor, taken = await transport.log.register(WIDE), "0-0", 0
@@ -427,7 +425,7 @@ async def test_a_writer_that_comes_back_reads_on_and_what_its_predecessor_took_i
 
 
 @pytest.mark.parametrize("told", [0, 1, 2], ids="told {}".format)
-async def test_what_a_writer_kept_and_did_not_tell_is_not_counted_for_ever_while_messages_go_on(transport, post, told):
+async def test_rows_written_but_not_reported_by_a_dead_writer_are_not_counted_for_ever(transport, post, told):
     epoch, stream = await settle(transport, limits=Limits(6, 999, 60, leased=False))
     writer, cursor, taken = await transport.log.register(WIDE), "0-0", 0
     for frame in (b"1", b"2"):
@@ -464,7 +462,7 @@ async def test_what_a_writer_kept_and_did_not_tell_is_not_counted_for_ever_while
         await transport.log.note_resumed(writer - 1, {stream: (0, 0)})
 
 
-async def test_a_log_that_goes_on_in_another_folder_lacks_no_less_than_it_does(transport, post):
+async def test_a_log_continued_in_another_folder_reports_its_missing_rows(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
     assert await post.send("box", b"1") is WRITTEN
     assert await post.send("box", b"2") is WRITTEN
@@ -481,7 +479,7 @@ async def test_a_log_that_goes_on_in_another_folder_lacks_no_less_than_it_does(t
     assert await post.send("box", b"5") is LOG_FULL
 
 
-async def test_totals_begin_anew_with_each_writer(transport, post):
+async def test_totals_restart_with_each_writer(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
     writer = await transport.log.register(WIDE)
     for frame in (b"1", b"2", b"3"):
@@ -497,7 +495,7 @@ async def test_totals_begin_anew_with_each_writer(transport, post):
     assert await post.send("box", b"6") is LOG_FULL
 
 
-async def test_a_writer_that_lost_its_file_reads_again_what_was_not_trimmed(transport, post):
+async def test_a_writer_that_lost_its_file_reads_the_untrimmed_entries_again(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
     writer = await transport.log.register(WIDE)
     await post.send("box", b"1")
@@ -528,7 +526,7 @@ async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, pos
         await store.expire("box")
         assert (await transport.load_directory(-1)).mailboxes == []
     assert [(name, frame) for name, _, frame in await store.dead()] == [("box", b"2"), ("box", b"3")]
-    assert await transport.read("box", entries[0], 10, 0.01) == []  # what is dead is not handed out, too
+    assert await transport.read("box", entries[0], 10, 0.01) == []  # a dead letter is not delivered, too
     assert await transport.log.streams() == ([LOG_STREAM], [stream])
     assert await transport.waiting() == {}
     assert await transport.log.ends([stream]) == {stream: entries[2]}
@@ -540,7 +538,7 @@ async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, pos
     assert await transport.log.ends([stream]) == {stream: "0-0"}
 
 
-async def test_a_stream_that_ends_while_it_is_read_is_read_on(transport, transports, post):
+async def test_a_stream_whose_mailbox_ends_is_read_to_its_end(transport, transports, post):
     _, stream = await settle(transport)
     await transport.log.register(WIDE)
     await post.send("box", b"1")
@@ -553,7 +551,7 @@ async def test_a_stream_that_ends_while_it_is_read_is_read_on(transport, transpo
     assert await frames(transport, stream, after={stream: item.entry}) == [b"2", b"3"]
 
 
-async def test_rows_that_were_handled_of_a_frame_are_not_dead(transport, post, store):
+async def test_handled_rows_of_a_frame_do_not_become_dead_letters(transport, post, store):
     epoch, _ = await settle(transport)
     await transport.log.register(WIDE)
     await post.send("box", b"1", rows=1)
@@ -564,7 +562,7 @@ async def test_rows_that_were_handled_of_a_frame_are_not_dead(transport, post, s
     assert (await store.dead_rows(), [frame for _, _, frame in await store.dead()]) == ([2], [b"2"])
 
 
-async def test_a_name_that_comes_again_has_a_stream_of_its_own(transport, post):
+async def test_a_reused_name_gets_a_new_stream(transport, post):
     _, old = await settle(transport)
     writer = await transport.log.register(WIDE)
     await post.send("box", b"old")
@@ -579,13 +577,13 @@ async def test_a_name_that_comes_again_has_a_stream_of_its_own(transport, post):
     await transport.log.note_written(writer, {old: LogMark(item.entry, 1, 3)}, [old])
     assert await transport.log.streams() == ([LOG_STREAM, new], [])
     assert await frames(transport, old, new) == [b"new"]
-    # What the log took of the old one frees nothing of the new one.
+    # The log's cursor in the old stream frees no room in the new one.
     [item] = await drain(transport, new)
     await transport.commit("box", epoch, Cursor(item.entry, 0), messages=1, nbytes=3)
     assert await post.send("box", b"newer") is LOG_FULL
 
 
-async def test_a_mailbox_that_lives_is_not_dropped(transport, post, store):
+async def test_a_live_mailbox_is_not_dropped(transport, post, store):
     _, stream = await settle(transport)
     writer = await transport.log.register(WIDE)
     await post.send("box", b"1")
@@ -593,7 +591,7 @@ async def test_a_mailbox_that_lives_is_not_dropped(transport, post, store):
     assert await store.entries("box") == [b"1"]
 
 
-async def test_who_reads_the_log_is_woken_by_all_there_is(transport, transports, post):
+async def test_the_log_reader_wakes_for_every_kind_of_entry(transport, transports, post):
     await transport.log.register(WIDE)
     reading = transports()
     cursors = {LOG_STREAM: "0-0"}
@@ -616,7 +614,7 @@ async def test_who_reads_the_log_is_woken_by_all_there_is(transport, transports,
     assert await reading.log.read({}, 10, WAIT_S) == []
 
 
-async def test_very_many_streams_are_read_in_turn(transport, post, monkeypatch):
+async def test_many_streams_are_read_in_turn(transport, post, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 3)
     await transport.log.register(WIDE)
     streams = [(await settle(transport, f"box-{n}"))[1] for n in range(10)]
@@ -632,7 +630,7 @@ async def test_very_many_streams_are_read_in_turn(transport, post, monkeypatch):
     assert [(item.stream, item.frame) for item in await task] == [(streams[9], b"late")]
 
 
-async def test_of_very_many_streams_the_busy_ones_are_not_read_entry_by_entry(transport, post, monkeypatch):
+async def test_busy_streams_among_many_are_read_in_large_parts(transport, post, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 8)
     await transport.log.register(WIDE)
     streams = [(await settle(transport, f"box-{n}"))[1] for n in range(40)]
@@ -653,7 +651,7 @@ async def test_of_very_many_streams_the_busy_ones_are_not_read_entry_by_entry(tr
 
 
 @only_redis
-async def test_a_reply_of_large_frames_has_few_of_them(transport, post, monkeypatch):
+async def test_a_reply_with_large_frames_is_bounded_in_bytes(transport, post, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.log._BYTES", 100)
     streams = [(await settle(transport, name))[1] for name in ("a", "b", "c")]
     for frame in (b"x" * 50, b"y" * 10, b"z" * 200):
@@ -671,7 +669,7 @@ async def test_a_reply_of_large_frames_has_few_of_them(transport, post, monkeypa
 
 
 @only_redis
-async def test_a_read_that_is_cancelled_harms_no_other(transport, post, store):
+async def test_a_cancelled_read_affects_no_other(transport, post, store):
     _, stream = await settle(transport)
     await transport.log.register(WIDE)
     for _ in range(3):
@@ -687,7 +685,7 @@ async def test_a_read_that_is_cancelled_harms_no_other(transport, post, store):
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_log_that_is_taken_out_leaves_the_mailboxes_to_their_readers(transport, post, store):
+async def test_after_the_log_is_removed_only_readers_trim(transport, post, store):
     limits = Limits(3, 999, 60, leased=False)
     epoch, stream = await settle(transport, limits=limits)
     _, gone = await settle(transport, "gone")
@@ -722,7 +720,7 @@ async def test_a_log_that_is_taken_out_leaves_the_mailboxes_to_their_readers(tra
 
 
 @a_server_of_its_own
-async def test_a_full_server_takes_no_notes_but_lets_the_log_work(redis_process, transports):
+async def test_a_full_server_refuses_notes_but_the_log_can_read(redis_process, transports):
     transport = transports(redis_process.config)
     post, (epoch, stream) = await Post(transport).begin(), await settle(transport)
     writer = await transport.log.register(WIDE)
@@ -752,7 +750,7 @@ async def test_a_full_server_takes_no_notes_but_lets_the_log_work(redis_process,
 
 
 @a_server_of_its_own
-async def test_a_server_that_lost_everything_is_no_riddle(redis_process, transports):
+async def test_after_a_total_data_loss_the_log_raises_a_clear_error(redis_process, transports):
     transport = transports(redis_process.config)
     post, (_, stream) = await Post(transport).begin(), await settle(transport)
     writer = await transport.log.register(WIDE)
@@ -777,7 +775,7 @@ async def test_a_server_that_lost_everything_is_no_riddle(redis_process, transpo
 
 
 @a_server_of_its_own
-async def test_a_log_reader_goes_on_when_the_server_is_back(redis_process, transports):
+async def test_a_log_reader_continues_when_the_server_is_back(redis_process, transports):
     transport = transports(redis_process.config)
     post, (_, stream) = await Post(transport).begin(), await settle(transport)
     await transport.log.register(WIDE)

@@ -1,4 +1,4 @@
-"""Servers that forget: flushed, or restored from older data. Who talks by one hears of it; old never passes for new."""
+"""Servers that lost data (flushed, or restored from older data): clients get an error, and old owners stay fenced."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ class Backup:
         self.pattern = store.keys.prefix.replace("[", "\\[") + "*"
 
     async def wipe(self):
-        """Leave what FLUSHALL leaves."""
+        """Delete all keys, as FLUSHALL does."""
         async for key in self.client.scan_iter(self.pattern, count=1000):
             await self.client.delete(key)
 
@@ -47,7 +47,7 @@ async def backup(server, exp_id):
     await store.close()
 
 
-async def test_who_talks_by_a_flushed_server_hears_of_it(messagers, backup):
+async def test_senders_and_receivers_on_a_flushed_server_get_an_error(messagers, backup):
     receiver, sender = await messagers(name="group", host=[1]), await messagers()
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 1})
@@ -62,22 +62,22 @@ async def test_who_talks_by_a_flushed_server_hears_of_it(messagers, backup):
         await receiver.ack()
 
 
-async def test_a_receiver_with_nothing_to_commit_hears_of_a_flush_by_its_lease(messagers, backup):
+async def test_an_idle_receiver_notices_a_flush_at_its_lease_renewal(messagers, backup):
     receiver = await messagers(host=[1], lease_s=0.3)
     await backup.wipe()
     with pytest.raises(NotListening, match="flushed"):
         await receiver.fetch_messages(timeout=WAIT_S)
 
 
-async def test_a_receiver_that_widens_after_a_flush_hears_of_it(messagers, backup):
+async def test_a_receiver_that_subscribes_after_a_flush_gets_an_error(messagers, backup):
     receiver = await messagers(listen=["news"])
     await backup.wipe()
-    receiver.engine.directory.version = 0  # as the server's is now: else it looks at the directory first
+    receiver.engine.directory.version = 0  # as on the server now: otherwise it reads the directory first
     with pytest.raises(Fenced, match="flushed"):
         await receiver.subscribe_and_start_listening(["more"])
 
 
-async def test_who_lived_before_a_flush_has_no_part_in_what_comes_after(messagers, backup):
+async def test_messagers_from_before_a_flush_stay_fenced(messagers, backup):
     old, old_sender = await messagers(name="group", host=[1]), await messagers(name="sender")
     channel = old.get_agent_chat_channel(1)
     await old_sender.send_message(channel, {"n": "before"})
@@ -86,7 +86,7 @@ async def test_who_lived_before_a_flush_has_no_part_in_what_comes_after(messager
     new, new_sender = await messagers(name="group", host=[1]), await messagers(name="sender")
     receipts = [await new_sender.send_message(channel, {"n": n}) for n in range(5)]
     assert [message.payload["n"] for message in await fetch_all(new, 5)] == [0, 1, 2, 3, 4]
-    assert old.stats()["inbox"] == 0  # it does not even read what is the new one's
+    assert old.stats()["inbox"] == 0  # it does not even read the new owner's messages
     for call in (old.ack(), old_sender.send_message(channel, {"n": "after"})):
         with pytest.raises(Fenced):
             await call
@@ -94,7 +94,7 @@ async def test_who_lived_before_a_flush_has_no_part_in_what_comes_after(messager
     assert len({receipt.message_id for receipt in receipts}) == 5
 
 
-async def test_a_sender_goes_on_after_a_restore_from_before_it_began(messagers, backup, caplog):
+async def test_a_sender_continues_after_a_restore_of_older_data(messagers, backup, caplog):
     receiver, first = await messagers(host=[1, 2]), await messagers(name="sender")
     channel = first.get_agent_chat_channel(1)
     await first.send_message(channel, {"n": 0})
@@ -116,7 +116,7 @@ async def test_a_sender_goes_on_after_a_restore_from_before_it_began(messagers, 
         await second.send_message(channel, {"n": 6})
 
 
-async def test_two_senders_of_a_name_are_fenced_from_each_other_after_a_restore(messagers, backup):
+async def test_after_a_restore_only_one_of_two_senders_of_a_name_continues(messagers, backup):
     receiver, first = await messagers(host=[1]), await messagers(name="sender")
     channel = first.get_agent_chat_channel(1)
     await first.send_message(channel, {"n": 0})
@@ -138,7 +138,7 @@ async def test_two_senders_of_a_name_are_fenced_from_each_other_after_a_restore(
     assert sum(isinstance(result, Fenced) for result in last) == 1
 
 
-async def test_a_reader_that_began_after_what_was_restored_is_told_so(messagers, backup):
+async def test_a_reader_newer_than_the_restored_data_gets_an_error(messagers, backup):
     first, sender = await messagers(name="group", host=[1]), await messagers()
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0})
@@ -154,7 +154,7 @@ async def test_a_reader_that_began_after_what_was_restored_is_told_so(messagers,
     assert [message.payload["n"] for message in await fetch_all(third, 1)] == [0]
 
 
-async def test_a_transaction_on_a_restored_server_is_not_done(messagers, backup):
+async def test_a_transaction_on_a_restored_server_has_no_effect(messagers, backup):
     first = await messagers(name="worker", host=[1])
     channel = first.get_agent_chat_channel(1)
     await first.send_message(channel, {"n": 0})
@@ -172,5 +172,5 @@ async def test_a_transaction_on_a_restored_server_is_not_done(messagers, backup)
     with pytest.raises((TransactionError, Fenced)):
         await pass_on()
     await worker.close()
-    heir = await messagers(name="worker", host=[1])
-    assert [message.payload["n"] for message in await fetch_all(heir, 1)] == [0]
+    successor = await messagers(name="worker", host=[1])
+    assert [message.payload["n"] for message in await fetch_all(successor, 1)] == [0]

@@ -1,4 +1,4 @@
-"""How far a named mailbox's reader has come: kept in pages, however many senders there are."""
+"""Cursors of a named mailbox's reader on MQTT: kept in pages, for any number of senders."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ def broker(mosquittos):
 
 
 class Crowd:
-    """Be senders that live for one message, at a broker that may lose its memory."""
+    """Senders that live for one message, at a broker that may lose its memory."""
 
     def __init__(self, broker, exp_id):
         self.broker = broker
@@ -79,7 +79,7 @@ async def handle(receiver, count):
     return found
 
 
-async def test_a_commit_publishes_what_has_moved(broker, opener, crowd):
+async def test_a_commit_publishes_the_changed_pages_only(broker, opener, crowd):
     receiver = await opener(broker.config, name="group", host=[1])
     await crowd.send(range(MANY))
     assert sorted(await handle(receiver, MANY)) == list(range(MANY))
@@ -101,14 +101,14 @@ async def test_a_successor_goes_on_with_each_sender(broker, opener, crowd):
     await handle(first, MANY)
     await first.close()
     second = await opener(broker.config, name="group", host=[1])
-    await crowd.send(range(MANY))  # as senders do that were not told
+    await crowd.send(range(MANY))  # as uninformed senders do
     await crowd.send([3, MANY - 1], seq=2)
     await crowd.send([MANY])
     assert sorted(await handle(second, 3)) == [3, MANY - 1, MANY]
     assert await crowd.kept() == names(range(MANY + 1))
 
 
-async def test_who_was_silent_for_a_day_is_forgotten(broker, opener, crowd, monkeypatch):
+async def test_a_sender_silent_for_a_day_is_forgotten(broker, opener, crowd, monkeypatch):
     receiver, ahead = await opener(broker.config, name="group", host=[1]), 0
     monkeypatch.setattr(cursors, "monotonic", lambda: time.monotonic() + ahead)
     await crowd.send(range(MANY))
@@ -130,7 +130,7 @@ async def test_who_was_silent_for_a_day_is_forgotten(broker, opener, crowd, monk
     assert await crowd.kept() == names([0, 80, 159])
 
 
-async def test_there_are_so_many_pages_at_most(broker, opener, crowd, monkeypatch):
+async def test_the_number_of_pages_is_bounded(broker, opener, crowd, monkeypatch):
     monkeypatch.setattr(cursors, "_MAX_PAGES", 2)
     receiver = await opener(broker.config, name="group", host=[1])
     for begin in range(0, MANY, 40):
@@ -142,7 +142,7 @@ async def test_there_are_so_many_pages_at_most(broker, opener, crowd, monkeypatc
     assert len(kept) < MANY
 
 
-async def test_a_broker_that_has_lost_them_gets_them_again(broker, opener, crowd):
+async def test_pages_lost_by_the_broker_are_published_again(broker, opener, crowd):
     receiver = await opener(broker.config, name="group", host=[1])
     await crowd.send(range(MANY))
     await handle(receiver, MANY)
@@ -156,7 +156,7 @@ async def test_a_broker_that_has_lost_them_gets_them_again(broker, opener, crowd
     assert await crowd.kept() == names(range(MANY))
 
 
-async def test_what_could_not_be_kept_is_kept_the_next_time(broker, opener, crowd, monkeypatch):
+async def test_a_page_that_could_not_be_published_is_published_next_time(broker, opener, crowd, monkeypatch):
     receiver = await opener(broker.config, name="group", host=[1])
     control = receiver.engine.transport._control
     retain = control.retain
@@ -176,7 +176,7 @@ async def test_what_could_not_be_kept_is_kept_the_next_time(broker, opener, crow
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["by its reader", "by another"])
-async def test_they_go_with_the_mailbox(broker, opener, crowd, ours):
+async def test_pages_are_removed_with_the_mailbox(broker, opener, crowd, ours):
     receiver, other = await opener(broker.config, name="group", host=[1]), await opener(broker.config)
     await crowd.send(range(MANY))
     await handle(receiver, MANY)
@@ -185,7 +185,7 @@ async def test_they_go_with_the_mailbox(broker, opener, crowd, ours):
     assert await crowd.pages() == {}
 
 
-async def test_pages_of_strangers(broker, opener, crowd):
+async def test_foreign_pages_are_ignored(broker, opener, crowd):
     for page in ("1/0", "1/1", "9/0", "9/7", "3/999999999", "west/0", "-1/-1"):
         topic = crowd.store.topics.cursors("group").replace("+/+", page)
         await crowd.store.publisher.publish(topic, b"no page", qos=1, retain=True)
@@ -199,18 +199,18 @@ async def test_pages_of_strangers(broker, opener, crowd):
     assert await handle(second, 1) == [3]
 
 
-# -- readers that do not know that they have a successor --------------------------------------------------------------
+# -- readers with an unnoticed successor ------------------------------------------------------------------------------
 
 
 async def stand_still(messager, *, still):
-    """Let a messager hear nothing of the broker, or hear again."""
+    """Cut a messager off from the broker's messages, or connect it again."""
     transport = messager.engine.transport
     for link in (transport._control.link, transport._receiver._session.link):
         link.pause() if still else link.resume()
 
 
 async def vanish(messager):
-    """Let a messager end without a further word."""
+    """End a messager without a goodbye."""
     engine = messager.engine
     await engine.accumulator.stop(RuntimeError("vanished"))
     engine.subscription._renewing.cancel()
@@ -222,7 +222,7 @@ async def vanish(messager):
     engine.closed = True
 
 
-async def test_who_was_taken_over_moves_nobodys_cursor(broker, opener, crowd):
+async def test_a_reader_with_a_successor_moves_no_cursor(broker, opener, crowd):
     first = await opener(broker.config, name="group", host=[1])
     await crowd.send(range(20))
     await fetch_all(first, 20)
@@ -247,7 +247,7 @@ async def test_who_was_taken_over_moves_nobodys_cursor(broker, opener, crowd):
     assert {topic.split("/")[4] for topic in await crowd.pages()} == {"3"}
 
 
-async def test_a_reader_that_died_before_it_had_copied_all(broker, opener, crowd):
+async def test_a_reader_that_died_while_copying_pages_loses_no_cursor(broker, opener, crowd):
     first = await opener(broker.config, name="group", host=[1])
     await crowd.send(range(MANY))
     await handle(first, MANY)

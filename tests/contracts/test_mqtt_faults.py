@@ -1,4 +1,4 @@
-"""Brokers that die, forget, and refuse; clients that vanish: what one messager was promised, the other one has."""
+"""Faults on MQTT: killed, forgetful and refusing brokers, and clients that vanish; promises to the peers are kept."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ def server(mosquitto):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Look more often for what got lost."""
+    """Check for lost frames more often."""
     monkeypatch.setattr(transport, "CHECK_S", 0.05)
 
 
@@ -37,7 +37,7 @@ async def send(sender, *ns, to=1):
 
 
 async def crash(messager):
-    """Let a messager die as a killed process does: its sockets are closed, and nothing is said."""
+    """End a messager as a kill does: its sockets close without a goodbye."""
     engine = messager.engine
     await engine.accumulator.stop(RuntimeError("crashed"))
     subscription = engine.subscription
@@ -71,7 +71,7 @@ async def stream(sender, count, started):
 
 @pytest.mark.parametrize("durable", [True, False], ids=["kept", "lost"])
 @pytest.mark.parametrize("name", ["group", None], ids=["named", "nameless"])
-async def test_a_broker_that_is_killed_under_load(mosquittos, opener, durable, name):
+async def test_a_broker_killed_under_load_loses_nothing(mosquittos, opener, durable, name):
     broker, started = mosquittos(durable=durable), asyncio.Event()
     sender, receiver = await opener(broker.config), await opener(broker.config, name=name, host=[1])
     sending = asyncio.create_task(stream(sender, 300, started))
@@ -86,7 +86,7 @@ async def test_a_broker_that_is_killed_under_load(mosquittos, opener, durable, n
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["kept", "lost"])
-async def test_what_waits_outlives_the_broker(mosquittos, opener, durable):
+async def test_waiting_messages_outlive_the_broker(mosquittos, opener, durable):
     broker = mosquittos(durable=durable)
     sender, receiver = await opener(broker.config), await opener(broker.config, name="group", host=[1])
     await send(sender, *range(10))
@@ -104,7 +104,7 @@ async def test_what_waits_outlives_the_broker(mosquittos, opener, durable):
     assert numbers(await fetch_all(successor, 1)) == [11]
 
 
-async def test_a_broker_that_comes_back_with_what_it_had_long_ago(mosquittos, opener):
+async def test_a_broker_restored_from_old_data_loses_nothing(mosquittos, opener):
     broker = mosquittos(options=["autosave_interval 1800", "autosave_on_changes false"])
     sender = await opener(broker.config)
     old = await opener(broker.config, name="old", host=[1])
@@ -136,7 +136,7 @@ async def test_a_broker_that_comes_back_with_what_it_had_long_ago(mosquittos, op
     await store.close()
 
 
-async def test_a_broker_that_is_away_for_too_long(mosquitto, opener):
+async def test_sends_fail_while_the_broker_is_away_for_too_long(mosquitto, opener):
     sender, receiver = await opener(mosquitto.config, send_timeout_s=0.2), await opener(mosquitto.config, host=[1])
     await send(sender, 1)
     mosquitto.kill()
@@ -151,7 +151,7 @@ async def test_a_broker_that_is_away_for_too_long(mosquitto, opener):
 # -- connections that are cut -----------------------------------------------------------------------------------------
 
 
-async def test_cut_connections(mosquitto, opener):
+async def test_cut_connections_lose_nothing(mosquitto, opener):
     started = asyncio.Event()
     sender, receiver = await opener(mosquitto.config), await opener(mosquitto.config, name="group", host=[1])
     sending = asyncio.create_task(stream(sender, 300, started))
@@ -174,7 +174,7 @@ async def test_cut_connections(mosquitto, opener):
 # -- processes that die -----------------------------------------------------------------------------------------------
 
 
-async def test_a_receiver_that_dies_and_its_successor(server, opener):
+async def test_the_successor_of_a_dead_receiver_gets_uncommitted_messages(server, opener):
     sender, first = await opener(server), await opener(server, name="group", host=[1], owner="actor-1", lease_s=1)
     await send(sender, *range(10))
     await take_in(first, 10)
@@ -195,7 +195,7 @@ async def test_a_receiver_that_dies_and_its_successor(server, opener):
     assert numbers(await fetch_all(second, 17)) == list(range(3, 20))
 
 
-async def test_a_sender_that_dies(server, opener):
+async def test_messages_of_a_dead_sender_arrive(server, opener):
     sender, receiver = await opener(server, name="group"), await opener(server, host=[1])
     await send(sender, *range(100))
     await crash(sender)
@@ -204,7 +204,7 @@ async def test_a_sender_that_dies(server, opener):
     assert numbers(await fetch_all(receiver, 110)) == list(range(110))
 
 
-async def test_a_nameless_receiver_that_dies_leaves_when_its_lease_ends(server, opener):
+async def test_a_dead_receiver_without_a_name_is_removed_when_its_lease_expires(server, opener):
     sender, receiver = await opener(server, lease_s=1), await opener(server, host=[1], lease_s=1)
     await send(sender, 1)
     await crash(receiver)
@@ -221,7 +221,7 @@ async def test_a_nameless_receiver_that_dies_leaves_when_its_lease_ends(server, 
 
 
 async def lossy(mosquittos, opener, monkeypatch, **settings):
-    """Make a broker lose most of what is sent: it sends 20 that are not handled, and keeps 5 more."""
+    """Make a broker drop most messages: it sends 20 unhandled ones, and keeps 5 more."""
     monkeypatch.setattr(session, "RECEIVE_MAXIMUM", 20)
     broker = mosquittos(options=["max_queued_messages 5"])
     sender, receiver = await opener(broker.config), await opener(broker.config, host=[1], **settings)
@@ -230,15 +230,15 @@ async def lossy(mosquittos, opener, monkeypatch, **settings):
     return broker, sender, receiver
 
 
-async def test_what_a_full_broker_drops_comes_again(mosquittos, opener, monkeypatch, quick):
+async def test_messages_dropped_by_a_full_broker_are_sent_again(mosquittos, opener, monkeypatch, quick):
     _, sender, receiver = await lossy(mosquittos, opener, monkeypatch)
-    got = numbers(await fetch_all(receiver, 60))  # no later frame tells that the last ones are lost
+    got = numbers(await fetch_all(receiver, 60))  # no later frame shows that the last ones are lost
     await send(sender, 100)
     got += numbers(await fetch_all(receiver, 101 - len(got)))
     assert got == list(range(101))
 
 
-async def test_what_a_broker_drops_of_a_sender_that_died_is_counted(mosquittos, opener, monkeypatch, quick, caplog):
+async def test_dropped_messages_of_a_dead_sender_are_counted_as_lost(mosquittos, opener, monkeypatch, quick, caplog):
     broker, sender, receiver = await lossy(mosquittos, opener, monkeypatch, lease_s=0.3)
     await crash(sender)
     got = numbers(await fetch_all(receiver, 20))
@@ -246,14 +246,14 @@ async def test_what_a_broker_drops_of_a_sender_that_died_is_counted(mosquittos, 
         while more := await receiver.fetch_messages(timeout=1):
             got += numbers(more)
     assert got == sorted(set(got))
-    assert len(got) < 100  # it is gone, and nobody pretends otherwise
+    assert len(got) < 100  # the rest is lost
     other = await opener(broker.config, name="other")
     await send(other, 1000)
     assert numbers(await fetch_all(receiver, 1)) == [1000]
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["back", "away"])
-async def test_who_leaves_sees_that_his_receiver_has_all(mosquittos, opener, caplog, back):
+async def test_a_closing_sender_checks_that_its_receiver_has_all(mosquittos, opener, caplog, back):
     broker = mosquittos(options=["max_queued_messages 5"])
     sender, first = await opener(broker.config), await opener(broker.config, name="group", host=[1])
     await first.close()
@@ -271,7 +271,7 @@ async def test_who_leaves_sees_that_his_receiver_has_all(mosquittos, opener, cap
 # -- claims -----------------------------------------------------------------------------------------------------------
 
 
-async def test_of_many_who_claim_one_agent_one_gets_it(server, opener):
+async def test_of_many_claims_of_an_agent_one_succeeds(server, opener):
     claimants = [await opener(server, name=f"group-{n}") for n in range(5)]
     claims = [claimant.host_agents([1, 10 + n], ["agent-chat"]) for n, claimant in enumerate(claimants)]
     results = await asyncio.gather(*claims, return_exceptions=True)
@@ -301,7 +301,7 @@ async def test_a_slow_receiver_makes_senders_wait_and_give_up(server, opener):
 
 
 @pytest.mark.parametrize("option", ["max_packet_size 20000", "message_size_limit 20000"], ids=["told", "silent"])
-async def test_a_broker_that_takes_small_packets_only(mosquittos, opener, option):
+async def test_frames_fit_a_broker_with_small_packets(mosquittos, opener, option):
     broker = mosquittos(options=[option])
     sender, receiver = await opener(broker.config), await opener(broker.config, host=[1])
     text = "x" * 1000
@@ -325,7 +325,7 @@ async def test_a_foreign_flood_on_a_full_inbox_loses_nothing(server, opener, exp
     await store.close()
 
 
-async def test_who_may_not_publish_is_told_so(mosquittos, opener, tmp_path):
+async def test_a_user_without_publish_rights_is_refused(mosquittos, opener, tmp_path):
     rights = tmp_path / "rights"
     rights.write_text("user writer\ntopic readwrite #\nuser reader\ntopic read #\n")
     broker = mosquittos(users=PASSWORDS, options=[f"acl_file {rights}"])

@@ -1,4 +1,4 @@
-"""MQTT's own: topics and filters between messagers and foreign clients, and what the docs say is not promised."""
+"""MQTT topics and filters between messagers and foreign clients, and the documented limits of MQTT."""
 
 import contextlib
 import re
@@ -15,7 +15,7 @@ def server(mosquitto_config) -> MqttConfig:
     return mosquitto_config
 
 
-def test_the_docs_say_what_is_beyond_mqtt(request):
+def test_the_docs_list_the_promises_that_mqtt_cannot_keep(request):
     folder = request.config.rootpath
     used = set()
     for path in Path(__file__).parent.glob("test_*.py"):
@@ -26,7 +26,7 @@ def test_the_docs_say_what_is_beyond_mqtt(request):
     assert len(told) == len(used)
 
 
-async def test_a_filter_gets_messages_of_ours_and_of_foreign_clients(messagers, store, exp_id):
+async def test_a_filter_receives_our_messages_and_foreign_ones(messagers, store, exp_id):
     sender, receiver = await messagers(), await messagers(listen=[f"exps/{exp_id}/agents/+/agent-chat", "town/#"])
     receipts = await sender.send_messages(
         [
@@ -48,7 +48,7 @@ async def test_a_filter_gets_messages_of_ours_and_of_foreign_clients(messagers, 
     assert found[4].channel == "town"
 
 
-async def test_a_topic_that_a_filter_covers_comes_once(messagers, store):
+async def test_a_topic_covered_by_a_filter_is_delivered_once(messagers, store):
     receiver = await messagers(listen=["town/square", "town/hall"])
     await receiver.subscribe_and_start_listening(["town/+", "town/#"])
     for n in range(3):
@@ -57,7 +57,7 @@ async def test_a_topic_that_a_filter_covers_comes_once(messagers, store):
     assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [0, 1, 2, "end"]
 
 
-async def test_what_we_publish_never_comes_back(messagers, store):
+async def test_our_publications_do_not_return(messagers, store):
     both = await messagers(mirror=True, listen=["#"])
     get = await store.subscribe("town/square")
     await both.send_message("town/square", {"n": 1})
@@ -67,7 +67,7 @@ async def test_what_we_publish_never_comes_back(messagers, store):
     assert len(await both.fetch_messages()) == 0
 
 
-async def test_what_was_retained_comes_to_a_listener_once(messagers, store, exp_id):
+async def test_a_retained_message_is_delivered_once(messagers, store, exp_id):
     topic = f"town/{exp_id}"
     await store.publish(topic, b'{"n":1}', retain=True)
     first = await messagers(listen=[topic], name="first")
@@ -79,7 +79,7 @@ async def test_what_was_retained_comes_to_a_listener_once(messagers, store, exp_
     assert [message.data for message in await fetch_all(second, 2)] == [b'{"n":2}', b""]
 
 
-async def test_a_named_messager_gets_what_foreign_clients_published_while_it_was_away(messagers, store):
+async def test_a_named_messager_gets_foreign_messages_published_while_it_was_away(messagers, store):
     first = await messagers(listen=["town/#", "hall"], name="first")
     await first.close()
     for n, topic in enumerate(["town/a", "hall", "town/b"]):
@@ -88,7 +88,7 @@ async def test_a_named_messager_gets_what_foreign_clients_published_while_it_was
     assert [message.payload["n"] for message in await fetch_all(second, 2)] == [0, 2]
 
 
-async def test_foreign_messages_that_were_not_committed_come_again(messagers, store):
+async def test_uncommitted_foreign_messages_come_again(messagers, store):
     first = await messagers(listen=["town"], name="first")
     for n in range(10):
         await store.publish("town", b'{"n":%d}' % n)
@@ -99,12 +99,12 @@ async def test_foreign_messages_that_were_not_committed_come_again(messagers, st
     await first.fetch_messages(timeout=10)
     with contextlib.suppress(ZeroDivisionError):
         async with first:
-            raise ZeroDivisionError  # who leaves by an exception has not handled what it fetched last
+            raise ZeroDivisionError  # leaving by an exception leaves the last fetch unhandled
     second = await messagers(listen=["town"], name="first")
     assert [message.payload["n"] for message in await fetch_all(second, 7)] == list(range(3, 10))
 
 
-async def test_our_messages_on_bare_topics_say_who_sent_them(messagers, store):
+async def test_our_messages_on_bare_topics_name_their_sender(messagers, store):
     sender = await messagers()
     get = await store.client("bare/+")
     sender.step = 4
@@ -117,7 +117,7 @@ async def test_our_messages_on_bare_topics_say_who_sent_them(messagers, store):
 
 
 @pytest.mark.parametrize("bad", ["town/+", "#", "ray_messaging/x", "$SYS/uptime", "a/+b"])
-async def test_topics_that_nobody_publishes_on(messagers, bad):
+async def test_invalid_topics_are_refused(messagers, bad):
     sender = await messagers()
     with pytest.raises(InvalidAddress) as caught:
         await sender.send_message(bad, {})
@@ -125,9 +125,9 @@ async def test_topics_that_nobody_publishes_on(messagers, bad):
 
 
 @pytest.mark.parametrize("bad", ["town/#/x", "a+", "ray_messaging/#", "$share/g/town"])
-async def test_filters_that_nobody_listens_on(messagers, bad):
+async def test_invalid_filters_are_refused(messagers, bad):
     receiver = await messagers()
     with pytest.raises(InvalidAddress) as caught:
         await receiver.subscribe_and_start_listening([bad])
     assert caught.value.value == bad
-    await receiver.subscribe_and_start_listening(["town"])  # what it was refused does not stick
+    await receiver.subscribe_and_start_listening(["town"])  # the refused filter is not remembered

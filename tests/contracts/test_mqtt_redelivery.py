@@ -1,4 +1,4 @@
-"""What a broker sends again, cannot send, or nobody can read: each message comes once, and no link ends of it."""
+"""Redelivered, undeliverable and unreadable MQTT messages: each message comes once, and no link ends."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def store(server, exp_id):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Let a mailbox be full soon."""
+    """Settings with a small mailbox."""
     monkeypatch.setattr(mailbox, "_MAX_UNREAD_BYTES", LIMIT)
 
 
@@ -42,7 +42,7 @@ def link_of(receiver):
 
 
 async def cut(receiver):
-    """Cut the mailbox's connection as a network does, and return when the broker has sent all again."""
+    """Cut the mailbox's connection; return when the broker has redelivered everything."""
     link = link_of(receiver)
     link._connection.drop(ConnectionFailed("cut by the test"))
     await link.wait_connected(10)
@@ -64,7 +64,7 @@ async def send(sender, *ns, nbytes=0):
 
 
 async def fill(sender, receiver, nbytes):
-    """Send 1 MB at a time until a mailbox takes no more, and `nbytes` on; return how many there are."""
+    """Send 1 MB at a time until the mailbox is full and `nbytes` more wait; return the number of messages."""
     box = receiver.engine.transport._receiver.mailbox
     count = more = 0
     while not box.full or more * LIMIT < nbytes:
@@ -77,7 +77,7 @@ async def fill(sender, receiver, nbytes):
 # -- foreign clients --------------------------------------------------------------------------------------------------
 
 
-async def test_foreign_publications_that_wait_come_once(server, opener, store):
+async def test_waiting_foreign_messages_are_delivered_once(server, opener, store):
     receiver = await opener(server, listen=["news"], inbox_messages=1)
     await publish(store, *range(8))
     await publish(store, 7, 7)  # equal ones are as many as were published
@@ -89,7 +89,7 @@ async def test_foreign_publications_that_wait_come_once(server, opener, store):
     assert not await receiver.fetch_messages()
 
 
-async def test_foreign_publications_that_are_handled_while_the_broker_is_away(server, opener, store):
+async def test_foreign_messages_handled_while_the_broker_is_away_do_not_come_again(server, opener, store):
     receiver = await opener(server, listen=["news"], name="group")
     await publish(store, 1, 2, 2, 3)
     got = numbers(await fetch_all(receiver, 3, limit=3))
@@ -104,8 +104,8 @@ async def test_foreign_publications_that_are_handled_while_the_broker_is_away(se
     assert not await successor.fetch_messages(timeout=0.1)
 
 
-async def test_publications_are_their_successors_until_they_are_handled(server, opener, store, exp_id):
-    sender = await opener(server, exp_id=f"{exp_id}-other")  # what it sends has names, and goes to no mailbox of ours
+async def test_unhandled_foreign_messages_go_to_the_successor(server, opener, store, exp_id):
+    sender = await opener(server, exp_id=f"{exp_id}-other")  # its messages have names, and go to no mailbox of ours
     receiver = await opener(server, listen=["news"], name="group")
     await publish(store, 1, 2)
     assert [(await sender.send_message("news", {"n": n})).fate for n in (3, 4)] == ["published"] * 2
@@ -118,7 +118,7 @@ async def test_publications_are_their_successors_until_they_are_handled(server, 
     assert not await successor.fetch_messages()
 
 
-def test_a_publication_that_a_broker_repeats_but_that_never_came_is_taken():
+def test_a_redelivered_message_that_never_arrived_is_accepted():
     foreign, over, acknowledged = ForeignMessages("exp", "group", 1, 100), set(), []
 
     def arrive(name, *, connection, duplicate=False):
@@ -135,7 +135,7 @@ def test_a_publication_that_a_broker_repeats_but_that_never_came_is_taken():
         foreign.take(arrival)
 
     arrive("first", connection=1)
-    over.add(1)  # and what was sent behind it is lost on the way
+    over.add(1)  # and the later one is lost on the way
     arrive("first again", connection=2, duplicate=True)
     arrive("second", connection=2, duplicate=True)
     ((_, kept),) = foreign.flush()
@@ -155,7 +155,7 @@ def test_a_publication_that_a_broker_repeats_but_that_never_came_is_taken():
 @pytest.mark.parametrize(
     ("behind", "deafness_s"), [(0, 100.0), (8 * LIMIT, 0.1)], ids=["it can hang up", "it cannot: sockets are full"]
 )
-async def test_a_full_mailbox_notices_that_its_broker_is_gone(
+async def test_a_receiver_with_a_full_mailbox_notices_a_dead_broker(
     mosquitto, opener, small, behind, deafness_s, monkeypatch
 ):
     monkeypatch.setattr(connection, "_MAX_TICK_S", 0.1)
@@ -173,7 +173,7 @@ async def test_a_full_mailbox_notices_that_its_broker_is_gone(
     assert numbers(await fetch_all(receiver, count + 1)) == list(range(count + 1))
 
 
-async def test_a_full_mailbox_listens_on_more_and_closes(server, opener, store, small):
+async def test_a_receiver_with_a_full_mailbox_can_subscribe_and_close(server, opener, store, small):
     sender = await opener(server)
     receiver = await opener(server.model_copy(update={"timeout": 1}), host=[1], inbox_messages=1, send_timeout_s=1)
     count = await fill(sender, receiver, 4 * LIMIT)
@@ -188,7 +188,7 @@ async def test_a_full_mailbox_listens_on_more_and_closes(server, opener, store, 
     await until(all_buried)
 
 
-async def test_what_there_is_no_time_to_bury_is_counted(server, opener, monkeypatch, caplog):
+async def test_messages_not_published_as_dead_letters_in_time_are_counted(server, opener, monkeypatch, caplog):
     sender, receiver = await opener(server), await opener(server, host=[1])
     monkeypatch.setattr(receiver_module, "_BURIED_AT_ONCE", 2)
     monkeypatch.setattr(subscription, "_LEAVE_S", 0.5)
@@ -206,10 +206,10 @@ async def test_what_there_is_no_time_to_bury_is_counted(server, opener, monkeypa
     assert "with 6 unhandled frames: up to 4 of them are lost" in caplog.text
 
 
-# -- what cannot be taken ---------------------------------------------------------------------------------------------
+# -- messages that cannot be accepted ---------------------------------------------------------------------------------
 
 
-async def test_what_quotes_a_long_name_is_a_dead_letter(server, opener, store):
+async def test_a_dead_letters_reason_is_bounded_despite_a_long_sender_name(server, opener, store):
     sender, receiver = await opener(server), await opener(server, name="group", host=[1])
     header = msgspec.msgpack.encode(["\x01" * 60_000, 1, 1, 1, 0])
     frame = b"RMD\x01" + len(header).to_bytes(2, "little") + header + b"x"
@@ -239,7 +239,7 @@ async def test_a_dead_letter_above_the_packet_limit_goes_without_its_payload(mos
     await store.close()
 
 
-async def test_a_publication_that_nobody_foresaw_is_a_dead_letter(server, opener, store, monkeypatch, caplog):
+async def test_an_unforeseen_publication_becomes_a_dead_letter(server, opener, store, monkeypatch, caplog):
     sender, receiver = await opener(server), await opener(server, name="group", host=[1], listen=["news/#"])
     address = ForeignMessages.address
 

@@ -36,13 +36,13 @@ from ray_messaging.mqtt import Deliveries, Delivery, Messager, MqttConfig, logge
 
 @pytest.fixture
 def exp():
-    """Name an experiment that stands in topics only: the broker is shared, and so is the namespace."""
+    """Return an experiment name for topics only: the broker and its topics are shared."""
     return f"exp-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 async def open_one(mosquitto_config):
-    """Open messagers in the seed's order; at the end they are stopped, and none of their tasks may be left."""
+    """Open messagers as AgentSociety does; at the end stop them, and check that no task is left."""
     opened = []
 
     async def open_one(*topics, interceptor=None, config=mosquitto_config, **options):
@@ -63,7 +63,7 @@ async def open_one(mosquitto_config):
 
 @pytest.fixture
 async def foreign(mosquitto_config):
-    """Give a plain MQTT 3.1.1 client; `subscribed` has it subscribe, and returns how to get what comes."""
+    """Give a plain MQTT 3.1.1 client; `subscribed` subscribes it, and returns a function that gets its messages."""
     config = mosquitto_config
     async with AsyncExitStack() as stack:
         client = aiomqtt.Client(config.server, port=config.port, protocol=aiomqtt.ProtocolVersion.V311)
@@ -84,7 +84,7 @@ async def next_of(client):
 
 
 class Forward:
-    """Be an actor with AgentSociety's `forward`, which notes what it is asked."""
+    """An actor with AgentSociety's `forward`, which records its questions."""
 
     def __init__(self, verdict=True):
         self.verdict = verdict
@@ -99,7 +99,7 @@ class Forward:
 # -- the seed's members, one by one -----------------------------------------------------------------------------------
 
 
-def test_constructor_takes_what_the_seeds_takes():
+def test_constructor_takes_agentsocietys_arguments():
     parameters = list(inspect.signature(Messager).parameters.values())
     assert [(each.name, each.default) for each in parameters[:6]] == [
         ("hostname", inspect.Parameter.empty),
@@ -139,13 +139,13 @@ def test_constructor_takes_an_mqtt_config_or_a_url():
         ({"hostname": "h", "message_interceptor": object()}, "forward"),
     ],
 )
-def test_constructor_refuses_what_cannot_work(arguments, named):
+def test_constructor_refuses_invalid_arguments(arguments, named):
     with pytest.raises(ConfigError, match=named) as caught:
         Messager(**arguments)
     assert "a secret" not in str(caught.value)
 
 
-async def test_message_interceptor_is_the_one_given():
+async def test_message_interceptor_returns_the_given_one():
     assert Messager("broker").message_interceptor is None
     handle = Forward()
     messager = Messager("broker", message_interceptor=handle)
@@ -154,7 +154,7 @@ async def test_message_interceptor_is_the_one_given():
         messager.message_interceptor = None
 
 
-async def test_set_message_interceptor_counts_from_the_next_send_on(open_one, exp):
+async def test_set_message_interceptor_applies_from_the_next_send(open_one, exp):
     topic = f"exps/{exp}/agents/b/agent-chat"
     sender, _ = await open_one(), await open_one(topic)
     refusing, passing = Forward(verdict=False), Forward()
@@ -182,7 +182,7 @@ async def test_set_message_interceptor_before_connect(open_one, exp, mosquitto_c
         assert receipt.fate == "blocked"
 
 
-async def test_get_log_list_has_the_seeds_keys_and_ours(open_one, exp):
+async def test_get_log_list_has_agentsocietys_keys_and_ours(open_one, exp):
     topic = f"exps/{exp}/agents/b/agent-chat"
     messager = await open_one(topic, interceptor=Interceptor("x", [BlackList([(13, None)])]))
     assert messager.get_log_list() == []
@@ -246,14 +246,14 @@ async def test_ping_reaches_the_broker(open_one, foreign):
         await messager.ping()
 
 
-async def test_connect_twice_does_no_harm(open_one, exp):
+async def test_connecting_twice_is_harmless(open_one, exp):
     messager = await open_one(f"a/{exp}")
     await messager.connect()
     assert (await messager.send_message(f"a/{exp}", {})).fate == "delivered"
     assert len(await fetch_all(messager, 1)) == 1
 
 
-async def test_connect_to_nobody_says_where(mosquitto_config):
+async def test_connect_without_a_broker_names_the_address(mosquitto_config):
     messager = Messager("127.0.0.1", port=1)
     with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1\b"):
         await messager.connect()
@@ -315,7 +315,7 @@ async def test_is_connected_through_a_restart_of_the_broker(mosquitto, open_one,
     assert len(await fetch_all(messager, 1)) == 1
 
 
-async def test_is_connected_no_more_where_the_broker_turns_it_away(mosquittos, open_one, exp):
+async def test_is_connected_is_false_after_a_final_refusal(mosquittos, open_one, exp):
     broker = mosquittos(users={"ann": "right"}, durable=False)
     config = broker.config.model_copy(update={"username": "ann", "password": "right"})
     messager = await open_one(f"{exp}/a", config=config)
@@ -380,7 +380,7 @@ async def test_subscribe_takes_one_topic_a_pair_or_a_list(open_one, exp):
         ("+/{}", ["a/{}", "/{}"], ["{}", "a/b/{}"]),
     ],
 )
-async def test_subscribe_with_wildcards_means_what_it_means_to_mqtt(open_one, exp, foreign, wanted, yes, no):
+async def test_subscribe_matches_wildcards_as_mqtt_does(open_one, exp, foreign, wanted, yes, no):
     messager, sender = await open_one(wanted.format(exp)), await open_one()
     for topic in [each.format(exp) for each in no]:
         assert (await sender.send_message(topic, {})).fate == "undeliverable"
@@ -393,7 +393,7 @@ async def test_subscribe_with_wildcards_means_what_it_means_to_mqtt(open_one, ex
     assert list(await messager.fetch_messages()) == []
 
 
-async def test_subscriptions_that_overlap_bring_each_message_once(open_one, exp, foreign):
+async def test_overlapping_subscriptions_bring_each_message_once(open_one, exp, foreign):
     messager, sender = await open_one(f"{exp}/#", f"{exp}/+", (f"{exp}/a", 1)), await open_one()
     await messager.subscribe(f"{exp}/a", None)
     assert (await sender.send_message(f"{exp}/a", {"n": 1})).fate == "delivered"
@@ -411,7 +411,7 @@ async def test_subscriptions_that_overlap_bring_each_message_once(open_one, exp,
     ],
     ids=repr,
 )
-async def test_subscribe_refuses_what_is_no_filter(open_one, wanted):
+async def test_subscribe_refuses_invalid_filters(open_one, wanted):
     messager = await open_one()
     with pytest.raises(InvalidAddress) as caught:
         await messager.subscribe([wanted], [1])
@@ -430,7 +430,7 @@ async def test_subscribe_takes_any_sequence(open_one, exp):
             await messager.subscribe(wrong, None)
 
 
-async def test_subscribe_to_what_the_broker_says_of_itself(open_one):
+async def test_subscribe_to_the_brokers_own_topics(open_one):
     for wanted in ("$SYS/broker/version", "$SYS/#"):
         messager = await open_one(wanted)
         found = await fetch_all(messager, 1)
@@ -441,7 +441,7 @@ async def test_subscribe_to_what_the_broker_says_of_itself(open_one):
         await messager.stop()
 
 
-async def test_receive_messages_is_the_body_of_a_task(open_one, exp):
+async def test_receive_messages_can_run_as_a_task(open_one, exp):
     messager = await open_one()
     await messager.subscribe(f"{exp}/a", None)
     receiving = asyncio.create_task(messager.receive_messages())
@@ -454,7 +454,7 @@ async def test_receive_messages_is_the_body_of_a_task(open_one, exp):
         assert await receiving is None
 
 
-async def test_fetch_messages_hands_out_topics_and_payloads(open_one, exp):
+async def test_fetch_messages_returns_topics_and_payloads(open_one, exp):
     topic = f"exps/{exp}/agents/b-1/agent-chat"
     messager, sender = await open_one(topic), await open_one()
     receipt = await sender.send_message(topic, {"text": "hé"}, "7")
@@ -494,7 +494,7 @@ async def test_batches_compare_and_add_up_as_lists_do(open_one, exp):
     assert seen == found
 
 
-async def test_fetch_messages_before_anything_says_what_to_do(mosquitto_config, exp):
+async def test_fetch_messages_before_connecting_raises_with_the_remedy(mosquitto_config, exp):
     messager = Messager(mosquitto_config)
     for call in (messager.fetch_messages, messager.ack, messager.start_listening, messager.receive_messages):
         with pytest.raises(NotListening, match=r"connect\(\)"):
@@ -514,7 +514,7 @@ async def test_fetch_messages_before_anything_says_what_to_do(mosquitto_config, 
     await messager.stop()
 
 
-async def test_fetch_messages_finds_nothing_before_it_listens_and_says_so_once(open_one, exp, caplog):
+async def test_fetch_messages_before_listening_returns_nothing_and_warns_once(open_one, exp, caplog):
     messager = await open_one()
     assert await messager.fetch_messages() == []
     await messager.subscribe(f"{exp}/a", None)
@@ -526,7 +526,7 @@ async def test_fetch_messages_finds_nothing_before_it_listens_and_says_so_once(o
     assert "start_listening()" in told.getMessage()
 
 
-async def test_fetch_messages_after_the_end_gives_what_had_come(open_one, exp):
+async def test_fetch_messages_after_stop_returns_the_arrived_messages(open_one, exp):
     messager, sender = await open_one(f"{exp}/#"), await open_one()
     for n in range(5):
         await sender.send_message(f"{exp}/a", {"n": n})
@@ -541,7 +541,7 @@ async def test_fetch_messages_after_the_end_gives_what_had_come(open_one, exp):
     assert list(await messager.fetch_messages()) == []
 
 
-async def test_what_was_left_comes_first_after_the_next_connect(open_one, exp):
+async def test_unfetched_messages_come_first_after_reconnecting(open_one, exp):
     messager, sender = await open_one(f"{exp}/#"), await open_one()
     for n in range(4):
         if n == 3:
@@ -564,7 +564,7 @@ async def test_what_was_left_comes_first_after_the_next_connect(open_one, exp):
     assert seen == [1, 2, 3]
 
 
-async def test_fetch_messages_waits_for_the_first_subscription_too(open_one, exp):
+async def test_fetch_messages_also_waits_for_the_first_subscription(open_one, exp):
     messager, sender = await open_one(), await open_one()
     await messager.start_listening()
     assert list(await messager.fetch_messages(timeout=0.01)) == []
@@ -577,7 +577,7 @@ async def test_fetch_messages_waits_for_the_first_subscription_too(open_one, exp
 
 
 @pytest.mark.parametrize("topics", [[], ["{}/a"]], ids=["unsubscribed", "subscribed"])
-async def test_who_waits_for_messages_when_it_stops_gets_none(open_one, exp, topics):
+async def test_stop_ends_waiting_fetches_without_messages(open_one, exp, topics):
     async def iterate(messager):
         return [item async for item in messager]
 
@@ -598,14 +598,14 @@ async def test_send_message_has_a_receipt_for_each_fate(open_one, exp, foreign):
     to_b, to_c = (f"exps/{exp}/agents/{agent}/agent-chat" for agent in "bc")
     assert (await sender.send_message(to_b, {}, "a", "b")).fate == "delivered"
     assert (await sender.send_message(to_c, {}, "a", "c")).fate == "undeliverable"
-    receipt = await sender.send_message(to_b, {}, "silenced")  # to_uuid left out: no way round the rules
+    receipt = await sender.send_message(to_b, {}, "silenced")  # without to_uuid the rules still apply
     assert (receipt.fate, receipt.rule, receipt.sent) == ("blocked", "black_list", False)
     assert (await sender.send_message(f"exps/{exp}/user_payback", {"count": 1})).fate == "published"
     message = await next_of(foreign)
     assert (message.topic.value, json.loads(message.payload)) == (f"exps/{exp}/user_payback", {"count": 1})
 
 
-async def test_send_message_takes_the_seeds_keywords(open_one, exp):
+async def test_send_message_takes_agentsocietys_keywords(open_one, exp):
     messager = await open_one(f"{exp}/a")
     receipt = await messager.send_message(topic=f"{exp}/a", payload={"n": 1}, from_uuid="x", to_uuid="y")
     assert receipt.sent
@@ -613,7 +613,7 @@ async def test_send_message_takes_the_seeds_keywords(open_one, exp):
     assert (item.from_uuid, item.to_uuid) == ("x", "y")
 
 
-async def test_send_message_asks_a_foreign_interceptor_as_the_seed_does(open_one, exp):
+async def test_send_message_asks_a_foreign_interceptor_as_agentsociety_does(open_one, exp):
     handle = Forward()
     sender = await open_one(interceptor=handle)
     topic = f"exps/{exp}/agents/2/agent-chat"
@@ -634,7 +634,7 @@ async def test_send_message_asks_a_foreign_interceptor_as_the_seed_does(open_one
     ],
     ids=lambda topic: repr(topic)[:30],
 )
-async def test_send_message_refuses_a_topic_nobody_can_publish_to(open_one, topic):
+async def test_send_message_refuses_invalid_topics(open_one, topic):
     messager = await open_one()
     for send in (messager.send_message(topic, {}), messager.send_messages([Outgoing("x", {}), _outgoing(topic)])):
         with pytest.raises(InvalidAddress) as caught:
@@ -662,7 +662,7 @@ async def test_send_message_refuses_a_recipient_that_contradicts_the_topic(open_
     assert (await messager.send_message(f"exps/{exp}/agents/1/agent-chat", {}, "a", "1")).fate == "undeliverable"
 
 
-async def test_send_message_refuses_payloads_that_are_too_large_or_no_json(open_one, exp):
+async def test_send_message_refuses_payloads_that_are_too_large_or_not_json(open_one, exp):
     messager = await open_one(f"{exp}/a", settings=MessagingConfig(payload_bytes=1000))
     with pytest.raises(PayloadTooLarge) as caught:
         await messager.send_message(f"{exp}/a", {"text": 1000 * "x"})
@@ -673,7 +673,7 @@ async def test_send_message_refuses_payloads_that_are_too_large_or_no_json(open_
         await messager.send_message(f"{exp}/a", {"object": object()})
 
 
-async def test_send_message_above_the_brokers_limit(mosquittos, open_one, exp):
+async def test_send_message_above_the_brokers_limit_raises(mosquittos, open_one, exp):
     config = mosquittos(durable=False, options=["max_packet_size 20000"]).config
     messager = await open_one(f"{exp}/a", config=config)
     for topic in (f"{exp}/a", f"{exp}/nobody"):
@@ -738,7 +738,7 @@ async def test_send_messages_and_flush(open_one, exp):
         await messager.send_messages([Outgoing.to_agent(1, {})])
 
 
-async def test_step_is_kept_over_connections_and_checked(open_one, exp):
+async def test_step_is_validated_and_kept_over_connections(open_one, exp):
     messager = Messager("broker")
     with pytest.raises(ConfigError, match="step"):
         messager.step = "three"
@@ -766,7 +766,7 @@ async def test_iterating_ends_with_the_messager(open_one, exp):
     assert seen == [0, 1, 2]
 
 
-async def test_stats_say_how_it_is_doing(open_one, exp):
+async def test_stats_before_and_after_stop(open_one, exp):
     messager = await open_one(f"{exp}/a", interceptor=Forward())
     assert messager.stats()["interceptor"] == "forward"
     assert messager.stats()["inbox"] == 0
@@ -774,7 +774,7 @@ async def test_stats_say_how_it_is_doing(open_one, exp):
     assert messager.stats() == {"name": None, "log_dropped": 0}
 
 
-async def test_what_is_not_acknowledged_comes_again_to_the_next_of_that_name(open_one, exp, mosquitto_config):
+async def test_uncommitted_messages_go_to_the_successor_of_that_name(open_one, exp, mosquitto_config):
     name, topic = f"group-{exp}", f"{exp}/a"
     sender, first = await open_one(), await open_one(topic, name=name)
     for n in range(4):
@@ -788,13 +788,13 @@ async def test_what_is_not_acknowledged_comes_again_to_the_next_of_that_name(ope
     assert [item.message.payload["n"] for item in await fetch_all(second, 3)] == [2, 3, 4]
 
 
-def test_repr_says_where_and_who_and_no_password():
+def test_repr_shows_address_and_user_but_no_password():
     messager = Messager("broker", 1884, "ann", "secret", exp_id="town", name="group-1")
     assert repr(messager) == "Messager(broker:1884, exp_id='town', name='group-1')"
     assert repr(Messager("mqtts://ann:secret@broker")) == "Messager(broker:8883, exp_id=None, name=None)"
 
 
-def test_an_empty_password_without_a_user_is_none():
+def test_an_empty_password_without_a_user_means_none():
     assert Messager("broker", username=None, password="")._config.password is None
     with pytest.raises(ConfigError):
         Messager("broker", password=" ")
@@ -809,7 +809,7 @@ def test_a_subclass_may_be_abstract():
         Mine("broker")
 
 
-async def test_the_level_of_the_modules_logger_counts_for_all_of_ours(open_one, exp, caplog):
+async def test_the_module_loggers_level_applies_to_all_our_loggers(open_one, exp, caplog):
     messager = await open_one()
     with caplog.at_level(logging.ERROR, logger=logger.name):
         await messager.fetch_messages()
@@ -817,7 +817,7 @@ async def test_the_level_of_the_modules_logger_counts_for_all_of_ours(open_one, 
     assert caplog.records == []
 
 
-async def test_who_waits_for_a_broker_asks_again(mosquitto):
+async def test_the_documented_reconnect_loop_works(mosquitto):
     """Run the loop of docs/migrating.md."""
     mosquitto.kill()
     messager = Messager(mosquitto.config)
@@ -840,7 +840,7 @@ async def test_who_waits_for_a_broker_asks_again(mosquitto):
     await messager.stop()
 
 
-async def test_a_stop_with_fetched_messages_in_hand_leaves_none_unhandled(open_one, exp, foreign, caplog):
+async def test_messages_fetched_after_stop_become_no_dead_letters(open_one, exp, foreign, caplog):
     await foreign.subscribe("ray_messaging/_/dead/#", qos=1)
     receiver, sender = await open_one(f"{exp}/a"), await open_one()
     await sender.send_messages([Outgoing(f"{exp}/a", {"n": n}) for n in range(6)])
@@ -871,7 +871,7 @@ async def test_a_plain_client_reaches_us(open_one, exp, foreign):
     ]
 
 
-async def test_whatever_topic_a_plain_client_uses_comes_as_it_is(open_one, exp, foreign):
+async def test_topics_of_plain_clients_arrive_unchanged(open_one, exp, foreign):
     topics = [
         *("exps:x:agents:1:agent-chat", "exps:x", "exps:_:agents:1:agent-chat", "exps:_:user-payback", "exps%3Ax"),
         *("exps/_", "exps/_/", "exps/_/agents", "exps/_/agents/1/x", "exps/_/agents/01/x", "exps/_/agents:1:c"),
@@ -898,7 +898,7 @@ async def test_whatever_topic_a_plain_client_uses_comes_as_it_is(open_one, exp, 
 
 
 @pytest.mark.parametrize("wanted", ["exps/{}/agents/1/agent-chat", "exps/{}/agents/+/agent-chat", "exps/{}/#"])
-async def test_a_plain_client_hears_us(open_one, exp, foreign, wanted):
+async def test_a_plain_client_receives_our_messages(open_one, exp, foreign, wanted):
     await foreign.subscribe(wanted.format(exp), qos=1)
     messager = await open_one()
     receipt = await messager.send_message(f"exps/{exp}/agents/1/agent-chat", {"text": "hi"}, "2")
@@ -907,7 +907,7 @@ async def test_a_plain_client_hears_us(open_one, exp, foreign, wanted):
     assert (message.topic.value, message.payload) == (f"exps/{exp}/agents/1/agent-chat", b'{"text":"hi"}')
 
 
-async def test_a_plain_client_hears_what_is_delivered_where_it_is_mirrored(open_one, exp, foreign):
+async def test_a_plain_client_receives_mirrored_messages(open_one, exp, foreign):
     topic = f"exps/{exp}/agents/1/agent-chat"
     await foreign.subscribe(topic, qos=1)
     receiver, sender = await open_one(topic), await open_one(settings=MessagingConfig(mirror=True))
@@ -917,7 +917,7 @@ async def test_a_plain_client_hears_what_is_delivered_where_it_is_mirrored(open_
     assert [item.message.payload["n"] for item in await fetch_all(receiver, 2)] == [1, 2]
 
 
-async def test_what_a_plain_client_says_while_a_named_messager_is_away_waits(open_one, exp, foreign):
+async def test_messages_of_a_plain_client_wait_for_a_named_messager(open_one, exp, foreign):
     name, topic = f"group-{exp}", f"exps/{exp}/agents/1/user-chat"
     first = await open_one(topic, name=name)
     await foreign.publish(topic, b"0", qos=1)
@@ -948,8 +948,8 @@ async def test_nothing_is_lost_when_the_broker_is_killed(mosquitto, open_one, ex
     assert [item.message.payload["n"] for item in await fetch_all(receiver, 1)] == [30]
 
 
-async def test_the_seeds_dispatch_loop(open_one, exp):
-    """Poll, take each message apart and reply, until it is not connected any more."""
+async def test_agentsocietys_dispatch_loop_works(open_one, exp):
+    """Poll, parse each message and reply, until the messager is disconnected."""
     ours, user = await open_one(f"exps/{exp}/agents/7/#"), await open_one(f"exps/{exp}/user_payback")
     seen = []
 

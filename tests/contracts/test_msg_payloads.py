@@ -1,4 +1,4 @@
-"""AgentScope's Msg as a payload: wherever a dict is taken, and back out as it was."""
+"""AgentScope's Msg as a payload: accepted wherever a dict is, and received as it was sent."""
 
 import json
 import pickle
@@ -16,7 +16,7 @@ def said(content="B", role="user", **fields):
     return Msg("A", content, role, **fields)
 
 
-async def test_a_msg_comes_as_it_went(messagers):
+async def test_a_msg_arrives_unchanged(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     msg = said({"text": "你好\n", "n": [1, None]}, url=["u", "v"], metadata={"mood": "glad"})
     receipt = await sender.send_message(sender.get_agent_chat_channel(1), msg, from_id=2)
@@ -32,7 +32,7 @@ async def test_a_msg_comes_as_it_went(messagers):
     assert row["sent"]
 
 
-async def test_what_is_no_msg_has_none(messagers, store):
+async def test_other_payloads_have_no_msg(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1], listen=["news"])
     await sender.send_message(sender.get_agent_chat_channel(1), {"content": "B", "role": "user"})
     await sender.send_message("news", said().to_dict() | {"__name__": "Thought"})
@@ -69,7 +69,7 @@ async def test_columns_take_msgs(messagers):
     assert [message.msg for message in messages] == expected
 
 
-async def test_agentscope_writes_to_us_and_reads_us(messagers, store):
+async def test_agentscope_and_we_read_each_others_msgs(messagers, store):
     # A foreign client sends what AgentScope's to_dict made, in its order, and listens with a Redis client of its own.
     receiver = await messagers(host=[1])
     heard = await store.subscribe("agentscope")
@@ -83,7 +83,7 @@ async def test_agentscope_writes_to_us_and_reads_us(messagers, store):
     assert json.loads(data) == written
 
 
-async def test_a_broken_msg_says_so(messagers, store):
+async def test_an_invalid_msg_raises(messagers, store):
     receiver = await messagers(host=[1])
     written = said().to_dict()
     del written["url"]
@@ -97,7 +97,7 @@ async def test_a_broken_msg_says_so(messagers, store):
     assert first.payload == written
 
 
-async def test_what_cannot_be_sent_is_refused_before_anything_is(messagers):
+async def test_an_invalid_msg_in_a_batch_refuses_the_whole_batch(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     bad = said(b"bytes")
     with pytest.raises(InvalidPayload, match="the content of this Msg"):
@@ -133,8 +133,8 @@ async def test_rules_read_and_rewrite_msgs(messagers):
     assert second.payload == {"plain": True}
 
 
-async def test_a_pattern_looks_at_what_a_msg_says(messagers):
-    # Nothing of these is said by the first one; its class, role, id and time would hold each of them.
+async def test_a_pattern_checks_only_a_msgs_content(messagers):
+    # The first Msg's content has none of these words; its class, role, id and time would match each of them.
     rule = Pattern(["user", "agentscope", "msg"], [r"\d+"], action="mask")
     sender, receiver = await messagers(Interceptor("x", [rule])), await messagers(host=[1])
     clean, spoken, hidden = said("fine"), said("user 7"), said("fine")
@@ -146,7 +146,7 @@ async def test_a_pattern_looks_at_what_a_msg_says(messagers):
     assert (third.id, third.timestamp, third.role) == ("***", "*** at ***-***-*** ***:***:***", "user")
 
 
-async def test_the_interceptors_own_call_takes_a_msg():
+async def test_forward_takes_a_msg():
     interceptor = Interceptor("x", [Pattern(["bad"], field="content")])
     assert await interceptor.forward(1, 2, said("good"))
     assert not await interceptor.forward(1, 2, said("bad"))

@@ -43,7 +43,7 @@ async def test_two_groups_cannot_claim_one_agent(messagers):
         await second.host_agents([2, 3], ["agent-chat"])
     assert (caught.value.kind, caught.value.value, caught.value.owner) == ("agent", 2, first.name)
     assert pickle.loads(pickle.dumps(caught.value)).owner == "first"
-    await second.host_agents([3], ["agent-chat"])  # what it was refused does not stick
+    await second.host_agents([3], ["agent-chat"])  # the refused claim is not remembered
     await send(first, 1, to=3)
     assert numbers(await fetch_all(second, 1)) == [1]
 
@@ -56,7 +56,7 @@ async def test_a_live_owner_keeps_its_mailbox(messagers):
     assert (caught.value.kind, caught.value.value, caught.value.owner) == ("group", "group", "actor-1")
 
 
-async def test_the_same_owner_takes_its_mailbox_over(messagers):
+async def test_an_owner_takes_over_its_own_mailbox(messagers):
     await messagers(name="group", host=[1], owner="actor-1")
     second = await messagers(name="group", host=[1], owner="actor-1")
     await send(second, 1)
@@ -91,7 +91,7 @@ async def test_after_an_expired_lease_another_owner_takes_over(messagers, store)
 # -- commits ----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_not_committed_comes_again(messagers):
+async def test_uncommitted_messages_come_again(messagers):
     sender, first = await messagers(), await messagers(name="group", host=[1])
     await send(sender, 1, 2, 3)
     assert numbers(await fetch_all(first, 3)) == [1, 2, 3]
@@ -100,7 +100,7 @@ async def test_what_was_not_committed_comes_again(messagers):
     assert numbers(await fetch_all(second, 3)) == [1, 2, 3]
 
 
-async def test_what_was_acknowledged_does_not(messagers):
+async def test_acknowledged_messages_do_not_come_again(messagers):
     sender, first = await messagers(), await messagers(name="group", host=[1])
     await send(sender, 1, 2, 3)
     await fetch_all(first, 3)
@@ -137,7 +137,7 @@ async def test_close_commits_but_an_exception_does_not(messagers):
     assert numbers(await fetch_all(third, 1)) == [2]
 
 
-async def test_a_limit_cuts_a_frame_and_its_successor_resumes_at_the_row(messagers):
+async def test_a_successor_resumes_in_the_middle_of_a_frame(messagers):
     sender, first = await messagers(), await messagers(name="group", host=[1])
     await send(sender, *range(10))
     await take_in(first, 10)
@@ -153,7 +153,7 @@ async def test_a_limit_cuts_a_frame_and_its_successor_resumes_at_the_row(message
 
 
 @pytest.mark.beyond_mqtt("row-account")
-async def test_the_account_of_a_mailbox_survives_partial_fetches_and_successors(messagers, store):
+async def test_the_counts_of_a_mailbox_survive_partial_fetches_and_successors(messagers, store):
     sender = await messagers()
     for _ in range(3):
         receiver = await messagers(name="group", host=[1])
@@ -202,7 +202,7 @@ async def test_async_for_waits(messagers):
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
-async def test_fetch_waits_for_the_first(messagers):
+async def test_fetch_waits_for_the_first_message(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
     await asyncio.sleep(0)
@@ -297,7 +297,7 @@ async def test_a_sender_with_a_successor_is_fenced(messagers):
     first, receiver = await messagers(name="group"), await messagers(host=[1])
     await send(first, 1)
     second = await messagers(name="group")
-    await send(second, 3)  # from its first word on
+    await send(second, 3)  # from its first call
     with pytest.raises(Fenced, match="group"):
         await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
     with pytest.raises(Fenced):
@@ -305,7 +305,7 @@ async def test_a_sender_with_a_successor_is_fenced(messagers):
     assert numbers(await fetch_all(receiver, 2)) == [1, 3]
 
 
-async def test_who_listens_under_a_name_fences_its_sender(messagers):
+async def test_a_listener_fences_an_older_sender_of_its_name(messagers):
     first, _ = await messagers(name="group"), await messagers(host=[1])
     await send(first, 1)
     await messagers(name="group", host=[2])
@@ -313,7 +313,7 @@ async def test_who_listens_under_a_name_fences_its_sender(messagers):
         await first.send_message(first.get_agent_chat_channel(1), {"n": 2})
 
 
-async def test_who_is_refused_a_name_does_not_disturb_its_owner(messagers):
+async def test_a_refused_claim_of_a_name_does_not_affect_its_owner(messagers):
     first, receiver = await messagers(name="group", host=[2], owner="actor-1"), await messagers(host=[1])
     await send(first, 1)
     with pytest.raises(AlreadyExists):
@@ -322,7 +322,7 @@ async def test_who_is_refused_a_name_does_not_disturb_its_owner(messagers):
     assert numbers(await fetch_all(receiver, 2)) == [1, 2]
 
 
-async def test_a_listener_that_leaves_does_not_hold_up_the_others(messagers):
+async def test_a_closing_listener_does_not_delay_the_others(messagers):
     sender, stays, leaves = await messagers(), await messagers(listen=["news"]), await messagers(listen=["news"])
     await sender.send_message("news", {"n": 1})
     await leaves.close()
@@ -330,7 +330,7 @@ async def test_a_listener_that_leaves_does_not_hold_up_the_others(messagers):
     assert numbers(await fetch_all(stays, 2)) == [1, 2]
 
 
-async def test_numbers_go_on_under_a_successor(messagers):
+async def test_a_successor_continues_the_frame_numbers(messagers):
     receiver = await messagers(host=[1])
     ids = []
     for n in range(3):
@@ -344,7 +344,7 @@ async def test_numbers_go_on_under_a_successor(messagers):
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
-async def test_who_waits_for_messages_is_told_of_the_close(messagers):
+async def test_close_ends_waiting_fetches(messagers):
     async def iterate(messager):
         async for _ in messager:
             pass
@@ -358,7 +358,7 @@ async def test_who_waits_for_messages_is_told_of_the_close(messagers):
             await waiting
 
 
-async def test_a_nameless_messager_leaves_when_it_closes(messagers, store):
+async def test_a_messager_without_a_name_is_removed_when_it_closes(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     await send(sender, 1, 2)
     await take_in(receiver, 2)
@@ -374,7 +374,7 @@ async def test_a_nameless_messager_leaves_when_it_closes(messagers, store):
 
 
 @pytest.mark.beyond_mqtt("dead-letters")
-async def test_a_nameless_messager_that_vanished_leaves_when_its_lease_ends(messagers, store):
+async def test_a_dead_messager_without_a_name_is_removed_when_its_lease_expires(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     await send(sender, 1)
     await vanish(receiver)
@@ -387,7 +387,7 @@ async def test_a_nameless_messager_that_vanished_leaves_when_its_lease_ends(mess
     ] * 2
 
 
-async def test_a_short_lease_ends_by_itself_unless_it_is_renewed(messagers, store):
+async def test_a_lease_expires_unless_it_is_renewed(messagers, store):
     sender = await messagers()
     gone, there = await messagers(host=[1], lease_s=0.3), await messagers(host=[2], lease_s=0.3)
     await vanish(gone)
@@ -409,14 +409,14 @@ async def test_a_named_mailbox_waits_for_its_messager(messagers, store):
     assert numbers(await fetch_all(second, 2)) == [1, 2]
 
 
-async def test_a_messager_whose_mailbox_was_removed_says_so(messagers, store):
+async def test_a_messager_with_a_removed_mailbox_raises(messagers, store):
     receiver = await messagers(host=[1], lease_s=0.03)
     await receiver.engine.transport.remove(receiver.name, None)
     with pytest.raises(NotListening, match="removed"):
         await receiver.fetch_messages(timeout=10)
 
 
-async def test_a_mailbox_that_was_removed_stops_listening(messagers, store):
+async def test_a_removed_mailbox_stops_listening(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1], listen=["news", "n*"], lease_s=0.03)
     channel = sender.get_agent_chat_channel(1)
     await receiver.engine.transport.remove(receiver.name, None)
@@ -427,7 +427,7 @@ async def test_a_mailbox_that_was_removed_stops_listening(messagers, store):
         fates = [(await sender.send_message(name, {})).fate for name in (channel, "news", "nobody")]
         return fates == ["undeliverable"] * 3
 
-    await until(nobody)  # not published to somebody who will never hand it out
+    await until(nobody)  # not published to a messager that will never deliver it
     assert await store.publish(channel, b"{}") == 0
 
 
@@ -446,7 +446,7 @@ async def test_a_full_mailbox_makes_senders_wait_until_it_is_drained(messagers):
     await more
 
 
-async def test_a_mailbox_that_stays_full(messagers):
+async def test_sends_to_a_mailbox_that_stays_full_raise(messagers):
     sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=8)
     first = await send(sender, *range(8))
     with pytest.raises(MailboxFull) as caught:
@@ -473,7 +473,7 @@ async def test_a_mailbox_that_stays_full(messagers):
     assert numbers(await fetch_all(receiver, 1)) == [10]
 
 
-async def test_a_bulk_send_of_which_a_part_fits(messagers):
+async def test_a_bulk_send_that_fits_in_part_reports_both_parts(messagers):
     sender = await messagers(send_timeout_s=0.2)
     receiver = await messagers(host=[1], mailbox_messages=8, inbox_messages=8)
     with pytest.raises(MailboxFull) as caught:
@@ -505,7 +505,7 @@ async def test_two_full_mailboxes_on_one_channel(messagers):
         assert numbers(await fetch_all(receiver, 1)) == [5]
 
 
-async def test_who_else_has_what_a_full_mailbox_did_not_take_is_named(messagers):
+async def test_the_error_of_a_full_mailbox_names_mailboxes_that_have_the_message(messagers):
     sender, free = await messagers(send_timeout_s=0.2), await messagers(listen=["news"], name="free")
     full = await messagers(listen=["news"], mailbox_messages=4, name="full")
     for n in range(4):
@@ -529,7 +529,7 @@ async def test_a_small_mailbox_takes_batches_with_long_names(messagers, store):
     assert [message.to_id for message in messages] == names * 4
 
 
-async def test_a_mailbox_full_of_bytes(messagers):
+async def test_a_mailbox_is_bounded_in_bytes(messagers):
     sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_bytes=20_000)
     payload = {"text": "x" * 4000}
     channel = sender.get_agent_chat_channel(1)
@@ -542,7 +542,7 @@ async def test_a_mailbox_full_of_bytes(messagers):
     assert await sender.send_message(channel, payload)
 
 
-async def test_whoever_never_fetches_stays_under_its_limit(messagers, store):
+async def test_a_receiver_that_never_fetches_keeps_to_its_limit(messagers, store):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     for low in range(0, 400, 20):
         await send(sender, *range(low, low + 20))
@@ -612,7 +612,7 @@ async def test_a_frame_that_cannot_be_read_becomes_a_dead_letter(messagers, stor
     assert numbers(await fetch_all(second, 1)) == [3]
 
 
-async def test_only_garbage(messagers, store):
+async def test_a_mailbox_of_unreadable_entries_is_emptied(messagers, store):
     receiver = await messagers(name="group", host=[1])
     await store.write("group", b"garbage")
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=0.2))
@@ -626,7 +626,7 @@ async def test_only_garbage(messagers, store):
     assert await store.entries("group") == []
 
 
-async def test_a_frame_without_messages_is_passed_by(messagers, store):
+async def test_a_frame_without_messages_is_skipped(messagers, store):
     sender, receiver = await messagers(), await messagers(name="group", host=[1])
     await store.write("group", frame(0))
     await send(sender, 1)
@@ -635,7 +635,7 @@ async def test_a_frame_without_messages_is_passed_by(messagers, store):
     assert await store.entries("group") == []
 
 
-async def test_a_foreign_payload_that_is_no_json(messagers, store):
+async def test_a_foreign_payload_that_is_not_json_is_delivered_as_bytes(messagers, store):
     receiver = await messagers(host=[1])
     await store.publish(receiver.get_user_chat_channel(1), b"plain text")
     (message,) = await fetch_all(receiver, 1)
@@ -647,7 +647,7 @@ async def test_a_foreign_payload_that_is_no_json(messagers, store):
 # -- listening at once ------------------------------------------------------------------------------------------------
 
 
-async def test_subscribing_at_the_same_time(messagers):
+async def test_concurrent_subscriptions_all_take_effect(messagers):
     sender, receiver = await messagers(), await messagers()
     async with asyncio.timeout(10):
         await asyncio.gather(*(receiver.subscribe_and_start_listening([f"news-{n}", "all"]) for n in range(5)))
@@ -657,7 +657,7 @@ async def test_subscribing_at_the_same_time(messagers):
     await receiver.ack()
 
 
-async def test_subscribing_twice(messagers):
+async def test_subscribing_twice_is_harmless(messagers):
     sender, receiver = await messagers(), await messagers(listen=["news"])
     async with asyncio.timeout(10):
         await receiver.subscribe_and_start_listening(["news"])
@@ -666,7 +666,7 @@ async def test_subscribing_twice(messagers):
     assert numbers(await fetch_all(receiver, 1)) == [1]
 
 
-async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers):
+async def test_a_new_listener_also_gets_a_waiting_message(messagers):
     sender, full = await messagers(listen=["own"]), await messagers(listen=["news"], mailbox_messages=4)
     for n in range(4):
         await sender.send_message("news", {"n": n})
@@ -677,9 +677,7 @@ async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers
 
     await until(held)
     late = await messagers(listen=["news"])
-    await sender.subscribe_and_start_listening(
-        ["own"]
-    )  # nothing new, but it reloads the directory that the sender uses
+    await sender.subscribe_and_start_listening(["own"])  # no new channel, but the sender's directory is reloaded
     await fetch_all(full, 4)
     await full.ack()
     assert (await waiting).fate == "delivered"
@@ -687,7 +685,7 @@ async def test_a_listener_that_comes_while_a_message_waits_gets_it_too(messagers
     assert numbers(await fetch_all(late, 1)) == [4]
 
 
-async def test_what_a_mailbox_could_never_hold_is_too_large_and_holds_up_nobody(messagers):
+async def test_a_message_above_a_mailboxs_limit_is_refused_and_delays_no_other(messagers):
     sender, receiver = await messagers(), await messagers(host=[1], mailbox_bytes=8192)
     channel = sender.get_agent_chat_channel(1)
     with pytest.raises(PayloadTooLarge, match=receiver.name) as error:
@@ -697,10 +695,10 @@ async def test_what_a_mailbox_could_never_hold_is_too_large_and_holds_up_nobody(
     assert numbers(await fetch_all(receiver, 1)) == [1]
 
 
-# -- messages and batches as what they stand for ----------------------------------------------------------------------
+# -- messages as lists and dicts --------------------------------------------------------------------------------------
 
 
-async def test_batches_and_messages_compare_and_add_up_as_lists_of_dicts(messagers):
+async def test_messages_behave_as_lists_of_dicts(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     assert await receiver.fetch_messages() == []
     await send(sender, 1, 2)

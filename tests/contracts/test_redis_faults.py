@@ -1,4 +1,4 @@
-"""Redis alone: cuts, outages, refusals, and servers that are none."""
+"""Faults on Redis: cuts, outages, refusals, and wrong servers."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ from ray_messaging.messager import Messager
 from ray_messaging.transports.base import FrameFate
 from ray_messaging.transports.redis.connection.protocol import reply_error
 
-FENCED = b"*1\r\n:3\r\n"  # what the send script answers to a sender that has a higher epoch
+FENCED = b"*1\r\n:3\r\n"  # the send script's answer to a sender with a higher epoch
 
 
 def epoch_of(receipt):
@@ -41,20 +41,20 @@ def server(request):
 
 
 class Proxy:
-    """Stand between a messager and its server; cut what a test wants to be cut."""
+    """A proxy between a messager and its server, which cuts connections as a test demands."""
 
     def __init__(self, config):
         self.target = config
-        self.marker = None  # a request that holds it is the last of its connection, and its reply is lost
+        self.marker = None  # a request with this text is the last of its connection; its reply is lost
         self.before = False  # lose the request itself
         self.cuts = 0
         self.pairs = set()
         self.tasks = set()
-        self.hold = None  # a request that holds it is kept back, with all that follows on its connection
+        self.hold = None  # a request with this text is held back, with all later ones of its connection
         self.hold_all = False  # and so are its repeats
         self.held = 0
         self.let_go = asyncio.Event()  # send what is held
-        self.answers = asyncio.Queue()  # what the server says to it
+        self.answers = asyncio.Queue()  # the server's reply to it
         self.end = asyncio.Event()
 
     async def start(self):
@@ -72,13 +72,13 @@ class Proxy:
         self.pairs.add((writer, far_writer))
         state = {"lose": False, "end": self.end}
         await asyncio.gather(
-            self.pump(reader, far_writer, state, up=True), self.pump(far_reader, writer, state, up=False)
+            self.forward(reader, far_writer, state, up=True), self.forward(far_reader, writer, state, up=False)
         )
         self.pairs.discard((writer, far_writer))
         writer.transport.abort()
         far_writer.transport.abort()
 
-    async def pump(self, reader, writer, state, *, up):  # noqa: C901 - a fault each
+    async def forward(self, reader, writer, state, *, up):  # noqa: C901 - a fault each
         try:
             while data := await reader.read(65536):
                 if up and self.marker and self.marker in data:
@@ -96,7 +96,7 @@ class Proxy:
                     await self.let_go.wait()
                 elif not up and state.get("held"):
                     self.answers.put_nowait(data)
-                    continue  # whoever asked is gone
+                    continue  # the caller is gone
                 writer.write(data)
                 await writer.drain()
                 if state.get("held"):
@@ -136,7 +136,7 @@ async def store(server, exp_id):
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["reply lost", "request lost"])
-async def test_a_cut_send_is_there_once(server, proxy, opener, store, before):
+async def test_a_cut_send_arrives_once(server, proxy, opener, store, before):
     receiver = await opener(server, name="group", host=[1, 2])
     sender = await opener(proxy.config)
     proxy.before = before
@@ -166,7 +166,7 @@ async def test_the_fate_of_a_publication_survives_a_cut(proxy, opener, store):
     assert (await get())[1] == b"end"  # nothing was published twice
 
 
-async def test_a_cut_reader_goes_on(server, proxy, opener):
+async def test_a_cut_reader_continues(server, proxy, opener):
     receiver = await opener(proxy.config, host=[1])
     sender = await opener(server)
     channel = sender.get_agent_chat_channel(1)
@@ -178,7 +178,7 @@ async def test_a_cut_reader_goes_on(server, proxy, opener):
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [4]
 
 
-async def test_a_cut_subscription_comes_back(proxy, opener, store, caplog):
+async def test_a_cut_subscription_is_restored(proxy, opener, store, caplog):
     receiver = await opener(proxy.config, listen=["news", "n*", "other"])
     proxy.cut()
 
@@ -191,13 +191,13 @@ async def test_a_cut_subscription_comes_back(proxy, opener, store, caplog):
     await receiver.subscribe_and_start_listening(["late"])
     assert await store.publish("late", b"{}") == 1
     found = await fetch_all(receiver, 1)
-    while found[-1].channel != "late":  # what was published when only one of both subscriptions was back
+    while found[-1].channel != "late":  # published while only one of both subscriptions was restored
         assert found[-1].channel == "news"
         found = await fetch_all(receiver, 1)
     assert [message.channel for message in found].count("late") == 1
 
 
-async def test_a_cut_while_the_mailbox_opens(server, proxy, opener):
+async def test_a_cut_while_the_mailbox_opens_is_repaired(server, proxy, opener):
     receiver = await opener(proxy.config)
     proxy.marker = b"agent-chat"  # the record
     await receiver.host_agents([1], ["agent-chat"])
@@ -208,7 +208,7 @@ async def test_a_cut_while_the_mailbox_opens(server, proxy, opener):
     await receiver.ack()
 
 
-async def test_a_server_that_is_gone_and_comes_back(redis_process, opener):
+async def test_sends_fail_while_the_server_is_away_and_work_after_its_restart(redis_process, opener):
     sender = await opener(redis_process.config, send_timeout_s=0.3)
     receiver = await opener(redis_process.config, name="group", host=[1], send_timeout_s=0.3)
     channel = sender.get_agent_chat_channel(1)
@@ -241,9 +241,7 @@ async def test_a_server_that_is_gone_and_comes_back(redis_process, opener):
     assert [message.payload["n"] for message in got] == [4, 5]
 
 
-async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_send(
-    server, proxy, opener, store, monkeypatch
-):
+async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, proxy, opener, store, monkeypatch):
     monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(server, name="group", host=[1])
     sender = await opener(proxy.config, send_timeout_s=0.5)
@@ -265,7 +263,7 @@ async def test_what_arrives_after_an_unknown_outcome_is_fenced_without_another_s
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 2]
 
 
-async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, opener, exp_id, monkeypatch):
+async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_process, opener, exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(redis_process.config, name="group", host=[1])
     sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
@@ -297,7 +295,7 @@ async def test_a_frozen_server_that_wakes_up_gets_nothing_twice(redis_process, o
         return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) > before
 
     await until(fenced)
-    there = len(await store.entries("group"))  # from now on nothing old can come
+    there = len(await store.entries("group"))  # from now on no old call can arrive
     await store.close()
     assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
     found = [message.payload["n"] for message in await fetch_all(receiver, there + 1)]
@@ -336,7 +334,7 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
     assert await store.entries("group") == []
 
 
-async def test_a_server_that_lost_writes_is_written_to_at_once(server, opener, store, caplog):
+async def test_sends_continue_at_once_on_a_server_that_lost_writes(server, opener, store, caplog):
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
     channel = sender.get_agent_chat_channel(1)
     for n in range(3):
@@ -349,7 +347,7 @@ async def test_a_server_that_lost_writes_is_written_to_at_once(server, opener, s
     assert [message.payload["n"] for message in await fetch_all(receiver, 5)] == list(range(5))
 
 
-async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkeypatch):
+async def test_messagers_continue_after_a_server_was_busy(server, opener, store, monkeypatch):
     told = {"wire": asyncio.Event(), "ingress": asyncio.Event()}
 
     def seen(text):
@@ -376,7 +374,7 @@ async def test_a_busy_server_stops_nobody_for_good(server, opener, store, monkey
     script = asyncio.create_task(other.eval("while true do end", 0))
     try:
         await until(lambda: is_busy(store.client))
-        receiver.engine.transport._reading.close()  # as a cut does: it asks anew, and in the middle of this
+        receiver.engine.transport._reading.close()  # like a cut: it asks again in the middle of this
         sending = asyncio.create_task(sender.send_message(channel, {"n": 1}))
         await asyncio.wait_for(told["wire"].wait(), 10)
         await asyncio.wait_for(told["ingress"].wait(), 10)
@@ -446,20 +444,20 @@ async def test_a_user_without_rights_is_refused(server, exp_id):
         await client.aclose()
 
 
-async def test_nobody_listens_on_that_port(exp_id, unused_tcp_port):
+async def test_a_port_without_a_server_raises(exp_id, unused_tcp_port):
     error = await refused(RedisConfig(server="127.0.0.1", port=unused_tcp_port), exp_id, ConnectionFailed)
     assert (error.host, error.port) == ("127.0.0.1", unused_tcp_port)
     assert str(unused_tcp_port) in str(error)
 
 
-async def test_no_such_host(exp_id):
+async def test_an_unknown_host_raises(exp_id):
     await refused(RedisConfig(server="no-such-host.invalid"), exp_id, ConnectionFailed)
     await refused(RedisConfig(server="/no/such/socket"), exp_id, ConnectionFailed)
 
 
 @pytest.fixture
 async def impostor():
-    """Serve whatever a test makes the server answer."""
+    """Serve answers that a test chooses."""
     made = []
 
     async def start(answer):
@@ -483,7 +481,7 @@ async def impostor():
         await server.wait_closed()
 
 
-async def test_a_black_hole(impostor, exp_id, monkeypatch):
+async def test_a_server_that_never_answers_raises(impostor, exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.connection.link.CONNECT_TIMEOUT_S", 0.2)
     error = await refused(await impostor(lambda _: None), exp_id, ConnectionFailed, within=3)
     assert "time" in str(error)
@@ -493,12 +491,12 @@ def test_connecting_takes_five_seconds_at_most():
     assert CONNECT_TIMEOUT_S == 5.0
 
 
-async def test_a_server_of_another_kind(impostor, exp_id):
+async def test_a_server_of_another_kind_is_named(impostor, exp_id):
     await refused(await impostor(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n"), exp_id, ConnectionFailed)
 
 
 @pytest.mark.parametrize("version", ["6.2.14", "5.0.7", ""])
-async def test_an_old_server(impostor, exp_id, version):
+async def test_a_too_old_server_is_refused(impostor, exp_id, version):
     text = f"# Server\r\nredis_version:{version}\r\n".encode()
 
     def answer(data):
@@ -511,7 +509,7 @@ async def test_an_old_server(impostor, exp_id, version):
     assert "7.0" in str(error)
 
 
-async def test_scripts_that_the_server_forgot(opener, server, store):
+async def test_scripts_forgotten_by_the_server_are_loaded_again(opener, server, store):
     sender, receiver = await opener(server), await opener(server, host=[1])
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 1})
@@ -538,7 +536,7 @@ async def test_a_full_server_refuses_writes_but_lets_commits_through(redis_proce
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [3]
 
 
-async def test_a_full_server_lets_a_successor_take_its_mailbox_but_no_new_one_in(redis_process, opener, exp_id):
+async def test_a_full_server_admits_a_successor_but_no_new_mailbox(redis_process, opener, exp_id):
     sender = await opener(redis_process.config)
     old = await opener(redis_process.config, name="box", host=[1], owner="us")
     await sender.send_message(sender.get_agent_chat_channel(1), {"n": 1}, 5)
@@ -554,7 +552,9 @@ async def test_a_full_server_lets_a_successor_take_its_mailbox_but_no_new_one_in
         other = await opener(redis_process.config, name="box", send_timeout_s=0.2)
         with pytest.raises(MailboxFull, match="maxmemory"):  # its record would grow
             await other.host_agents([1, 3], ["agent-chat"], owner="us")
-        assert len(await old.fetch_messages(timeout=5)) == 1  # it had it already, and can commit nothing any more
+        assert (
+            len(await old.fetch_messages(timeout=5)) == 1
+        )  # it had the message already, and can commit nothing any more
         with pytest.raises(Fenced):
             await old.ack()
     finally:
@@ -562,7 +562,7 @@ async def test_a_full_server_lets_a_successor_take_its_mailbox_but_no_new_one_in
         await client.aclose()
 
 
-async def test_a_full_server_publishes_nothing_and_foreign_clients_are_heard(server, opener, store):
+async def test_a_full_server_publishes_nothing_but_foreign_messages_arrive(server, opener, store):
     sender, receiver = await opener(server, send_timeout_s=0.3), await opener(server, host=[1])
     channel = receiver.get_user_chat_channel(1)
     get, brackets = await store.subscribe("news"), await store.subscribe(store.keys.own)
@@ -599,9 +599,9 @@ async def test_all_keys_of_an_experiment_are_on_one_primary(opener, server, stor
     assert all(key.startswith(Keys(exp_id).prefix) and f"{{{exp_id}}}" in key for key in keys)
 
 
-async def test_very_many_channels_are_confirmed_as_they_are_asked_for(redis_process, opener):
+async def test_very_many_channels_are_subscribed_in_parts(redis_process, opener):
     client = client_of(redis_process.config)
-    # A server drops who lets that much pile up: confirmations of all these channels are 30 times as many.
+    # The server drops a client with that much unread output: the confirmations of these channels take 30 times as much.
     await client.config_set("client-output-buffer-limit", "pubsub 512kb 0 0")
     receiver = await opener(redis_process.config, name="town", host=range(70_000))
     await receiver.host_agents(range(70_000), ["user-chat", "user-survey"])
@@ -611,7 +611,7 @@ async def test_very_many_channels_are_confirmed_as_they_are_asked_for(redis_proc
     assert len(await fetch_all(receiver, 1)) == 1
 
 
-async def test_a_subscription_that_hears_nothing_for_long_is_not_cut(server, exp_id, caplog):
+async def test_a_subscription_without_messages_is_not_cut(server, exp_id, caplog):
     """`timeout` bounds a command; a foreign client may be silent for longer."""
     config = server.model_copy(update={"timeout": 0.3})
     async with Messager(config, exp_id) as receiver, client_of(server) as foreign:
@@ -625,9 +625,7 @@ async def test_a_subscription_that_hears_nothing_for_long_is_not_cut(server, exp
 # -- closing while the server is away ---------------------------------------------------------------------------------
 
 
-async def test_closing_waits_no_longer_than_a_moment_for_a_server_that_is_away(
-    opener, redis_process, exp_id, monkeypatch, caplog
-):
+async def test_close_waits_only_briefly_for_an_absent_server(opener, redis_process, exp_id, monkeypatch, caplog):
     monkeypatch.setattr("ray_messaging.receiving.subscription._LEAVE_S", 0.3)
     nameless = await opener(redis_process.config, host=[1])
     handled, idle = [await opener(redis_process.config, name=name, listen=[name]) for name in ("handled", "idle")]

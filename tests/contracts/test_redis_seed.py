@@ -1,4 +1,4 @@
-"""Code written for AgentSociety's Messager on Redis, as it was but for the import: every member of its page."""
+"""Code written for AgentSociety's Messager on Redis runs after a change of its import: each member of its API."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def config(request):
 
 @pytest.fixture
 async def opened(config, exp_id):
-    """Open messagers as the seed's users do."""
+    """Open messagers as AgentSociety's users do."""
     made = []
 
     async def open_one(*channels, **options):
@@ -39,7 +39,7 @@ async def opened(config, exp_id):
 
 
 async def poll(messager, count):
-    """Fetch as the seed's dispatch loops do: again and again, without arguments."""
+    """Fetch as AgentSociety's dispatch loops do: repeatedly, without arguments."""
     found = []
     async with asyncio.timeout(WAIT_S):
         while len(found) < count:
@@ -55,7 +55,7 @@ def channel_of(exp_id, agent_id, subtopic):
 
 
 class Asked:
-    """Be a handle of an actor that answers `forward`, and remember the questions."""
+    """A handle of an actor that answers `forward`, and records the questions."""
 
     def __init__(self, answer):
         self.answer, self.questions = answer, []
@@ -83,7 +83,7 @@ def test_the_fields_of_a_config_and_their_defaults():
 
 @pytest.mark.parametrize("fields", [{}, {"port": 6379}, {"server": "x", "port": 65_536}, {"server": "x", "port": -1},
                                     {"server": "x", "timeout": -1}, {"server": None}], ids=repr)  # fmt: skip
-def test_a_config_refuses_what_the_seed_refuses(fields):
+def test_a_config_refuses_the_values_that_agentsociety_refuses(fields):
     with pytest.raises(ValueError, match=next(reversed(fields), "server") if "server" in fields else "server"):
         RedisConfig(**fields)
 
@@ -93,7 +93,7 @@ def test_a_config_takes_no_positional_arguments():
         RedisConfig("localhost", 6379)
 
 
-def test_more_keys_are_ignored_with_a_warning_that_shows_no_value():
+def test_unknown_keys_are_ignored_with_a_warning_without_values():
     with pytest.warns(UserWarning, match="has no passwd, pool, and ignores it") as caught:
         config = RedisConfig(server="x", port=6380, pool=5, passwd="s3cret")
     assert config == RedisConfig(server="x", port=6380)
@@ -114,7 +114,7 @@ async def test_fields_may_be_assigned(config, exp_id):
 # -- life -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_config_of_agentsociety_itself_says_the_server(config, exp_id):
+async def test_a_config_of_agentsociety_is_accepted(config, exp_id):
     class SeedConfig(pydantic.BaseModel):
         server: str
         port: int = 6379
@@ -139,7 +139,7 @@ async def test_polling_before_subscribing_finds_nothing(opened):
     assert await polling == [("news", '{"n":1}')]
 
 
-async def test_arguments_by_place_and_by_name(config, exp_id):
+async def test_positional_and_named_arguments_are_accepted(config, exp_id):
     first, second = Messager(config, exp_id, None), Messager(config=config, exp_id=exp_id, message_interceptor=None)
     for messager in (first, second):
         assert messager.exp_id == exp_id
@@ -172,14 +172,14 @@ async def test_subscribing_needs_init(config, exp_id):
     await messager.close()
 
 
-async def test_a_server_that_is_not_there(exp_id):
+async def test_a_missing_server_raises(exp_id):
     messager = Messager(RedisConfig(server="127.0.0.1", port=1), exp_id)
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):
         await messager.init()
     await messager.close()
 
 
-async def test_a_password_that_is_refused(config, exp_id):
+async def test_a_refused_password_raises(config, exp_id):
     config.password = "wrong"
     messager = Messager(config, exp_id)
     with pytest.raises(ConfigError, match="password") as caught:
@@ -191,7 +191,7 @@ async def test_a_password_that_is_refused(config, exp_id):
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_fetched_comes_apart_as_redis_dicts_do(opened, exp_id):
+async def test_fetched_messages_have_the_keys_of_redis_dicts(opened, exp_id):
     chat, survey = channel_of(exp_id, 1, "agent-chat"), channel_of(exp_id, 2, "user-survey")
     group, user = await opened(chat, survey), await opened()
     payload = {"from": 7, "content": "héllo\n", "type": "social", "day": 1, "t": 28_800, "nested": [{"a": None}]}
@@ -211,7 +211,7 @@ async def test_what_is_fetched_comes_apart_as_redis_dicts_do(opened, exp_id):
     assert len(await group.fetch_messages()) == 0
 
 
-async def test_a_pattern_for_each_agent_as_its_groups_subscribe(opened, exp_id):
+async def test_a_pattern_for_each_agent_receives_its_messages(opened, exp_id):
     group, others = await opened(*[f"exps:{exp_id}:agents:{agent}:*" for agent in (1, 2)]), await opened()
     for subtopic in ("agent-chat", "user-chat", "user-survey", "gather"):
         await others.send_message(others.get_subtopic_channel(1, subtopic), {}, 3, 1)
@@ -222,7 +222,7 @@ async def test_a_pattern_for_each_agent_as_its_groups_subscribe(opened, exp_id):
     assert len(await group.fetch_messages()) == 0
 
 
-async def test_two_societies_talk_and_answer(opened):
+async def test_two_groups_talk_and_answer(opened):
     west = await opened()
     east = await opened()
     for messager, agents in ((west, range(3)), (east, range(3, 6))):
@@ -254,7 +254,7 @@ async def test_times_travel_as_text(opened):
     assert datetime.fromisoformat(json.loads(data)["_date_time"]) == now
 
 
-async def test_everyone_who_subscribed_gets_each_message_once(opened):
+async def test_every_subscriber_gets_each_message_once(opened):
     first, second, sender = await opened("news"), await opened("news", "n?ws"), await opened()
     await first.subscribe_and_start_listening(["news", "more"])
     await sender.send_message("news", {"n": 1})
@@ -268,7 +268,7 @@ async def test_everyone_who_subscribed_gets_each_message_once(opened):
 # -- the log list -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_log_list_has_the_seeds_keys_and_types(opened, exp_id):
+async def test_the_log_list_has_agentsocietys_keys_and_types(opened, exp_id):
     blocking = Asked(lambda from_id, to_id, msg: to_id != 2)
     messager = await opened("exps:*", message_interceptor=blocking)
     before = time.time()
@@ -305,7 +305,7 @@ async def test_the_log_list_is_cleared(opened):
 # -- the interceptor --------------------------------------------------------------------------------------------------
 
 
-async def test_the_interceptor_is_asked_for_agents_messages_with_their_text(opened):
+async def test_the_interceptor_gets_agents_messages_as_text(opened):
     receiver, messager = await opened("exps:*"), await opened()
     assert messager.message_interceptor is None
     asked = Asked(lambda from_id, to_id, msg: json.loads(msg)["content"] != "rude")
@@ -347,7 +347,7 @@ def test_the_five_channels(config):
     assert messager.get_user_payback_channel() == "exps:exp-1:user-payback"
 
 
-async def test_errors_are_what_an_except_exception_catches(opened):
+async def test_errors_derive_from_messaging_error(opened):
     messager = await opened()
     for bad in ({"channel": "exps:other:user-payback", "payload": {}}, {"channel": "news", "payload": "text"}):
         with pytest.raises(MessagingError):

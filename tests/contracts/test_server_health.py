@@ -1,4 +1,4 @@
-"""Servers that would lose messages are refused, and what is wrong with one is found: real servers, no Ray."""
+"""Unsafe servers are refused, and health checks find problems: real servers, no Ray."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ async def opens(config, exp_id):
         pass
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------
+# -- refused servers ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -66,7 +66,7 @@ def test_allow_eviction_in_a_url():
         RedisConfig.from_url("redis://host?allow_eviction=perhaps")
 
 
-async def test_a_replica_is_refused_by_the_name_of_its_primary(redis_process, client, exp_id):
+async def test_a_replica_is_refused_with_its_primarys_address(redis_process, client, exp_id):
     client.execute_command("REPLICAOF", "primary.example", "7")
     with pytest.raises(ConfigError, match=r"replica.*primary\.example:7"):
         await opens(redis_process.config, exp_id)
@@ -75,10 +75,10 @@ async def test_a_replica_is_refused_by_the_name_of_its_primary(redis_process, cl
     await opens(redis_process.config, exp_id)
 
 
-# -- what is found --------------------------------------------------------------------------------------------------
+# -- findings -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_is_well(server, exp_id):
+async def test_a_healthy_server_has_no_findings(server, exp_id):
     if not isinstance(server, RedisConfig):
         return
     facts = ask_server(server, exp_id)
@@ -87,14 +87,14 @@ async def test_a_server_that_is_well(server, exp_id):
     assert abs(facts.skew_s) < 60
     assert facts.settings["appendfsync"] in {"always", "everysec", "no"}
     assert facts.kept.mailboxes == []
-    # Its clock is this machine's: what is measured is how busy that is.
-    findings = check_server(facts, embedded=True)  # it may leave writing to the disk to the system
+    # Its clock is this machine's: the difference shows only the machine's load.
+    findings = check_server(facts, embedded=True)  # it may leave disk writes to the system
     found = {finding.what for finding in findings if finding.level != "ok"}
     assert found <= {"server round trip", "server clock", "server memory"}, findings
     assert pickle.loads(pickle.dumps(facts)) == facts
 
 
-def test_persistence_that_is_off(redis_process, client):
+def test_missing_persistence_is_found(redis_process, client):
     client.config_set("appendfsync", "no")
     assert problems(redis_process.config)["server persistence"] == "warning"
     client.config_set("appendonly", "no")
@@ -106,14 +106,14 @@ def test_persistence_that_is_off(redis_process, client):
 
 
 @pytest.mark.parametrize(("room", "level"), [(1.12, "warning"), (1.01, "critical")])
-def test_memory_that_is_nearly_full(redis_process, client, room, level):
+def test_nearly_full_memory_is_found(redis_process, client, room, level):
     client.setbit("filler", 8 * 50_000_000, 1)  # beside which what a connection takes is nothing
     used = client.info("memory")["used_memory"]
     client.config_set("maxmemory", int(used * room))
     assert problems(redis_process.config) == {"server memory": level}
 
 
-def test_an_evicting_server_and_what_it_evicted(redis_process, client):
+def test_eviction_is_found(redis_process, client):
     client.config_set("maxmemory-policy", "allkeys-lru")
     assert problems(redis_process.config) == {"server eviction": "warning"}
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 10_000_000)
@@ -125,7 +125,7 @@ def test_an_evicting_server_and_what_it_evicted(redis_process, client):
     assert problems(redis_process.config, allow_eviction=True)["server eviction"] == "critical"
 
 
-def test_connections_that_run_out(redis_process, client):
+def test_scarce_connections_are_found(redis_process, client):
     client.config_set("maxclients", 10)
     with ExitStack() as stack:
         for _ in range(7):
@@ -133,7 +133,7 @@ def test_connections_that_run_out(redis_process, client):
         assert problems(redis_process.config) == {"server connections": "warning"}
 
 
-def test_a_user_who_may_not_ask_for_settings_and_one_who_may_not_ask_at_all(redis_process, client):
+def test_missing_rights_are_found(redis_process, client):
     client.execute_command("ACL", "SETUSER", "managed", "on", ">pw", "~rm:*", "&*", "+@all", "-config")
     config = redis_process.config.model_copy(update={"username": "managed", "password": "pw"})
     facts = ask_server(config, "exp")
@@ -146,7 +146,7 @@ def test_a_user_who_may_not_ask_for_settings_and_one_who_may_not_ask_at_all(redi
     assert problems(config) == {"server": "critical"}
 
 
-def test_a_server_that_is_dead_or_stands_still(redis_process, monkeypatch):
+def test_a_dead_or_stopped_server_is_found(redis_process, monkeypatch):
     monkeypatch.setattr(probe.client_of, "__defaults__", (0.3,))
     os.kill(redis_process.pid, signal.SIGSTOP)
     try:
@@ -157,7 +157,7 @@ def test_a_server_that_is_dead_or_stands_still(redis_process, monkeypatch):
     assert problems(redis_process.config, embedded=True) == {"server": "critical"}
 
 
-def test_a_clock_that_is_wrong(redis_process, monkeypatch):
+def test_a_wrong_clock_is_found(redis_process, monkeypatch):
     class LateClock:
         perf_counter = staticmethod(time.perf_counter)
 
@@ -171,7 +171,7 @@ def test_a_clock_that_is_wrong(redis_process, monkeypatch):
     assert problems(redis_process.config) == {"server clock": "warning"}
 
 
-# -- mailboxes and loops --------------------------------------------------------------------------------------------
+# -- mailboxes and tasks --------------------------------------------------------------------------------------------
 
 
 def mailbox_problems(config, exp_id):
@@ -180,7 +180,7 @@ def mailbox_problems(config, exp_id):
 
 
 @pytest.mark.parametrize(("sent", "level"), [(7, None), (8, "warning"), (10, "critical")])
-async def test_a_mailbox_that_fills_up(valkey_config, opener, exp_id, sent, level):
+async def test_a_filling_mailbox_is_found(valkey_config, opener, exp_id, sent, level):
     receiver = await opener(valkey_config, name="box", host=[1], mailbox_messages=10)
     sender = await opener(valkey_config)
     for number in range(sent):
@@ -197,7 +197,7 @@ async def test_a_mailbox_that_fills_up(valkey_config, opener, exp_id, sent, leve
     await receiver.ack()
 
 
-async def test_messages_that_nobody_reads_and_dead_letters(valkey_config, opener, exp_id):
+async def test_unread_messages_and_dead_letters_are_found(valkey_config, opener, exp_id):
     receiver = await opener(valkey_config, name="box", host=[1])
     sender = await opener(valkey_config)
     await receiver.close()  # a named mailbox stays
@@ -210,12 +210,12 @@ async def test_messages_that_nobody_reads_and_dead_letters(valkey_config, opener
     assert await asyncio.to_thread(mailbox_problems, valkey_config, exp_id) == {"dead letters": "warning"}
 
 
-async def test_what_was_not_counted_waits_all_the_same(valkey_config, opener, exp_id):
+async def test_uncounted_messages_are_found_waiting(valkey_config, opener, exp_id):
     sender = await opener(valkey_config)
     await opener(valkey_config, name="box", host=[1], inbox_messages=1)
     await sender.send_messages([Outgoing(sender.get_agent_chat_channel(1), {"n": n}) for n in range(3)])
     with client_of(valkey_config) as client:
-        client.hset(Keys(exp_id).state("box"), "messages", -1)  # as after frames that somebody else wrote
+        client.hset(Keys(exp_id).state("box"), "messages", -1)  # as after foreign frames
     (mailbox,) = (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes
     assert (mailbox.messages, mailbox.oldest_s is not None) == (1, True)
 
@@ -230,7 +230,7 @@ def by_name(messager):
     return {loop.name: loop for loop in messager.engine.loops()}
 
 
-async def test_loops_that_wait_for_work_and_one_that_cannot_get_on(redis_process, opener):
+async def test_idle_tasks_are_healthy_and_a_stuck_one_is_found(redis_process, opener):
     receiver = await opener(redis_process.config, name="box", host=[1], inbox_messages=1, lease_s=1.0)
     sender = await opener(redis_process.config)
     channel = sender.get_agent_chat_channel(1)
@@ -254,7 +254,7 @@ async def test_loops_that_wait_for_work_and_one_that_cannot_get_on(redis_process
     assert not by_name(sender)["outbox"].busy
 
 
-async def test_a_loop_that_has_ended_says_why(valkey_config, opener):
+async def test_an_ended_task_is_found_with_its_reason(valkey_config, opener):
     old = await opener(valkey_config, name="box", host=[1], lease_s=0.1)
     await opener(valkey_config, name="box", host=[1])
     await until(lambda: not by_name(old)["reader"].alive)

@@ -1,4 +1,4 @@
-"""A messager that sends for its own agents alone: on every server, by every call, and nothing of a refused one goes."""
+"""A messager that may send only for its own agents: on every server, by every call; a refused call sends nothing."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ MANY = 40_000  # rows: more than a batch has
 
 @pytest.fixture
 async def group(messagers):
-    """Give a messager that hosts some agents and sends for nobody else."""
+    """Give a messager that hosts some agents and may send only for them."""
     return await messagers(name="west", host=[1, 2, 7, "ann"], strict_senders=True)
 
 
 def calls(messager, from_id):
-    """Yield every call that sends for an agent, together with one that may."""
+    """Yield every call that sends for an agent, and a permitted one of the same kind."""
     channel = messager.get_agent_chat_channel(2)
     yield lambda: messager.send_message(channel, {"n": 1}, from_id)
     yield lambda: messager.send_message(channel, {"n": 1}, from_id, 2)
@@ -28,14 +28,14 @@ def calls(messager, from_id):
 
 
 async def nothing_came(messager):
-    """Tell that no message of a refused call was sent: one that is sent now comes first."""
+    """Check that no message of a refused call was sent: a message sent now arrives first."""
     await messager.send_message(messager.get_agent_chat_channel(1), {"last": True}, 1)
     (message,) = await messager.fetch_messages(timeout=10)
     return message.payload == {"last": True}
 
 
 @pytest.mark.parametrize("from_id", [13, 0, 3, 6, 8, -1, "bob", "13", 2**63 - 1, -(2**63)], ids=str)
-async def test_an_agent_of_another_group_is_refused_and_the_whole_call_with_it(group, from_id):
+async def test_a_send_for_another_groups_agent_refuses_the_whole_call(group, from_id):
     for call in calls(group, from_id):
         with pytest.raises(UnknownSender, match=r"group 'west'.*nothing of this call was sent") as caught:
             await call()
@@ -54,11 +54,11 @@ async def test_the_agents_of_a_group_send_by_every_call(group):
     assert {message.from_id for message in found} == {1, 2, 7, "ann"}
 
 
-async def test_the_user_is_named_and_never_guessed(group):
+async def test_a_send_for_the_user_must_say_so(group):
     channel = group.get_agent_chat_channel(2)
     for call in (
         lambda: group.send_message(channel, {}),
-        lambda: group.send_message(channel, {}, None, 2),  # AgentSociety's signature does not tell these two apart
+        lambda: group.send_message(channel, {}, None, 2),  # AgentSociety's signature does not distinguish these two
         lambda: group.send_messages([Outgoing(channel, {}, 1), Outgoing(channel, {})]),
         lambda: group.send_messages([Outgoing.to_agent(2, {})]),
         lambda: group.send_messages([Outgoing.to_agents([2], {})]),
@@ -75,7 +75,7 @@ async def test_the_user_is_named_and_never_guessed(group):
     assert [message.from_id for message in found] == [None, None, None, None, 1]
 
 
-async def test_a_group_messager_tells_none_from_nothing(server, exp_id, opener):
+async def test_a_group_messager_distinguishes_none_from_a_missing_sender(server, exp_id, opener):
     messager = GroupMessager(server, exp_id, name="west", settings=MessagingConfig(strict_senders=True))
     opener.opened.append(messager)
     await messager.init()
@@ -89,7 +89,7 @@ async def test_a_group_messager_tells_none_from_nothing(server, exp_id, opener):
 
 
 @pytest.mark.parametrize("spread", [1, 3, 10_000], ids=["in a row", "close", "far apart"])
-async def test_among_many_rows_the_one_that_is_not_ours_is_found(messagers, spread):
+async def test_one_foreign_agent_among_many_rows_is_found(messagers, spread):
     messager = await messagers(name="west", host=range(0, 1000 * spread, spread), strict_senders=True)
     from_ids = np.arange(MANY) % 1000 * spread
     for place in (0, MANY - 1):
@@ -113,7 +113,7 @@ async def test_agents_that_are_hosted_later_send_too(group):
 
 
 @pytest.mark.parametrize("settings", [{}, {"strict_senders": False}], ids=["by default", "told not to"])
-async def test_other_messagers_send_for_anybody(messagers, settings):
+async def test_other_messagers_may_send_for_any_agent(messagers, settings):
     messager = await messagers(name="west", host=[1], **settings)
     guest = await messagers(strict_senders=True)  # it hosts nobody
     for sender in (messager, guest):
@@ -123,10 +123,10 @@ async def test_other_messagers_send_for_anybody(messagers, settings):
         assert all(await sender.send_messages([Outgoing(channel, {}), Outgoing(channel, {}, "bob")]))
 
 
-# -- what reached nobody ------------------------------------------------------------------------------------------
+# -- undeliverable messages ---------------------------------------------------------------------------------------
 
 
-async def test_a_receipt_of_what_nobody_heard_names_agent_and_subtopic(messagers):
+async def test_an_undeliverable_receipt_names_agent_and_subtopic(messagers):
     messager = await messagers(name="west", host=[1])
     receipt = await messager.send_message(messager.get_agent_chat_channel(13), {}, 1)
     assert receipt.reason == "no mailbox listens for agent 13 on 'agent-chat', and no foreign subscriber took it"

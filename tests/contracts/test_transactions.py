@@ -1,4 +1,4 @@
-"""Steps that happen once: what was fetched, what is sent and the state are committed together, or not at all."""
+"""Transactions: fetched messages, sends and state are committed together, or not at all."""
 
 import asyncio
 import contextlib
@@ -49,13 +49,13 @@ async def store(server, exp_id):
 
 @pytest.fixture
 async def bank(messagers):
-    """Open a messager that steps: agent 1."""
+    """Open a messager for transactions: agent 1."""
     return await messagers(name="bank", host=[1], send_timeout_s=0.3)
 
 
 @pytest.fixture
 async def shop(messagers):
-    """Open a messager that hears what the bank says: agents 2 and 3."""
+    """Open a messager that receives the bank's messages: agents 2 and 3."""
     return await messagers(host=[2, 3])
 
 
@@ -73,7 +73,7 @@ def numbers(messages):
 
 
 async def step(bank, count, **options):
-    """Take so many numbers, and send each on."""
+    """Fetch some numbers in a transaction, and send each on."""
     async with bank.transaction() as tx:
         found = await held(tx, count)
         for n in found:
@@ -91,7 +91,7 @@ async def held(tx, count):
 
 
 async def untouched(bank, *expected, state=None):
-    """See that a transaction has left no trace: the same messages come again, with the state of the one before."""
+    """Check that a transaction has left no trace: the same messages come again, with the former state."""
     async with bank.transaction() as tx:
         assert tx.state == state
         assert await held(tx, len(expected)) == list(expected)
@@ -102,7 +102,7 @@ async def silent(messager):
     return not len(await messager.fetch_messages(timeout=0.05))
 
 
-# -- what it promises --------------------------------------------------------------------------------------------------
+# -- guarantees --------------------------------------------------------------------------------------------------------
 
 
 async def test_cursor_sends_and_state_go_together(bank, shop, store, messagers):
@@ -113,15 +113,15 @@ async def test_cursor_sends_and_state_go_together(bank, shop, store, messagers):
     assert numbers(await fetch_all(shop, 3)) == [1, 2, 3]
     assert await store.waiting("bank") == 1
     await vanish(bank)
-    heir = await messagers(name="bank", host=[1])
-    async with heir.transaction() as tx:
+    successor = await messagers(name="bank", host=[1])
+    async with successor.transaction() as tx:
         assert tx.state == b"6"
         assert await held(tx, 1) == [4]
     assert await store.waiting("bank") == 0
-    assert numbers(await fetch_all(heir, 0)) == []
+    assert numbers(await fetch_all(successor, 0)) == []
 
 
-async def test_an_exception_undoes_it(bank, shop):
+async def test_an_exception_undoes_a_transaction(bank, shop):
     await feed(shop, 1, 2, 3)
     await step(bank, 1)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is what is tested
@@ -137,7 +137,7 @@ async def test_an_exception_undoes_it(bank, shop):
     assert await silent(shop)
 
 
-async def test_a_cancelled_block_undoes_it(bank, shop):
+async def test_a_cancelled_block_undoes_a_transaction(bank, shop):
     await feed(shop, 1)
     inside = asyncio.Event()
 
@@ -166,13 +166,13 @@ async def test_after_a_crash_the_same_messages_come_again_with_the_last_state(ba
     tx.send_message(to(bank, 2), {"n": 99})
     tx.state = b"lost"
     await vanish(bank)
-    heir = await messagers(name="bank", host=[1])
-    await untouched(heir, 3, state=b"3")
+    successor = await messagers(name="bank", host=[1])
+    await untouched(successor, 3, state=b"3")
     assert numbers(await fetch_all(shop, 2)) == [1, 2]
     assert await silent(shop)
 
 
-async def test_messages_that_were_put_back_come_in_order_in_any_pieces(bank, shop, store):
+async def test_returned_messages_come_again_in_order(bank, shop, store):
     await shop.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=2) for n in range(10)])
     await take_in(bank, 10)
     for sizes in ([3], [1, 4], [10], [2, 2, 2]):
@@ -195,7 +195,7 @@ async def step_numbers(bank, count):
         return await held(tx, count)
 
 
-async def test_what_was_fetched_before_is_committed_as_the_next_fetch_would(bank, shop, store):
+async def test_opening_a_transaction_commits_earlier_fetches(bank, shop, store):
     await feed(shop, 1, 2)
     assert numbers(await fetch_all(bank, 1, limit=1)) == [1]
     with pytest.raises(KeyError):  # noqa: PT012 - the block is what is tested
@@ -205,7 +205,7 @@ async def test_what_was_fetched_before_is_committed_as_the_next_fetch_would(bank
     await untouched(bank, 2)
 
 
-async def test_the_state_can_go_and_goes_with_the_mailbox(bank, messagers):
+async def test_the_state_can_be_removed_and_ends_with_the_mailbox(bank, messagers):
     async with bank.transaction() as tx:
         tx.state = b""
     async with bank.transaction() as tx:
@@ -216,12 +216,12 @@ async def test_the_state_can_go_and_goes_with_the_mailbox(bank, messagers):
         tx.state = b"rest"
     await bank.engine.transport.remove("bank", None)
     await vanish(bank)
-    heir = await messagers(name="bank", host=[1])
-    async with heir.transaction() as tx:
+    successor = await messagers(name="bank", host=[1])
+    async with successor.transaction() as tx:
         assert tx.state is None
 
 
-async def test_a_widened_mailbox_keeps_its_state(bank):
+async def test_a_mailbox_with_new_channels_keeps_its_state(bank):
     async with bank.transaction() as tx:
         tx.state = b"kept"
     await bank.host_agents([7], ["agent-chat"])
@@ -229,7 +229,7 @@ async def test_a_widened_mailbox_keeps_its_state(bank):
         assert tx.state == b"kept"
 
 
-async def test_an_empty_one_asks_the_server_for_nothing(bank, monkeypatch):
+async def test_an_empty_transaction_makes_no_server_call(bank, monkeypatch):
     monkeypatch.setattr(bank.engine.transport, "send", None)
     async with bank.transaction() as tx:
         assert len(await tx.fetch_messages()) == 0
@@ -255,7 +255,7 @@ async def test_sends_before_and_after_keep_their_order(bank, shop):
     assert [row["payload"]["n"] for row in bank.get_log_list()][6:11] == [5, 6, 6, 7, 8]
 
 
-async def test_it_reaches_several_mailboxes_and_foreign_clients(bank, shop, messagers, store):
+async def test_a_transaction_reaches_several_mailboxes_and_foreign_clients(bank, shop, messagers, store):
     twin = await messagers(listen=[to(bank, 2)])
     news = await store.subscribe("news", "weather")
     async with bank.transaction() as tx:
@@ -270,7 +270,7 @@ async def test_it_reaches_several_mailboxes_and_foreign_clients(bank, shop, mess
     assert numbers(await fetch_all(bank, 1)) == [5]
 
 
-async def test_the_step_is_stamped(bank, shop):
+async def test_sends_of_a_transaction_carry_the_step(bank, shop):
     bank.step = 3
     async with bank.transaction() as tx:
         tx.send_message(to(bank, 2), {"n": 1})
@@ -280,7 +280,7 @@ async def test_the_step_is_stamped(bank, shop):
     assert message.step == 4
 
 
-async def test_what_it_handled_makes_room_for_what_it_sends_itself(messagers, shop):
+async def test_handled_messages_make_room_for_sends_to_itself(messagers, shop):
     bank = await messagers(name="bank", host=[1], mailbox_messages=4, send_timeout_s=0.3)
     await feed(shop, 1, 2, 3, 4)
     for _ in range(3):
@@ -293,7 +293,7 @@ async def test_what_it_handled_makes_room_for_what_it_sends_itself(messagers, sh
 # -- refusals: nothing is done -----------------------------------------------------------------------------------------
 
 
-async def test_one_full_mailbox_stops_all_of_it(bank, shop, messagers):
+async def test_one_full_mailbox_refuses_the_whole_transaction(bank, shop, messagers):
     full = await messagers(host=[9], mailbox_messages=1)
     await shop.send_message(to(bank, 9), {"n": 0}, 2)
     await feed(shop, 1)
@@ -314,7 +314,7 @@ async def test_one_full_mailbox_stops_all_of_it(bank, shop, messagers):
     assert tx.receipts.fates.tolist() == ["delivered"]
 
 
-async def test_it_waits_for_room(messagers, shop):
+async def test_a_transaction_waits_for_room(messagers, shop):
     bank = await messagers(name="bank", host=[1])
     full = await messagers(host=[9], mailbox_messages=1)
     await shop.send_message(to(bank, 9), {"n": 0}, 2)
@@ -334,7 +334,7 @@ async def test_it_waits_for_room(messagers, shop):
 
 
 def tries_of(bank):
-    """Return a function that waits until a messager has made so many calls."""
+    """Return a function that waits until a messager has made a number of calls."""
     real, calls, news = bank.engine.transport.send, [], asyncio.Condition()
 
     async def send(request):
@@ -352,7 +352,7 @@ def tries_of(bank):
     return tried
 
 
-async def test_a_frame_that_no_mailbox_holds_stops_all_of_it(bank, shop, messagers):
+async def test_a_frame_too_large_for_a_mailbox_refuses_the_whole_transaction(bank, shop, messagers):
     await messagers(host=[9], mailbox_bytes=1024)
     with pytest.raises(PayloadTooLarge, match="cannot hold"):  # noqa: PT012 - the block is what is tested
         async with bank.transaction() as tx:
@@ -361,7 +361,7 @@ async def test_a_frame_that_no_mailbox_holds_stops_all_of_it(bank, shop, message
     assert await silent(shop)
 
 
-async def test_a_messager_that_asks_nobody_is_refused_where_there_is_an_interceptor(bank, shop, store):
+async def test_a_transaction_without_the_experiments_interceptor_is_refused(bank, shop, store):
     await feed(shop, 1)
     await store.set_interceptor(7)
     with pytest.raises(ConfigError, match="interceptor"):  # noqa: PT012 - the block is what is tested
@@ -372,7 +372,7 @@ async def test_a_messager_that_asks_nobody_is_refused_where_there_is_an_intercep
     assert await silent(shop)
 
 
-async def test_verdicts_of_an_old_interceptor_are_asked_for_again(messagers, shop, store):
+async def test_a_transaction_asks_again_after_a_rejected_verdict(messagers, shop, store):
     bank = await messagers(Interceptor("x", epoch=1), name="bank", host=[1])
     await store.set_interceptor(2)
     tried = tries_of(bank)
@@ -390,7 +390,7 @@ async def test_verdicts_of_an_old_interceptor_are_asked_for_again(messagers, sho
     assert await silent(shop)
 
 
-async def test_an_old_interceptor_that_never_goes_stops_it(messagers, shop, store):
+async def test_a_transaction_with_a_fenced_interceptor_fails(messagers, shop, store):
     bank = await messagers(Interceptor("x", epoch=1), name="bank", host=[1], interceptor_timeout_s=0.1)
     await feed(shop, 1)
     await store.set_interceptor(2)
@@ -401,7 +401,7 @@ async def test_an_old_interceptor_that_never_goes_stops_it(messagers, shop, stor
     await untouched(bank, 1)
 
 
-async def test_a_mailbox_that_came_or_went_meanwhile(bank, shop, messagers, store):
+async def test_a_transaction_follows_a_changed_directory(bank, shop, messagers, store):
     async with bank.transaction() as tx:
         tx.send_message(to(bank, 8), {"n": 1}, 1)
         tx.send_message(to(bank, 2), {"n": 2}, 1)
@@ -417,7 +417,7 @@ async def test_a_mailbox_that_came_or_went_meanwhile(bank, shop, messagers, stor
     assert numbers(await fetch_all(shop, 2)) == [2, 4]
 
 
-async def test_a_log_that_is_behind_stops_all_of_it(bank, shop):
+async def test_a_lagging_log_refuses_the_whole_transaction(bank, shop):
     await shop.engine.transport.log.register(Limits(2, 2**20, 60.0, leased=False))
     await shop.send_message("news", {"n": 0})
     messages = [Outgoing.to_agent(2, {"n": 1}, from_id=1), Outgoing("news", {"n": 2}), Outgoing("news", {"n": 3})]
@@ -430,7 +430,7 @@ async def test_a_log_that_is_behind_stops_all_of_it(bank, shop):
     assert tx.receipts.fates.tolist() == ["delivered", "undeliverable"]
 
 
-async def test_the_log_has_it_once(messagers, shop, store):
+async def test_the_log_has_a_transaction_once(messagers, shop, store):
     bank = await messagers(
         Interceptor("x", [BlackList([(13, None)]), Rewriting()], epoch=1), name="bank", host=[1], send_timeout_s=0.3
     )
@@ -468,7 +468,7 @@ class Rewriting(Held):
         )
 
 
-async def test_blocked_messages_are_told_in_their_receipts(messagers, shop, store):
+async def test_blocked_messages_of_a_transaction_have_receipts(messagers, shop, store):
     bank = await messagers(Interceptor("x", [BlackList([(13, None)])]), name="bank", host=[1])
     await feed(shop, 1)
     async with bank.transaction() as tx:
@@ -486,7 +486,7 @@ async def test_blocked_messages_are_told_in_their_receipts(messagers, shop, stor
     assert await store.waiting("bank") == 0
 
 
-async def test_slow_rules_are_waited_for(messagers, shop):
+async def test_a_transaction_waits_for_slow_rules(messagers, shop):
     slow = Held("slow", only=lambda message: message.payload["n"] == 2)
     bank = await messagers(Interceptor("x", [slow]), name="bank", host=[1])
 
@@ -505,12 +505,12 @@ async def test_slow_rules_are_waited_for(messagers, shop):
     assert numbers(await fetch_all(shop, 4)) == [1, 2, 3, 4]
 
 
-# -- when nobody knows -------------------------------------------------------------------------------------------------
+# -- unknown outcomes --------------------------------------------------------------------------------------------------
 
 
 async def break_send(bank, *, before):
     """Have the next call of a messager's transport end without an answer: before it was made, or after."""
-    await bank.engine.frame_sender.reload()  # so that it is no call that is refused
+    await bank.engine.frame_sender.reload()  # so that it is not a refused call
     transport, real = bank.engine.transport, bank.engine.transport.send
 
     async def send(request):
@@ -524,7 +524,7 @@ async def break_send(bank, *, before):
 
 @pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
 @pytest.mark.parametrize("next_one", ["transaction", "fetch", "ack", "iterate"])
-async def test_an_unknown_outcome_is_found_out_by_whoever_comes_next(bank, shop, before, next_one):
+async def test_the_next_call_resolves_an_unknown_outcome(bank, shop, before, next_one):
     await feed(shop, 1, 2)
     await break_send(bank, before=before)
     with pytest.raises(OutcomeUnknown):
@@ -545,7 +545,7 @@ async def test_an_unknown_outcome_is_found_out_by_whoever_comes_next(bank, shop,
     assert numbers(await fetch_all(shop, 1 if before else 2)) == ([100] if before else [1, 100])
 
 
-async def test_a_late_call_of_an_unknown_outcome_does_nothing(bank, shop):
+async def test_a_late_commit_of_an_unknown_outcome_has_no_effect(bank, shop):
     await feed(shop, 1)
     transport, real, late = bank.engine.transport, bank.engine.transport.send, []
 
@@ -566,8 +566,8 @@ async def test_a_late_call_of_an_unknown_outcome_does_nothing(bank, shop):
     assert await silent(shop)
 
 
-async def test_a_call_that_comes_twice_has_its_effect_once(bank, shop, store):
-    """A transport repeats by itself what a cut connection left open."""
+async def test_a_repeated_commit_has_its_effect_once(bank, shop, store):
+    """A transport repeats calls that a cut connection left open."""
     await feed(shop, 1, 2)
     news = await store.subscribe("news")
     await bank.engine.frame_sender.reload()
@@ -595,7 +595,7 @@ async def test_a_call_that_comes_twice_has_its_effect_once(bank, shop, store):
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["answered", "lost"])
-async def test_a_cancelled_leaving_goes_on(bank, shop, taken):
+async def test_a_commit_continues_when_its_caller_is_cancelled(bank, shop, taken):
     await feed(shop, 1, 2)
     transport, real = bank.engine.transport, bank.engine.transport.send
     sending, go_on = asyncio.Event(), asyncio.Event()
@@ -621,7 +621,7 @@ async def test_a_cancelled_leaving_goes_on(bank, shop, taken):
     assert numbers(await fetch_all(shop, 2 if taken else 1)) == ([1, 2] if taken else [1])
 
 
-async def test_while_the_server_is_away_nobody_gets_what_may_be_handled(bank, shop):
+async def test_no_fetch_returns_messages_of_an_unresolved_commit(bank, shop):
     await feed(shop, 1)
     await break_send(bank, before=False)
     transport, real = bank.engine.transport, bank.engine.transport.take_sender_epoch
@@ -639,16 +639,16 @@ async def test_while_the_server_is_away_nobody_gets_what_may_be_handled(bank, sh
     await untouched(bank, state=b"1")
 
 
-async def test_a_sender_that_stood_still_does_not_end_its_successor(bank, shop, messagers):
+async def test_a_stopped_sender_does_not_end_its_successor(bank, shop, messagers):
     await bank.send_message(to(bank, 2), {"n": 0}, 1)
     transport, real = bank.engine.transport, bank.engine.transport.send
 
     async def send(_request):
         transport.send = real
-        heirs.append(await messagers(name="bank", host=[1]))
+        successors.append(await messagers(name="bank", host=[1]))
         raise ConnectionFailed("it stood still for too long", host="", port=0)
 
-    heirs = []
+    successors = []
     transport.send = send
     with pytest.raises(OutcomeUnknown):
         await step(bank, 0)
@@ -656,13 +656,13 @@ async def test_a_sender_that_stood_still_does_not_end_its_successor(bank, shop, 
         await bank.send_message(to(bank, 2), {"n": 99}, 1)
     with pytest.raises(Fenced):
         await bank.fetch_messages()
-    assert (await heirs[0].send_message(to(bank, 2), {"n": 1}, 1)).fate == "delivered"
-    assert (await step(heirs[0], 0)).state == b"0"
+    assert (await successors[0].send_message(to(bank, 2), {"n": 1}, 1)).fate == "delivered"
+    assert (await step(successors[0], 0)).state == b"0"
     assert numbers(await fetch_all(shop, 2)) == [0, 1]
 
 
 @pytest.mark.parametrize("fences", [True, False])
-async def test_a_server_that_lost_a_transaction_gets_no_other_one(bank, shop, store, messagers, fences):
+async def test_a_server_that_lost_a_transaction_accepts_no_other(bank, shop, store, messagers, fences):
     await feed(shop, 1, 2, 3)
     await step(bank, 1)
     await step(bank, 1)
@@ -677,11 +677,11 @@ async def test_a_server_that_lost_a_transaction_gets_no_other_one(bank, shop, st
             await step(bank, 1)
     assert numbers(await fetch_all(shop, 2)) == [1, 2]
     await bank.close()
-    heir = await messagers(name="bank", host=[1])
-    assert (await step(heir, 1)).state == b"3"
+    successor = await messagers(name="bank", host=[1])
+    assert (await step(successor, 1)).state == b"3"
 
 
-async def test_garbage_is_passed_by(bank, shop, store):
+async def test_a_transaction_skips_unreadable_frames(bank, shop, store):
     await store.write("bank", b"garbage")
     async with bank.transaction() as tx:
         found = asyncio.create_task(tx.fetch_messages(timeout=WAIT_S))
@@ -691,30 +691,30 @@ async def test_garbage_is_passed_by(bank, shop, store):
     assert await store.waiting("bank") == 0
 
 
-# -- who may ----------------------------------------------------------------------------------------------------------
+# -- permitted callers -------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_beside_its_successor_commits_nothing(bank, shop, messagers):
+async def test_a_fenced_reader_commits_no_transaction(bank, shop, messagers):
     await feed(shop, 1)
     with pytest.raises(Fenced):  # noqa: PT012 - the block is what is tested
         async with bank.transaction() as tx:
             await held(tx, 1)
             tx.send_message(to(bank, 2), {"n": 99}, 1)
             tx.state = b"lost"
-            heir = await messagers(name="bank", host=[1])
+            successor = await messagers(name="bank", host=[1])
     assert await silent(shop)
-    await untouched(heir, 1)
+    await untouched(successor, 1)
 
 
-async def test_a_reader_without_sends_beside_its_successor_commits_nothing(bank, shop, messagers):
+async def test_a_fenced_reader_commits_no_transaction_without_sends(bank, shop, messagers):
     await feed(shop, 1)
     with pytest.raises(Fenced):  # noqa: PT012 - the block is what is tested
         async with bank.transaction() as tx:
             await held(tx, 1)
-            heir = await messagers(name="bank", host=[1])
+            successor = await messagers(name="bank", host=[1])
     with pytest.raises(Fenced):
         await bank.fetch_messages()
-    await untouched(heir, 1)
+    await untouched(successor, 1)
 
 
 async def test_a_mailbox_that_was_removed_commits_nothing(bank, shop):
@@ -728,7 +728,7 @@ async def test_a_mailbox_that_was_removed_commits_nothing(bank, shop):
     assert (await bank.send_message(to(bank, 2), {"n": 1}, 1)).fate == "delivered"
 
 
-async def test_who_may_not(messagers, server, opener):
+async def test_transactions_need_a_name_and_a_subscription(messagers, server, opener):
     nameless = await messagers(host=[5])
     with pytest.raises(ConfigError, match="name"):
         async with nameless.transaction():
@@ -739,14 +739,14 @@ async def test_who_may_not(messagers, server, opener):
             pass
 
 
-async def test_no_broker_can(opener, mosquitto_config):
+async def test_transactions_are_refused_on_mqtt(opener, mosquitto_config):
     messager = await opener(mosquitto_config, name="bank", listen=["news"])
     with pytest.raises(ConfigError, match="MQTT broker"):
         async with messager.transaction():
             pass
 
 
-async def test_one_at_a_time(bank, shop):
+async def test_one_transaction_is_open_at_a_time(bank, shop):
     await feed(shop, 1)
     async with bank.transaction() as tx:
         for other in (bank.transaction().__aenter__, bank.fetch_messages, bank.ack, bank.__aiter__().__anext__):
@@ -763,7 +763,7 @@ async def test_one_at_a_time(bank, shop):
     assert len(await bank.fetch_messages()) == 0
 
 
-async def test_whoever_waits_for_messages_is_not_robbed(bank, shop):
+async def test_a_transaction_takes_no_messages_from_a_waiting_fetch(bank, shop):
     waiting = asyncio.create_task(bank.fetch_messages(timeout=WAIT_S))
     await asyncio.sleep(0)
     with pytest.raises(TransactionError, match="waits"):
@@ -775,7 +775,7 @@ async def test_whoever_waits_for_messages_is_not_robbed(bank, shop):
         assert len(await tx.fetch_messages()) == 0
 
 
-async def test_a_transaction_in_a_loop_over_messages(bank, shop):
+async def test_a_transaction_works_inside_async_for(bank, shop):
     await feed(shop, 1, 2)
     found = []
     async for message in bank:
@@ -818,7 +818,7 @@ async def test_bad_sends_are_refused_at_once_and_leave_the_rest(bank, shop):
     assert await silent(shop)
 
 
-async def test_it_takes_so_many_messages_and_bytes(messagers, shop, monkeypatch):
+async def test_a_transaction_is_bounded_in_messages_and_bytes(messagers, shop, monkeypatch):
     bank = await messagers(name="bank", host=[1])
     async with bank.transaction() as tx:
         tx.send_columns(range(16_384), [2] * 16_384, {"n": 1})
@@ -842,7 +842,7 @@ async def test_it_takes_so_many_messages_and_bytes(messagers, shop, monkeypatch)
 # -- a full server -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_server_is_drained_by_a_step_that_sends_nothing(server, bank, shop, exp_id):
+async def test_a_transaction_without_sends_drains_a_full_server(server, bank, shop, exp_id):
     if isinstance(server, MemoryServer):
         return  # it has no limit
     await feed(shop, 1, 2, 3)

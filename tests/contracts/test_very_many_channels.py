@@ -1,4 +1,4 @@
-"""Who listens on very many channels takes those of all agents by one pattern: nobody must notice."""
+"""A messager with very many channels receives those of all agents by one pattern, without visible difference."""
 
 import logging
 
@@ -8,7 +8,7 @@ from support.contracts import client_of, fetch_all, until
 from ray_messaging import Messager
 from ray_messaging.addressing.channels import Keys, all_agents
 
-MANY = range(10_001)  # with three subtopics above what is subscribed to one by one
+MANY = range(10_001)  # with three subtopics: above the limit of single subscriptions
 TOPICS = ("agent-chat", "user-chat", "user-survey")
 
 
@@ -26,7 +26,7 @@ async def town(opener, server, agents=MANY, **options):
 
 
 async def channels_of(server, exp_id):
-    """Return how many channels of an experiment's agents somebody subscribes to."""
+    """Return the number of subscribed channels of an experiment's agents."""
     client = client_of(server)
     try:
         return len(await client.pubsub_channels(f"exps:{exp_id}:agents:*"))
@@ -34,7 +34,7 @@ async def channels_of(server, exp_id):
         await client.aclose()
 
 
-async def test_each_gets_its_own_and_once(opener, server, store, exp_id):
+async def test_each_message_arrives_once_at_its_mailbox(opener, server, store, exp_id):
     west, east = await town(opener, server), await town(opener, server, range(10_001, 20_002))
     assert await channels_of(server, exp_id) == 0
     names = [f"exps:{exp_id}:agents:{agent}:{topic}" for agent in (0, 10_000, 10_001, 20_001) for topic in TOPICS]
@@ -51,10 +51,10 @@ async def test_each_gets_its_own_and_once(opener, server, store, exp_id):
         assert messager.stats()["ingress"] == 6
 
 
-async def test_other_subscriptions_beside_it(opener, server, store, exp_id):
+async def test_other_subscriptions_work_beside_the_wide_pattern(opener, server, store, exp_id):
     one = await town(opener, server)
     prefix = f"exps:{exp_id}:agents:"
-    # One of its own, another's, and patterns: over both, and the very one that is used.
+    # Its own channel, another's, and patterns: one over both, and the wide pattern itself.
     await one.subscribe_and_start_listening(
         [prefix + "5:user-chat", prefix + "x:user-chat", prefix + "?:user-*", all_agents(exp_id), "news"]
     )
@@ -71,7 +71,7 @@ async def test_other_subscriptions_beside_it(opener, server, store, exp_id):
     assert len(await one.fetch_messages()) == 0
 
 
-async def test_it_is_no_taker_of_what_nobody_owns(opener, server, store, exp_id):
+async def test_the_wide_pattern_is_no_subscriber_of_other_agents_channels(opener, server, store, exp_id):
     await town(opener, server)
     await town(opener, server, range(10_001, 20_002))
     sender = await opener(server)
@@ -85,7 +85,7 @@ async def test_it_is_no_taker_of_what_nobody_owns(opener, server, store, exp_id)
     assert receipts.fates.tolist() == ["published", "delivered", "published"]
 
 
-async def test_mirrored_messages_do_not_come_back(opener, server, store):
+async def test_mirrored_messages_do_not_return(opener, server, store):
     one, sender = await town(opener, server), await opener(server, mirror=True)
     channel = sender.get_agent_chat_channel(7)
     assert (await sender.send_message(channel, {"n": 1})).fate == "delivered"
@@ -94,7 +94,7 @@ async def test_mirrored_messages_do_not_come_back(opener, server, store):
     assert one.stats()["ingress"] == 1
 
 
-async def test_it_comes_back_after_a_cut(opener, server, store):
+async def test_the_wide_pattern_is_restored_after_a_cut(opener, server, store):
     one = await town(opener, server)
     client, channel = client_of(server), one.get_user_chat_channel(7)
     await client.client_kill_filter(_type="pubsub")
@@ -108,7 +108,7 @@ async def test_it_comes_back_after_a_cut(opener, server, store):
     assert one.engine.transport._ingress.cuts == 1
 
 
-async def test_who_may_not_do_so_subscribes_to_each_channel(redis_process, exp_id, caplog):
+async def test_without_the_right_each_channel_is_subscribed(redis_process, exp_id, caplog):
     client, name = client_of(redis_process.config), f"user-{exp_id}"
     rights = ["~*", "resetchannels", f"&exps:{exp_id}:*", f"&{Keys(exp_id).own}", "+@all"]
     await client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *rights)

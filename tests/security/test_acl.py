@@ -1,4 +1,4 @@
-"""A Redis user with no more rights than docs/security.md names, and one who lacks one of them."""
+"""A Redis user with exactly the rights of docs/security.md, and users without one of them."""
 
 import asyncio
 import re
@@ -44,7 +44,7 @@ def user(server, exp_id):
 
 
 @pytest.mark.long
-def test_an_experiment_with_no_more_rights(ray_cluster, server, user, exp_id, tmp_path):
+def test_an_experiment_needs_only_the_documented_rights(ray_cluster, server, user, exp_id, tmp_path):
     client = server.client()
     client.execute_command("ACL", "LOG", "RESET")
     config = user()
@@ -68,12 +68,12 @@ def test_an_experiment_with_no_more_rights(ray_cluster, server, user, exp_id, tm
         for entry in client.execute_command("ACL", "LOG")
         for fields in [{key.decode(): value for key, value in zip(entry[::2], entry[1::2], strict=True)}]
     }
-    # Managed servers forbid to ask for settings, too, and nothing rests on it; redis-py says its name, if it may.
+    # Managed servers forbid CONFIG, and we do not need it; redis-py sends its name if it may.
     assert {what for _, what in refusals} <= {b"config|get", b"client|setinfo"}
     client.close()
 
 
-def test_all_that_we_run_is_documented():
+def test_all_commands_that_we_run_are_documented():
     package = Path(ray_messaging.__file__).parent / "transports" / "redis" / "lua"
     lua = "".join(path.read_text() for path in package.rglob("*.lua"))
     python = "".join(path.read_text() for path in package.parents[2].rglob("*.py"))
@@ -84,7 +84,7 @@ def test_all_that_we_run_is_documented():
 
 
 async def journey(exp_id, config):
-    """Send and receive by every way; whatever was acknowledged must arrive, or somebody must be told."""
+    """Send and receive by every call; each acknowledged message must arrive, or an error must be reported."""
     settings = MessagingConfig(send_timeout_s=3.0)
     receiver, sender = (
         Messager(config, exp_id, name="b", settings=settings),
@@ -99,12 +99,12 @@ async def journey(exp_id, config):
         await receiver.ack()
 
 
-async def test_messagers_with_no_more_rights(user, exp_id):
+async def test_messagers_need_only_the_documented_rights(user, exp_id):
     await journey(exp_id, user(f"&exps:{exp_id}:news:*"))
 
 
 @pytest.mark.parametrize("lacking", [right for right in DOCUMENTED if right[0] in "+&~"])
-async def test_a_user_who_lacks_one_right(user, exp_id, lacking, caplog):
+async def test_a_missing_right_is_reported(user, exp_id, lacking, caplog):
     config = user(f"&exps:{exp_id}:news:*", but=[lacking.replace("society-7", exp_id), lacking])
     try:
         async with asyncio.timeout(25):

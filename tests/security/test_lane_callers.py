@@ -1,4 +1,4 @@
-"""Whoever reaches the verdict lane's port: without the token, too slow, too many, or not reading; others go on."""
+"""Hostile callers of the verdict lane: without the token, too slow, too many, or not reading. Others are served."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def asked(request):
 
 
 async def opened(lane):
-    """Open a connection, token and all, by hand."""
+    """Open a connection by hand, and send the token."""
     reader, writer = await asyncio.open_connection(lane.address.host, lane.address.port, limit=2**16)
     writer.write(frame(lane.address.token.encode()))
     assert await reader.readexactly(4) == frame(b"")
@@ -47,7 +47,7 @@ async def ended(reader):
                 pass
 
 
-async def test_a_request_that_drips_ends_the_connection(lane, monkeypatch):
+async def test_a_request_sent_too_slowly_ends_the_connection(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "STALLED_S", 0.2)
     good = await LaneClient.open(lane.address)
     reader, writer = await opened(lane)
@@ -69,7 +69,7 @@ async def test_a_request_that_drips_ends_the_connection(lane, monkeypatch):
     writer.transport.abort()
 
 
-async def test_whoever_is_quiet_between_requests_is_left_alone(lane):
+async def test_a_caller_silent_between_requests_stays_connected(lane):
     reader, writer = await opened(lane)
     (caller,) = lane.connections
     request = asked(b"small")
@@ -85,7 +85,7 @@ async def test_whoever_is_quiet_between_requests_is_left_alone(lane):
     writer.transport.abort()
 
 
-async def test_answers_that_nobody_reads_are_bounded(lane, monkeypatch):
+async def test_unread_answers_are_bounded(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "STALLED_S", 0.5)
     good = await LaneClient.open(lane.address)
     reader, writer = await opened(lane)
@@ -117,7 +117,7 @@ def port(writer):
     return writer.get_extra_info("sockname")[1]
 
 
-async def test_what_has_only_begun_is_bounded_over_all_callers(lane, monkeypatch):
+async def test_partial_requests_are_bounded_over_all_callers(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "HELD_BYTES", 10_000)
     good = await LaneClient.open(lane.address)
     (_, writer), (other_reader, other) = await opened(lane), await opened(lane)
@@ -134,7 +134,7 @@ async def test_what_has_only_begun_is_bounded_over_all_callers(lane, monkeypatch
     writer.transport.abort()
 
 
-async def test_strangers_keep_nobody_out(lane, monkeypatch):
+async def test_strangers_do_not_exclude_callers(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "CONNECTIONS", 8)
     crowded = LaneServer(lane.answer)
     crowded.address = await crowded.start("127.0.0.1")
@@ -184,7 +184,7 @@ else:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_more_connections_than_descriptors(loop):
+async def test_the_lane_survives_more_connections_than_file_descriptors(loop):
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FLOODED, loop, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -222,7 +222,7 @@ uvloop.run(main())
 """
 
 
-async def test_whoever_reads_late_gets_all_answers_in_time():
+async def test_a_caller_that_reads_late_gets_all_answers():
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", SLOW_READER, stderr=subprocess.PIPE)
     _, err = await asyncio.wait_for(process.communicate(), WAIT_S)
     assert process.returncode == 0, err.decode()

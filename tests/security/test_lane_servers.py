@@ -1,4 +1,4 @@
-"""Whoever answers in the interceptor's place with nonsense: nothing goes out, who sends is told, and it can go on."""
+"""A fake interceptor with invalid answers: nothing is sent, the sender gets an error, and can continue."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ class Remote:
 
 
 class Impostor:
-    """Be the handle of an interceptor, and serve its lane: each request gets `answer`, or what it returns."""
+    """The handle of a fake interceptor with a lane: each request gets `answer`, or its result."""
 
     def __init__(self):
         self.answer = GOOD
@@ -72,7 +72,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-async def test_nonsense(impostor, name):
+async def test_invalid_answers_of_an_interceptor_send_nothing(impostor, name):
     server = MemoryServer()
     settings = MessagingConfig(interceptor_timeout_s=2.0)
     async with Messager(server, "exp", impostor, settings=settings) as sender, Messager(server, "exp") as receiver:

@@ -1,4 +1,4 @@
-"""Names that users give become parts of keys and channels: none leaves its place, whatever it is."""
+"""Names from users become parts of keys and channels: no name leaves its place there."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def test_names_of_experiments_groups_and_mailboxes(text):
     assert not set(name) & (SEPARATORS | set(" /#+$%"))
     assert 0 < len(name) <= 200
     keys = Keys(name)
-    # The hash tag of each key is the whole name, and what one experiment has begins as nothing of another does.
+    # The hash tag of each key is the whole name, and no key of one experiment is a prefix of another's.
     for key in (keys.meta, keys.stream("m:1"), keys.state("m"), keys.sender("m"), keys.table("rule"), keys.own):
         assert re.match(r"[^{]*\{([^}]*)\}", key)[1] == name
         assert key.startswith(f"rm:{{{name}}}:")
@@ -86,16 +86,16 @@ def test_channels(text, before):
     assert not channel.startswith("exps:") or channel.startswith("exps:exp:")
 
 
-def test_our_own_channel_is_nobodys():
-    """Who published there could make subscriptions deaf."""
+def test_our_internal_channel_is_refused():
+    """A publisher there could silence subscriptions."""
     for channel in (Keys("exp").own, "rm:{exp}:own", "rm:{other}:own"):
         with pytest.raises(InvalidAddress):
             parse_channel("exp", channel)
 
 
 @given(TEXT)
-def test_every_entry_refuses_what_it_cannot_use(text):
-    """No entry raises anything but an error of ours, before anything was sent."""
+def test_every_call_refuses_invalid_names(text):
+    """Each call raises one of our errors, before anything is sent."""
     config = RedisConfig(server="127.0.0.1", port=1)
     names = ChannelNames("exp")
     entries = [
@@ -120,7 +120,7 @@ def test_every_entry_refuses_what_it_cannot_use(text):
 @pytest.mark.parametrize(
     "exp_id", ["a}:b", "a{b}", "a:b", "a*", "a\n", "a\0", "\ud800", "", "x" * 201, "\uff41", 7, None, b"a"]
 )
-def test_an_experiment_that_cannot_be_is_refused_before_anything_starts(exp_id):
+def test_an_invalid_experiment_name_is_refused_before_anything_starts(exp_id):
     for call in (Messaging.start, Messaging.connect):
         with pytest.raises(InvalidAddress):
             call(exp_id)
@@ -129,8 +129,8 @@ def test_an_experiment_that_cannot_be_is_refused_before_anything_starts(exp_id):
 HARMLESS = ["{x}", "}meta", "{", "\u202eabc", "\uff1a", "a b", "%s", "'; --", "é", "e\u0301", "rm", "\U0001f600"]
 
 
-async def test_odd_ids_stay_apart_on_a_server(valkey_config, exp_id, opener):
-    """What may be an id reaches its agent and nobody else; no key of another experiment appears."""
+async def test_odd_ids_stay_separate_on_a_server(valkey_config, exp_id, opener):
+    """A valid id reaches only its agent, and no key of another experiment appears."""
     receiver = await opener(valkey_config, name="b", host=HARMLESS)
     sender = await opener(valkey_config, name="a")
     for agent_id in HARMLESS:
@@ -154,7 +154,7 @@ async def test_odd_ids_stay_apart_on_a_server(valkey_config, exp_id, opener):
 @given(st.lists(TEXT, min_size=1, max_size=5))
 @example(["\ud800["])
 def test_subscriptions(texts):
-    """Whatever is subscribed to, sent to or hosted: it works, or is refused by an error of ours."""
+    """Any subscription, send or claim works, or is refused by one of our errors."""
 
     async def live():
         async with Messager(MemoryServer(), "exp", name="a") as messager:

@@ -1,4 +1,4 @@
-"""What is read is never run: the package's source is looked through for whatever makes code of data."""
+"""Received data are never executed: the package's source is searched for everything that runs data."""
 
 import ast
 from pathlib import Path
@@ -22,7 +22,7 @@ MODULES = {
 }
 ATTRIBUTES = {"cloudpickle", "loads", "unsafe_load"}
 CALLS = {"os.system", "os.popen", "np.load", "numpy.load", "pd.read_pickle", "importlib.import_module"}
-# file -> what it does, and why that is no hole
+# file -> the call, and the reason why it is safe
 ALLOWED = {
     # Rules are code: they come by Ray call and are kept in Ray's cluster state, never on the server.
     ("cluster/rule_store.py", "cloudpickle"),
@@ -39,7 +39,7 @@ ALLOWED = {
 
 
 def suspects(path):
-    """Give the names of what looks like running data in a file."""
+    """Return the names in a file that look like the execution of data."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in NAMES:
@@ -60,17 +60,17 @@ def is_json(node):
     return isinstance(node.value, ast.Name) and node.value.id == "json"
 
 
-def test_nothing_makes_code_of_data():
+def test_no_module_runs_data():
     found = {
         (path.relative_to(PACKAGE).as_posix(), suspect) for path in PACKAGE.rglob("*.py") for suspect in suspects(path)
     }
     assert found <= ALLOWED, found - ALLOWED
-    # What is allowed and not there any more must not stay allowed.
+    # An exception that is no longer used must be removed from the list.
     assert {("cluster/rule_store.py", "loads")} <= found
 
 
-def test_scripts_get_texts_as_arguments_alone():
-    """No Lua is put together from what somebody wrote, and no script makes code of data, either."""
+def test_scripts_get_user_texts_only_as_arguments():
+    """No Lua is built from users' texts, and no script runs data."""
     for path in (PACKAGE / "transports").rglob("*.lua"):
         text = path.read_text()
         assert not {"loadstring", "load(", "dofile", "cmsgpack.unpack", "struct.unpack"} & set(text.split()), path

@@ -1,4 +1,4 @@
-"""Passwords and tokens: in no process list, no file but the server's own, no repr, no pickle, no error."""
+"""Passwords and tokens appear in no process list, file (except the server's own), repr, pickle or error."""
 
 import secrets
 import socket
@@ -39,7 +39,7 @@ def reachable(host, port):
         return probe.connect_ex((host, port)) == 0
 
 
-def test_the_embedded_server_listens_on_its_address_alone(embedded):
+def test_the_embedded_server_listens_only_on_its_address(embedded):
     port = embedded.config.port
     assert reachable(HOST, port)
     others = {a.address for found in psutil.net_if_addrs().values() for a in found if a.family == socket.AF_INET}
@@ -49,7 +49,7 @@ def test_the_embedded_server_listens_on_its_address_alone(embedded):
     assert {c.laddr.ip for c in listening} == {HOST}
 
 
-def test_the_embedded_server_wants_its_password(embedded):
+def test_the_embedded_server_requires_its_password(embedded):
     for password in (None, "", "guess", embedded.config.password[:-1]):
         client = redis.Redis(HOST, embedded.config.port, password=password, protocol=2, retry=Retry(NoBackoff(), 0))
         with client, pytest.raises(redis.exceptions.AuthenticationError):
@@ -57,7 +57,7 @@ def test_the_embedded_server_wants_its_password(embedded):
     assert len(embedded.config.password) >= 32
 
 
-def test_the_embedded_servers_files_are_its_users_alone(embedded):
+def test_only_the_user_can_read_the_embedded_servers_files(embedded):
     folder = Path(embedded.data_dir)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in folder.rglob("*"):
@@ -71,13 +71,13 @@ def secret_of(server):
 
 
 def shown_by_processes(secret):
-    """Return the processes whose command line or environment shows it."""
+    """Return the processes with a secret in their command line or environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         for name in ("cmdline", "environ"):
             try:
                 shown = (folder / name).read_bytes()
-            except OSError:  # it ended, or is another user's
+            except OSError:  # it ended, or belongs to another user
                 continue
             if secret in shown:
                 found.append(folder / name)
@@ -97,7 +97,7 @@ class Own:
 
 
 @pytest.mark.long
-def test_the_password_stays_where_it_is_used(messaging, tmp_path):
+def test_the_password_appears_only_where_it_is_used(messaging, tmp_path):
     group = messaging.create_group(f"secret-{secrets.token_hex(4)}", [1, 2])
     password = messaging.redis.password
     secret = password.encode()
@@ -105,7 +105,7 @@ def test_the_password_stays_where_it_is_used(messaging, tmp_path):
     assert not [text for text in (*shown, str(messaging.stats()), str(group.stats())) if password in text]
     for thing in (messaging, group):
         assert secret not in ray.cloudpickle.dumps(thing)
-    # Whoever got them by pickle can do the same.
+    # The receiver of a pickle can do the same.
     assert ray.get(asked_by_a_task.remote(messaging, group), timeout=60) == (password, "delivered")
     own = Own.remote()
     assert ray.get(own.open.remote(messaging), timeout=60) == "delivered"
@@ -119,12 +119,12 @@ def test_the_password_stays_where_it_is_used(messaging, tmp_path):
 
 
 def shown_by_ray(secret):
-    """Return the files that Ray wrote, logs of all workers included, which hold it."""
+    """Return the files of Ray with a secret in them, logs of all workers included."""
     folder = Path(ray._private.worker._global_node.get_session_dir_path())
     return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
 
 
-def test_the_lanes_token_is_shown_nowhere(messaging):
+def test_the_lanes_token_appears_nowhere(messaging):
     address = ray.get(messaging.interceptor.lane.remote(), timeout=60)
     assert address[2] not in repr(LaneAddress(*address))
     assert shown_by_processes(address[2].encode()) == []

@@ -1,4 +1,4 @@
-"""A server that speaks TLS: who may be trusted is, and whoever may not be is told what to do within 5 s."""
+"""TLS servers: trusted ones work; others are refused within 5 s, with an error that names the remedy."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.redis.connection.link import RedisLink
 
-CONNECT_S = 10  # twice the 5 s that are promised: other processes may have the machine
+CONNECT_S = 10  # twice the promised 5 s: other processes may use the machine
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def tls(servers, certificates):
 
 
 async def refused(config):
-    """Connect in vain; return what was said. Nothing secret is in it."""
+    """Connect in vain; return the error's text. It has no secret."""
     link = RedisLink(config, 30.0)
     with pytest.raises(MessagingError) as caught:
         async with asyncio.timeout(CONNECT_S):
@@ -94,37 +94,37 @@ async def test_a_foreign_client_is_heard_over_tls(tls, exp_id, opener):
     await link.close()
 
 
-async def test_an_authority_that_we_do_not_know(tls, certificates):
+async def test_an_unknown_authority_is_refused(tls, certificates):
     error = await refused(tls(ssl_ca_certs=str(certificates / "stranger.pem")))
     assert "not to be trusted" in str(error)
     assert "ssl_ca_certs" in str(error)
 
 
-async def test_the_systems_authorities_do_not_know_it(tls):
+async def test_a_private_authority_is_unknown_to_the_system(tls):
     assert "not to be trusted" in str(await refused(tls(ssl_ca_certs=None)))
 
 
 @pytest.mark.parametrize(
     ("name", "says"), [("misnamed", "IP address mismatch"), ("expired", "expired"), ("forged", "unable to get")]
 )
-async def test_a_certificate_that_does_not_hold(tls, name, says):
+async def test_an_invalid_certificate_is_refused(tls, name, says):
     error = await refused(tls(name))
     assert says in str(error)
     assert "check ssl_ca_certs, the certificate's dates, and that it names the host" in str(error)
 
 
-async def test_a_client_without_tls_on_the_port_for_tls(tls):
+async def test_a_plain_client_on_a_tls_port_is_refused(tls):
     error = await refused(tls(ssl=False, ssl_ca_certs=None))
     assert "set ssl=True" in str(error)
 
 
 @pytest.mark.long
-async def test_a_client_with_tls_on_the_port_without(tls, servers):
+async def test_a_tls_client_on_a_plain_port_is_refused(tls, servers):
     error = await refused(tls(port=servers().config.port))
     assert "ssl=False" in str(error)
 
 
-async def test_a_server_that_asks_for_our_certificate(tls, certificates, exp_id, opener):
+async def test_a_server_that_requires_a_client_certificate_works(tls, certificates, exp_id, opener):
     assert "ssl_certfile" in str(await refused(tls(asks=True)))
     stranger = {"ssl_certfile": str(certificates / "unknown.pem"), "ssl_keyfile": str(certificates / "unknown.key")}
     assert "ssl_certfile" in str(await refused(tls(asks=True, **stranger)))
@@ -136,13 +136,13 @@ async def test_a_server_that_asks_for_our_certificate(tls, certificates, exp_id,
     assert len(await receiver.fetch_messages(timeout=10)) == 1
 
 
-async def test_a_wrong_password_over_tls(tls):
+async def test_a_wrong_password_over_tls_is_refused(tls):
     error = await refused(tls(password="none of its passwords"))
     assert "password" in str(error)
 
 
-def _refuse_and_never_say_farewell(listener, certificates):
-    """Serve one connection until the client lets its socket go."""
+def _refuse_without_closing(listener, certificates):
+    """Serve one connection without a close, until the client closes its socket."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     plain, _ = listener.accept()
@@ -156,15 +156,15 @@ def _refuse_and_never_say_farewell(listener, certificates):
                 pass
 
 
-async def test_who_is_refused_waits_for_no_farewell(tls, certificates):
+async def test_a_refused_connection_does_not_wait_for_the_servers_close(tls, certificates):
     with socket.create_server((HOST, 0)) as listener:
         listener.settimeout(CONNECT_S)
-        served = asyncio.ensure_future(asyncio.to_thread(_refuse_and_never_say_farewell, listener, certificates))
+        served = asyncio.ensure_future(asyncio.to_thread(_refuse_without_closing, listener, certificates))
         assert "password" in str(await refused(tls(port=listener.getsockname()[1])))
         await served
 
 
-async def test_files_that_cannot_be_used(tls, certificates):
+async def test_invalid_certificate_files_are_refused(tls, certificates):
     client = str(certificates / "client.pem")
     for changes, name in [
         ({"ssl_ca_certs": "/nowhere/ca.pem"}, "ssl_ca_certs"),
@@ -179,14 +179,14 @@ async def test_files_that_cannot_be_used(tls, certificates):
 
 
 @pytest.mark.parametrize("field", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
-def test_who_sets_a_file_wants_tls(field):
+def test_a_certificate_file_without_ssl_is_refused(field):
     with pytest.raises(ValidationError, match="ssl=True"):
         RedisConfig(server=HOST, password="s3cret", **{field: "file.pem"})
     with pytest.raises(ValidationError, match="ssl_certfile"):
         RedisConfig(server=HOST, ssl=True, ssl_keyfile="file.pem")
 
 
-async def test_a_server_with_nothing_but_old_tls(certificates, tmp_path):
+async def test_a_server_with_only_old_tls_is_refused(certificates, tmp_path):
     old = {"tls_protocols": '"TLSv1.1"', "tls_ciphers": "ALL:@SECLEVEL=0"}
     files = {f"tls_{kind}_file": certificates / f"server.{end}" for kind, end in (("cert", "pem"), ("key", "key"))}
     process = RedisProcess(

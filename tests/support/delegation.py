@@ -1,4 +1,4 @@
-"""An interceptor behind a lane of its own, in this process, that may grant its rules to messagers."""
+"""An interceptor behind a lane of its own, in this process, that may delegate its rules to messagers."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ class Method:
         return await found if inspect.isawaitable(found) else found
 
 
-class Throne:
+class InterceptorEpoch:
     """The interceptor's epoch on the server; `gate` holds up its writes, `failure` refuses them."""
 
     def __init__(self, server, exp_id):
@@ -35,7 +35,7 @@ class Throne:
         self.written = []
         self.link = None if isinstance(server, MemoryServer) else RedisLink(server, 10.0)
 
-    async def enthrone(self):
+    async def take(self):
         if self.link is None:
             exp = self.server.experiments[self.exp_id]
             exp.interceptor, exp.standing = new_epoch(exp.interceptor), 0
@@ -43,7 +43,7 @@ class Throne:
         log = RedisLog(self.link, Keys(self.exp_id))
         return (await log.take_epoch("advance_interceptor_epoch", "interceptor", [log.keys.meta], []))[1]
 
-    async def stand(self, epoch, number):
+    async def advance_delegation(self, epoch, number):
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -62,8 +62,8 @@ class Throne:
 class Actor:
     """A handle like that of our interceptor actor; `asked` counts the batches for which it gave verdicts."""
 
-    def __init__(self, throne, exp_id):
-        self.throne = throne
+    def __init__(self, interceptor_epoch, exp_id):
+        self.interceptor_epoch = interceptor_epoch
         self.exp_id = exp_id
         self.asked = 0
         self.silent = False
@@ -75,7 +75,7 @@ class Actor:
 
     async def begin(self, *rules, **options):
         """Let a new interceptor take over, with a lane of its own."""
-        epoch = await self.throne.enthrone()
+        epoch = await self.interceptor_epoch.take()
         self.interceptor = Interceptor(
             self.exp_id, rules, epoch=epoch, publish_snapshot=self._publish_under(epoch), **options
         )
@@ -89,10 +89,10 @@ class Actor:
         return self
 
     def _publish_under(self, epoch):
-        async def stand(number):
-            await self.throne.stand(epoch, number)
+        async def publish(number):
+            await self.interceptor_epoch.advance_delegation(epoch, number)
 
-        return stand
+        return publish
 
     def _answer(self, interceptor, request, *, patient):
         self.asked += 1

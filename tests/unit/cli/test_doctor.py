@@ -134,7 +134,7 @@ def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
     assert client.keys("rm:{town}:*") == [b"rm:{town}:meta"]
 
 
-def test_a_server_that_is_not_there(run):
+def test_a_missing_server_raises(run):
     found = run("--redis", "redis://:secret@127.0.0.1:1")
     assert found.exit_code == 1
     assert "critical: server: cannot reach the server at 127.0.0.1:1" in found.stdout

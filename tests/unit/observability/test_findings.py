@@ -41,7 +41,7 @@ def problems(findings):
     return [(finding.level, finding.what) for finding in findings if finding.level != "ok"]
 
 
-def test_a_server_that_is_well():
+def test_a_healthy_server_has_no_findings():
     assert problems(server()) == []
     assert Finding("ok", "server", "Valkey 9.1.2 at host:1") in server()
 

@@ -104,7 +104,7 @@ async def test_a_late_attempt_of_what_a_stale_directory_refused_writes_nothing(o
     assert await nothing_more(receiver)
 
 
-async def test_a_server_that_lost_writes_is_written_to_at_once(opener, caplog):
+async def test_sends_continue_at_once_on_a_server_that_lost_writes(opener, caplog):
     server = MemoryServer()
     sender, receiver = await opener(server), await opener(server, host=[1])
     channel = sender.get_agent_chat_channel(1)

@@ -105,7 +105,7 @@ def test_what_cannot_be_used(graph, settings, words):
 
 
 @pytest.mark.parametrize("graph", [[(1.5, 2)], [(1, None)], nx.Graph([("a:b", 1)])])
-def test_ids_that_cannot_be_used(graph):
+def test_invalid_ids_are_refused(graph):
     with pytest.raises(InvalidAddress, match="agent id"):
         AllowGraph(graph)
 

@@ -1,4 +1,4 @@
-"""Frames that nobody can read, from a sender that counts them: they take no room for ever, here and on the server."""
+"""Unreadable frames from a sender that counts their rows: they do not occupy room for ever."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ GARBAGE = b"of a version that is yet to come"
 
 
 class Newer:
-    """Send as a messager of a version does that this one cannot read."""
+    """A sender whose frames have a version that this one cannot read."""
 
     def __init__(self, transport):
         self.transport = transport
@@ -27,8 +27,8 @@ class Newer:
     async def send(self, mailbox, rows=1, frame=GARBAGE):
         """Return the frame's fate."""
         version = (await self.transport.load_directory(-1)).version
-        shipment = FrameWrite(mailbox, self.seq + 1, rows, frame)
-        reply = await self.transport.send(SendRequest("newer", self.epoch, version, -1, [shipment]))
+        frame_write = FrameWrite(mailbox, self.seq + 1, rows, frame)
+        reply = await self.transport.send(SendRequest("newer", self.epoch, version, -1, [frame_write]))
         self.seq += reply.fates == [FrameFate.WRITTEN]
         return reply.fates[0]
 
@@ -47,7 +47,7 @@ async def buried(messager, count):
     await until(there)
 
 
-async def test_what_cannot_be_read_takes_no_room_for_ever(pair, messagers, store):
+async def test_unreadable_frames_do_not_occupy_a_mailbox_for_ever(pair, messagers, store):
     receiver, channel, newer = pair
     sender = await messagers()
     for n in range(5):
@@ -60,7 +60,7 @@ async def test_what_cannot_be_read_takes_no_room_for_ever(pair, messagers, store
     assert receiver.stats()["unreadable"] == 5
 
 
-async def test_who_waits_for_a_message_lets_go_of_what_cannot_be_read(pair, messagers):
+async def test_a_waiting_fetch_frees_unreadable_frames(pair, messagers):
     receiver, channel, newer = pair
     sender = await messagers(send_timeout_s=WAIT_S)
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
@@ -70,7 +70,7 @@ async def test_who_waits_for_a_message_lets_go_of_what_cannot_be_read(pair, mess
         assert [message.payload for message in await waiting] == [{"n": 1}]
 
 
-async def test_a_flood_that_cannot_be_read_is_no_flood_in_the_inbox(pair, messagers):
+async def test_a_flood_of_unreadable_frames_does_not_fill_the_inbox(pair, messagers):
     receiver, _, newer = pair
     for _ in range(100):
         assert await newer.send("box", rows=0) is FrameFate.WRITTEN
@@ -78,10 +78,10 @@ async def test_a_flood_that_cannot_be_read_is_no_flood_in_the_inbox(pair, messag
     assert len(receiver.engine.subscription.inbox._pieces) == 1
     assert list(await receiver.fetch_messages()) == []
     await receiver.ack()
-    heir = await messagers(name="box", mailbox_messages=10, host=[1])
-    assert heir.engine.subscription.cursor != Cursor("0-0", 0)  # past all of it
-    assert list(await heir.fetch_messages(timeout=0.05)) == []
-    assert heir.stats()["unreadable"] == 0
+    successor = await messagers(name="box", mailbox_messages=10, host=[1])
+    assert successor.engine.subscription.cursor != Cursor("0-0", 0)  # past all of it
+    assert list(await successor.fetch_messages(timeout=0.05)) == []
+    assert successor.stats()["unreadable"] == 0
 
 
 async def test_a_mailbox_that_is_not_at_its_end_keeps_its_counts(pair, messagers, store):
@@ -100,7 +100,7 @@ async def test_a_mailbox_that_is_not_at_its_end_keeps_its_counts(pair, messagers
     assert await store.waiting("box") == 0
 
 
-async def test_behind_what_a_caller_keeps_a_flood_is_one_loan(pair, messagers, store):
+async def test_unreadable_frames_behind_held_messages_form_one_lease(pair, messagers, store):
     receiver, channel, newer = pair
     sender = await messagers()
     await sender.send_message(channel, {"n": 1})

@@ -1,4 +1,4 @@
-"""What strangers publish below our own topics: it harms nobody who has nothing to do with it."""
+"""Foreign publications below our internal topics do no harm to others."""
 
 import time
 
@@ -37,7 +37,7 @@ async def send(sender, n):
     assert receipt.fate == "delivered"
 
 
-# -- cards ------------------------------------------------------------------------------------------------------------
+# -- directory records ------------------------------------------------------------------------------------------------
 
 
 def card(mailbox, *, channels=(), globs=(), messages=1000, nbytes=10**6, **limits):
@@ -69,7 +69,7 @@ POISON = {
 }
 
 
-async def test_cards_that_no_messager_published_are_passed_over(server, opener, stranger):
+async def test_invalid_directory_records_are_ignored(server, opener, stranger):
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
     await send(sender, 1)
     for mailbox, payload in POISON.values():
@@ -81,14 +81,14 @@ async def test_cards_that_no_messager_published_are_passed_over(server, opener, 
 
 
 @pytest.mark.parametrize("kind", POISON)
-async def test_nobody_is_sent_to_by_such_a_card(server, opener, stranger, kind):
+async def test_an_invalid_directory_record_gets_no_messages(server, opener, stranger, kind):
     mailbox, payload = POISON[kind]
     await say(stranger, stranger.topics.directory(mailbox), payload)
     sender = await opener(server)
     assert (await sender.send_message("q", {"n": 1})).fate == "undeliverable"
 
 
-async def test_an_epoch_that_no_reader_can_surpass(server, opener, stranger):
+async def test_a_record_with_the_highest_epoch_is_ignored(server, opener, stranger):
     record = encode_record(Record("group", [], ["q"], []))
     await say(stranger, stranger.topics.directory("group"), card_of(record, epoch=2**63 - 1))
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
@@ -96,11 +96,11 @@ async def test_an_epoch_that_no_reader_can_surpass(server, opener, stranger):
     assert numbers(await fetch_all(receiver, 1)) == [1]
 
 
-# -- whatever a handler does not foresee ------------------------------------------------------------------------------
+# -- unforeseen errors in handlers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["directory", "owner", "sender", "epoch"])
-async def test_a_handler_that_fails_ends_no_link(server, opener, stranger, caplog, kind):
+async def test_a_failing_handler_does_not_end_the_link(server, opener, stranger, caplog, kind):
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server, name="west")
     control = sender.engine.transport._control
     foreseen = control._handler.on_message
@@ -123,7 +123,7 @@ async def test_a_handler_that_fails_ends_no_link(server, opener, stranger, caplo
 
 
 @pytest.mark.parametrize("epoch", [b"9999999999999999999", b"%d" % 2**62, b"next week", b"-1", b"9" * 100_000])
-async def test_an_epoch_that_cannot_be(server, opener, stranger, epoch):
+async def test_an_impossible_epoch_is_ignored(server, opener, stranger, epoch):
     receiver = await opener(server, name="group", host=[1])
     await say(stranger, stranger.topics.epoch("west"), epoch)
     sender = await opener(server, name="west")
@@ -134,7 +134,7 @@ async def test_an_epoch_that_cannot_be(server, opener, stranger, epoch):
     assert numbers(await fetch_all(receiver, 1)) == [2]
 
 
-async def test_an_epoch_of_a_host_whose_clock_is_ahead(server, opener, stranger):
+async def test_an_epoch_from_a_clock_that_is_ahead_is_surpassed(server, opener, stranger):
     ahead = time.time_ns() // 1000 + DAY_US // 24
     await say(stranger, stranger.topics.epoch("west"), b"%d" % ahead)
     receiver, sender = await opener(server, name="group", host=[1]), await opener(server, name="west")

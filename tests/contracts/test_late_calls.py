@@ -1,4 +1,4 @@
-"""What comes late, and what is cut off: neither robs a transaction, nor sets it back, nor is left without an answer."""
+"""Late calls and interrupted closes: they take no messages, revert no state, and leave no caller without an answer."""
 
 import asyncio
 import contextlib
@@ -41,8 +41,8 @@ def numbers(messages):
     return [message.payload["n"] for message in messages]
 
 
-async def test_a_fetch_that_outlives_its_block_takes_nothing(bank, shop):
-    """`gather` raises while the other call goes on."""
+async def test_a_fetch_that_ends_after_its_block_takes_no_message(bank, shop):
+    """`gather` raises while the other call is still running."""
 
     async def fail():
         raise ValueError("the other call failed")
@@ -63,8 +63,8 @@ async def test_a_fetch_that_outlives_its_block_takes_nothing(bank, shop):
 
 
 @pytest.mark.parametrize("steps", [True, False], ids=["transaction", "fetch"])
-async def test_a_commit_that_comes_late_sets_nothing_back(bank, shop, messagers, store, steps):
-    """It was sent over a connection that was given up, and arrives when the next one has been made over another."""
+async def test_a_late_commit_reverts_no_state(bank, shop, messagers, store, steps):
+    """The commit was sent on an abandoned connection, and arrives after the next connection has been made."""
     transport, commit, calls = bank.engine.transport, bank.engine.transport.commit, []
 
     async def remember(*args, **totals):
@@ -86,12 +86,12 @@ async def test_a_commit_that_comes_late_sets_nothing_back(bank, shop, messagers,
     await commit(*args, **totals)
     assert await store.waiting("bank") == 1
     await vanish(bank)
-    heir = await messagers(name="bank", host=[1])
-    assert numbers(await fetch_all(heir, 1)) == [3]
+    successor = await messagers(name="bank", host=[1])
+    assert numbers(await fetch_all(successor, 1)) == [3]
 
 
 @pytest.mark.parametrize("sends", [True, False])
-async def test_closing_waits_for_a_transaction_that_was_left(bank, shop, messagers, sends):
+async def test_close_waits_for_the_commit_of_a_transaction(bank, shop, messagers, sends):
     async def leave():
         async with bank.transaction() as tx:
             if sends:
@@ -104,13 +104,13 @@ async def test_closing_waits_for_a_transaction_that_was_left(bank, shop, message
     await left.wait()
     await bank.close()
     await leaving
-    heir = await messagers(name="bank", host=[1])
-    async with heir.transaction() as tx:
+    successor = await messagers(name="bank", host=[1])
+    async with successor.transaction() as tx:
         assert tx.state == b"kept"
 
 
-async def test_whoever_sends_first_is_told_when_closing_is_cut_short(messagers):
-    """It waited for its first epoch: no posting was made of its message yet."""
+async def test_a_first_send_gets_an_error_if_close_is_cancelled(messagers):
+    """The send waits for its first epoch: there is no in-flight batch yet."""
 
     async def hang(*_args, **_options):
         asked.set()
@@ -128,8 +128,8 @@ async def test_whoever_sends_first_is_told_when_closing_is_cut_short(messagers):
     await messager.engine.accumulator.flush()
 
 
-async def test_a_transaction_that_waits_for_room_is_not_stuck(messagers, shop):
-    """Else health() says of a reader that is slow that the sender hangs."""
+async def test_a_transaction_that_waits_for_room_counts_as_healthy(messagers, shop):
+    """Otherwise health() would blame the sender for a slow reader."""
     full = await messagers(host=[9], mailbox_messages=1)
     bank = await messagers(name="bank", host=[1], send_timeout_s=WAIT_S)
     channel = bank.get_agent_chat_channel(9)
@@ -139,12 +139,12 @@ async def test_a_transaction_that_waits_for_room_is_not_stuck(messagers, shop):
         async with bank.transaction() as tx:
             tx.send_message(channel, {"n": 1}, 1)
 
-    pump, leaving = bank.engine.accumulator._send_loop, asyncio.create_task(leave())
+    send_loop, leaving = bank.engine.accumulator._send_loop, asyncio.create_task(leave())
     try:
         async with asyncio.timeout(WAIT_S):
             while bank.engine.accumulator.capacity.rows == 0:  # noqa: ASYNC110 - what is awaited has no event
                 await asyncio.sleep(0)
-            pump.turned_at = 0.0
+            send_loop.turned_at = 0.0
             while bank.engine.accumulator.health().stuck:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.005)
         assert not leaving.done()

@@ -1,4 +1,4 @@
-"""Ways to mailboxes while connections, brokers and names come and go: nothing is sent too often, and nobody hangs."""
+"""Sends on MQTT while connections, brokers and names come and go: no needless repetition, and no hanging call."""
 
 import asyncio
 import signal
@@ -17,7 +17,7 @@ from ray_messaging.mqtt.sending import mailbox_sender as way
 from ray_messaging.mqtt.wire.messages import Signal, SignalKind, decode_data, decode_entry, encode_signal
 from ray_messaging.receiving import subscription
 
-SOON_S = 5  # where something hung, it did for longer
+SOON_S = 5  # a hanging call takes longer than this
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ async def store(server, exp_id):
 
 
 @pytest.fixture
-def sightless(monkeypatch):
-    """Let nobody look for what got lost: only what happens makes things go on."""
+def no_search(monkeypatch):
+    """Turn off the search for lost frames: only events make progress."""
     monkeypatch.setattr(transport, "CHECK_S", 1000)
 
 
@@ -59,7 +59,7 @@ async def cut(link):
 
 
 async def restart(broker, messager):
-    """Kill a broker and start it again, and return when a messager has heard all that it has."""
+    """Kill a broker and start it again; return when a messager has received all of its records."""
     control = control_of(messager)
     before = control.connections
     broker.kill()
@@ -72,13 +72,13 @@ async def restart(broker, messager):
 
 
 async def settled(messager):
-    """Wait until a messager has heard all that was said to it, and the broker all that it has said."""
+    """Wait until a messager and its broker have received everything from each other."""
     for _ in range(2):
         await messager.engine.transport.load_directory(-1)
 
 
 async def on_its_way(sender, n):
-    """Send a message whose PUBACK is not read; return what waits for it."""
+    """Send a message, and leave its PUBACK unread; return the waiting call."""
     control_of(sender).link.pause()
     before = sum((await sender.engine.transport.waiting()).values())
     sending = asyncio.create_task(send(sender, n))
@@ -90,8 +90,8 @@ async def on_its_way(sender, n):
     return sending
 
 
-async def forgetful(mosquittos, opener):
-    """Have three messages wait for a named mailbox whose reader is gone, and a broker that has lost it all."""
+async def lost_by_broker(mosquittos, opener):
+    """Let three messages wait for a named mailbox without a reader, at a broker that has lost them."""
     broker = mosquittos(durable=False)
     sender, first = await opener(broker.config, send_timeout_s=0.2), await opener(broker.config, name="group", host=[1])
     control_of(sender).patience_s = SOON_S  # for the broker; the mailbox has less
@@ -101,12 +101,12 @@ async def forgetful(mosquittos, opener):
     return broker, sender
 
 
-# -- what is published again ------------------------------------------------------------------------------------------
+# -- repeated publications --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 async def watched(server, opener, store):
-    """Give a sender, a function that returns the seqs of frames that it published since, and one for its reader."""
+    """Give a sender, a function that returns the numbers of its new publications, and one for its reader."""
     sender, receiver = await opener(server), await opener(server, name="group", host=[1])
     client = await store.client(store.topics.mailbox("group"))
     await receiver.close()
@@ -122,7 +122,7 @@ async def watched(server, opener, store):
     return sender, published, read
 
 
-async def test_a_cut_sender_publishes_nothing_again_that_the_broker_has(watched, sightless):
+async def test_after_a_cut_a_sender_does_not_repeat_confirmed_frames(watched, no_search):
     sender, published, read = watched
     await send(sender, *range(10))
     for _ in range(3):
@@ -131,7 +131,7 @@ async def test_a_cut_sender_publishes_nothing_again_that_the_broker_has(watched,
     assert await read(10) == list(range(10))
 
 
-async def test_what_is_asked_for_again_and_again_is_sent_again_once(watched, store, sightless, monkeypatch):
+async def test_a_frame_requested_repeatedly_is_sent_again_once(watched, store, no_search, monkeypatch):
     monkeypatch.setattr(way, "MQTT_RESEND", RetryPolicy(1000, 1000))
     sender, published, read = watched
     await send(sender, *range(4))
@@ -143,7 +143,7 @@ async def test_what_is_asked_for_again_and_again_is_sent_again_once(watched, sto
     assert await read(4) == list(range(4))
 
 
-async def test_what_a_full_mailbox_lacks_is_not_asked_for_again(server, opener, store, sightless, monkeypatch):
+async def test_a_full_mailbox_does_not_request_missing_frames(server, opener, store, no_search, monkeypatch):
     monkeypatch.setattr(mailbox, "_MAX_UNREAD_BYTES", 100_000)
     monkeypatch.setattr(way, "MQTT_RESEND", RetryPolicy(0, 0))
     one, other, receiver = await opener(server), await opener(server), await opener(server, host=[1], inbox_messages=1)
@@ -181,10 +181,10 @@ async def test_what_a_full_mailbox_lacks_is_not_asked_for_again(server, opener, 
     assert [n for n in got if n >= 10] == list(range(10, 20))
 
 
-# -- what the broker does not take ------------------------------------------------------------------------------------
+# -- messages that the broker refuses ---------------------------------------------------------------------------------
 
 
-async def test_a_payload_above_the_limit_holds_nothing_up(mosquittos, opener, sightless):
+async def test_a_payload_above_the_limit_delays_no_other(mosquittos, opener, no_search):
     broker = mosquittos(options=["max_packet_size 20000"])  # above the other limit Mosquitto cuts us, too
     sender, receiver = await opener(broker.config, send_timeout_s=1), await opener(broker.config, host=[1])
     await send(sender, 1, 2)
@@ -194,8 +194,8 @@ async def test_a_payload_above_the_limit_holds_nothing_up(mosquittos, opener, si
     assert numbers(await fetch_all(receiver, 3)) == [1, 2, 4]
 
 
-async def test_what_was_refused_behind_others_is_not_sent_later(mosquittos, opener, sightless):
-    broker, sender = await forgetful(mosquittos, opener)
+async def test_a_refused_message_is_not_sent_later(mosquittos, opener, no_search):
+    broker, sender = await lost_by_broker(mosquittos, opener)
     with pytest.raises(MailboxFull):
         await send(sender, 4)
     sending = await on_its_way(sender, 5)
@@ -208,23 +208,23 @@ async def test_what_was_refused_behind_others_is_not_sent_later(mosquittos, open
     assert numbers(await fetch_all(second, 4)) == [1, 2, 3, 6]
 
 
-# -- who is away ------------------------------------------------------------------------------------------------------
+# -- absent receivers -------------------------------------------------------------------------------------------------
 
 
-async def test_a_named_mailbox_that_its_broker_forgot_outlives_a_lease(mosquittos, opener, sightless):
-    broker, sender = await forgetful(mosquittos, opener)
+async def test_a_named_mailbox_lost_by_the_broker_outlives_a_lease(mosquittos, opener, no_search):
+    broker, sender = await lost_by_broker(mosquittos, opener)
     registry = sender.engine.transport._directory
     clock = registry._clock
     registry._clock = lambda: clock() + 10 * registry.lease_s
-    await settled(sender)  # which looks for leases that are over
-    with pytest.raises(MailboxFull):  # and not: nobody is there
+    await settled(sender)  # this looks for expired leases
+    with pytest.raises(MailboxFull):  # instead of: no subscriber
         await send(sender, 4)
     second = await opener(broker.config, name="group", host=[1])
     await send(sender, 5)
     assert numbers(await fetch_all(second, 4)) == [1, 2, 3, 5]
 
 
-async def test_a_card_comes_back_behind_its_mailbox(mosquittos, opener, exp_id, monkeypatch):
+async def test_a_directory_record_returns_after_its_mailbox(mosquittos, opener, exp_id, monkeypatch):
     broker = mosquittos(durable=False)
     receiver = await opener(broker.config, host=[1])
     link, may_listen = receiver.engine.transport._receiver._session.link, asyncio.Event()
@@ -250,7 +250,7 @@ async def test_a_card_comes_back_behind_its_mailbox(mosquittos, opener, exp_id, 
     await store.close()
 
 
-async def test_the_claim_of_a_process_that_died_ends(server, opener, store, monkeypatch):
+async def test_the_claim_of_a_dead_process_ends(server, opener, store, monkeypatch):
     dead, seen = await opener(server, name="dead", lease_s=1), await store.client(store.topics.all_entries)
 
     def die(*_claim):
@@ -266,13 +266,13 @@ async def test_the_claim_of_a_process_that_died_ends(server, opener, store, monk
         return not await store.drain(await store.client(store.topics.all_entries))
 
     await until(over)
-    await opener(server, name="living", host=[1])  # before a lease of its own is over
+    await opener(server, name="living", host=[1])  # before its own lease expires
 
 
-# -- who hears nothing ------------------------------------------------------------------------------------------------
+# -- messagers without answers ----------------------------------------------------------------------------------------
 
 
-async def test_who_was_taken_over_while_it_stood_still_does_not_believe_the_broker(server, opener):
+async def test_a_stopped_messager_with_a_successor_ignores_the_brokers_confirmation(server, opener):
     old, receiver = await opener(server, name="west"), await opener(server, host=[1])
     await send(old, 1)
     control_of(old).link.pause()
@@ -286,7 +286,7 @@ async def test_who_was_taken_over_while_it_stood_still_does_not_believe_the_brok
     assert numbers(await fetch_all(receiver, 3)) == [1, 2, 4]
 
 
-async def test_what_was_handled_is_delivered_though_the_broker_never_answered(server, opener, monkeypatch):
+async def test_a_committed_message_is_delivered_although_the_broker_never_answered(server, opener, monkeypatch):
     sender, receiver = await opener(server), await opener(server, host=[1])
     await send(sender, 1)
     sending = await on_its_way(sender, 2)
@@ -308,7 +308,7 @@ async def test_what_was_handled_is_delivered_though_the_broker_never_answered(se
     await asyncio.wait_for(sending, SOON_S)
 
 
-async def test_a_connection_that_is_cut_while_its_marker_is_awaited(server, opener, monkeypatch):
+async def test_a_connection_cut_while_its_marker_is_awaited_recovers(server, opener, monkeypatch):
     sender, receiver = await opener(server), await opener(server, host=[1])
     control, held = control_of(sender), asyncio.Event()
     with monkeypatch.context() as patch:
@@ -321,20 +321,20 @@ async def test_a_connection_that_is_cut_while_its_marker_is_awaited(server, open
         async def answered():
             return not control.link._connection.publisher._in_flight
 
-        await until(answered)  # so that of the marker nothing but itself is missing
+        await until(answered)  # so that only the marker is missing
     await cut(control.link)
     await send(sender, 1)
     assert numbers(await fetch_all(receiver, 1)) == [1]
 
 
-async def test_a_marker_that_does_not_come_back_is_not_waited_for_without_end(server, opener, monkeypatch):
+async def test_the_wait_for_a_marker_is_bounded(server, opener, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ControlLink, "_on_marker", lambda *_arrival: None)
         with pytest.raises(ConnectionFailed, match="marker"):
             await asyncio.wait_for(opener(server.model_copy(update={"timeout": 0.2})), SOON_S)
 
 
-async def test_closing_does_not_wait_for_a_broker_that_stands_still(mosquitto, opener, monkeypatch):
+async def test_close_does_not_wait_for_a_stopped_broker(mosquitto, opener, monkeypatch):
     monkeypatch.setattr(subscription, "_LEAVE_S", 1000)
     monkeypatch.setattr(connection, "_CLOSE_TIMEOUT_S", 0.05)
     receiver = await opener(mosquitto.config, name="group", host=[1], owner="actor", send_timeout_s=0.2)

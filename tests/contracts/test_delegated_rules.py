@@ -1,17 +1,17 @@
-"""Standing verdicts: rules that look at ids alone are granted to messagers, and no change of them is escaped."""
+"""Delegated rules: senders apply rules on ids themselves, and no send escapes a change of the rules."""
 
 import asyncio
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
-from support.delegation import Actor, Throne
+from support.delegation import Actor, InterceptorEpoch
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RetryPolicy
-from ray_messaging.interception.client import delegated_rules as granted
+from ray_messaging.interception.client import delegated_rules
 from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
-from ray_messaging.interception.server import rule_delegation as standing
+from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
 from ray_messaging.transports.memory import MemoryServer
@@ -24,23 +24,23 @@ def server(request):
 
 @pytest.fixture(autouse=True)
 def calm(monkeypatch):
-    """Grant at once, and for long: what a loaded machine does to leases is not asked here."""
-    monkeypatch.setattr(standing, "CALM_S", 0.0)
-    monkeypatch.setattr(granted, "LEASE_S", 60.0)
-    monkeypatch.setattr(granted, "SNAPSHOT_RETRY", RetryPolicy(0.0, 0.0))
+    """Delegate at once, with long leases: a loaded machine must not end them."""
+    monkeypatch.setattr(rule_delegation, "CALM_S", 0.0)
+    monkeypatch.setattr(delegated_rules, "LEASE_S", 60.0)
+    monkeypatch.setattr(delegated_rules, "SNAPSHOT_RETRY", RetryPolicy(0.0, 0.0))
 
 
 @pytest.fixture
-async def throne(server, exp_id, messagers):
-    await messagers()  # the memory's experiment is there from then on
-    made = Throne(server, exp_id)
+async def interceptor_epoch(server, exp_id, messagers):
+    await messagers()  # creates the experiment in MemoryServer
+    made = InterceptorEpoch(server, exp_id)
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def actor(throne, exp_id):
-    made = await Actor(throne, exp_id).begin(BlackList([(-1, None)]))
+async def actor(interceptor_epoch, exp_id):
+    made = await Actor(interceptor_epoch, exp_id).begin(BlackList([(-1, None)]))
     yield made
     await made.close()
 
@@ -52,7 +52,7 @@ async def send(sender, *pairs):
 
 
 async def passed(sender, pair=(1, 1)):
-    """Send until a message has passed by granted rules; return how many were sent."""
+    """Send until a message has passed by delegated rules; return the number of sends."""
     before, sent = sender.stats()["delegated"], 0
     async with asyncio.timeout(WAIT_S):
         while sender.stats()["delegated"] == before:
@@ -61,7 +61,7 @@ async def passed(sender, pair=(1, 1)):
     return sent
 
 
-async def test_what_passes_by_granted_rules_is_not_asked_about(actor, messagers):
+async def test_messages_passed_by_delegated_rules_cause_no_question(actor, messagers):
     sender, receiver = await messagers(actor), await messagers(host=[1, 2])
     await passed(sender)
     asked, before = actor.asked, sender.stats()["delegated"]
@@ -72,7 +72,7 @@ async def test_what_passes_by_granted_rules_is_not_asked_about(actor, messagers)
     assert len(await fetch_all(receiver, 60)) >= 60
 
 
-async def test_a_batch_with_a_row_that_would_be_blocked_is_asked_about(actor, messagers):
+async def test_a_batch_with_a_blocked_row_causes_a_question(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     asked, before = actor.asked, sender.stats()["delegated"]
@@ -106,7 +106,7 @@ async def test_no_send_escapes_a_change_that_has_returned(actor, messagers, roun
         await asyncio.gather(*(passed(sender) for sender in senders))
         await actor.interceptor.change(lambda: listed.add((7, None)))
         told["forbidden"] = number
-        # All four held a grant of the rules as they were.
+        # All four had the former rules delegated.
         assert await asyncio.gather(*(send(sender, (7, 1)) for sender in senders)) == ["b"] * 4
         told["forbidden"] = None
         await actor.interceptor.change(lambda: listed.remove((7, None)))
@@ -116,143 +116,143 @@ async def test_no_send_escapes_a_change_that_has_returned(actor, messagers, roun
     assert told["escaped"] == 0
 
 
-async def test_a_change_returns_only_when_the_server_knows(actor, throne, messagers):
+async def test_a_change_returns_only_when_the_server_has_it(actor, interceptor_epoch, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    throne.gate.clear()
+    interceptor_epoch.gate.clear()
     change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
     await asyncio.wait({change}, timeout=0.05)
     assert not change.done()
-    throne.gate.set()
+    interceptor_epoch.gate.set()
     await change
     assert await send(sender, (7, 1)) == "b"
 
 
-async def test_a_change_that_cannot_be_told_raises(actor, throne, messagers):
+async def test_a_change_that_cannot_be_stored_raises(actor, interceptor_epoch, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    throne.failure = RuntimeError("broken")
+    interceptor_epoch.failure = RuntimeError("broken")
     with pytest.raises(RuntimeError, match="broken"):
         await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
-    throne.failure = None
-    await actor.interceptor.change(lambda: None)  # what is owed is told by the next one
+    interceptor_epoch.failure = None
+    await actor.interceptor.change(lambda: None)  # the next change stores this one, too
     assert await send(sender, (7, 1)) == "b"
 
 
 @pytest.mark.parametrize("failure", [ConnectionFailed("away", host="h", port=1), MailboxFull("full", mailbox="")])
-async def test_a_change_waits_for_a_server_that_is_away(actor, throne, messagers, monkeypatch, failure):
-    monkeypatch.setattr(standing, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
+async def test_a_change_waits_for_a_server_that_is_away(actor, interceptor_epoch, messagers, monkeypatch, failure):
+    monkeypatch.setattr(rule_delegation, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    throne.failure = failure
+    interceptor_epoch.failure = failure
     change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
     await asyncio.wait({change}, timeout=0.05)
     assert await send(sender, (1, 1)) == "d"
     await (
         sender.engine.accumulator.verdict_client._delegated_rules.close()
-    )  # it asks for the new rules, and gets none before the old ended
+    )  # it requests the new rules, and gets none before the old lease ends
     assert await send(sender, (1, 1)) == "d"
     await asyncio.wait({change}, timeout=0.05)
     assert not change.done()
-    throne.failure = None
+    interceptor_epoch.failure = None
     await change
     assert await send(sender, (7, 1)) == "b"
 
 
 @pytest.mark.parametrize("first", ["change", "end"])
-async def test_a_grant_under_way_does_not_hide_a_change(actor, throne, messagers, monkeypatch, first):
-    monkeypatch.setattr(standing, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
+async def test_a_snapshot_in_flight_does_not_hide_a_change(actor, interceptor_epoch, messagers, monkeypatch, first):
+    monkeypatch.setattr(rule_delegation, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
-    throne.failure = ConnectionFailed("away", host="h", port=1)
+    interceptor_epoch.failure = ConnectionFailed("away", host="h", port=1)
     asked = actor.interceptor.snapshot(
         encode_snapshot_request(SnapshotRequest(0))
-    )  # another messager's, which is answered in a moment
+    )  # another messager's request, answered at once
     change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
     if first == "end":
         await asyncio.sleep(0)
     granting = asyncio.create_task(asked)
     await asyncio.wait({change}, timeout=0.05)
     assert not change.done()
-    throne.failure = None
+    interceptor_epoch.failure = None
     await change
     assert await send(sender, (7, 1)) == "b"
     assert decode_snapshot(await granting).number == 0
 
 
-async def test_changes_that_nobody_holds_a_grant_of_cost_the_server_nothing(actor, throne, messagers):
+async def test_a_change_without_delegated_senders_costs_no_server_call(actor, interceptor_epoch, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     for pair in ((7, 1), (8, 1)):
         await actor.interceptor.change(lambda pair=pair: actor.interceptor.black_list.add(pair))
-    assert throne.written == []
+    assert interceptor_epoch.written == []
     await passed(sender)
-    written = len(throne.written)
+    written = len(interceptor_epoch.written)
     for pair in ((9, 1), (10, 1)):
         await actor.interceptor.change(lambda pair=pair: actor.interceptor.black_list.add(pair))
-    assert len(throne.written) == written + 1
+    assert len(interceptor_epoch.written) == written + 1
     await actor.interceptor.change(actor.interceptor.new_round)
     await actor.interceptor.change(actor.interceptor.violations.clear)
-    assert len(throne.written) == written + 1
+    assert len(interceptor_epoch.written) == written + 1
 
 
-async def test_rules_changed_past_the_interceptor_are_noticed(actor, messagers):
+async def test_rules_changed_in_place_are_noticed(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     number = actor.interceptor.delegation.number
-    actor.interceptor.black_list.add((7, 1))  # as a rule of one's own may
+    actor.interceptor.black_list.add((7, 1))  # a user's rule may do so
     assert actor.interceptor.delegation.offer != number
     await actor.interceptor.change(lambda: None)
     assert await send(sender, (7, 1)) == "b"
 
 
-async def test_a_write_that_comes_late_brings_nothing_back(actor, throne, messagers):
+async def test_a_late_write_does_not_restore_an_older_number(actor, interceptor_epoch, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
-    assert await throne.stand(actor.interceptor.epoch, old)  # an attempt over an older connection
+    assert await interceptor_epoch.advance_delegation(actor.interceptor.epoch, old)  # an attempt on an older connection
     sender.engine.accumulator.verdict_client._delegated_rules._until = 0.0
     assert await send(sender, (7, 1)) == "b"
-    successor = await throne.enthrone()
-    assert not await throne.stand(actor.interceptor.epoch, old + 5)
+    successor = await interceptor_epoch.take()
+    assert not await interceptor_epoch.advance_delegation(actor.interceptor.epoch, old + 5)
     assert successor > actor.interceptor.epoch
 
 
-async def test_a_server_that_went_back_to_an_older_number_gets_the_newer_one_again(actor, throne, messagers, exp_id):
+async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, interceptor_epoch, messagers, exp_id):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
-    if throne.link is None:
-        throne.server.experiments[exp_id].standing = old
+    if interceptor_epoch.link is None:
+        interceptor_epoch.server.experiments[exp_id].standing = old
     else:
-        await throne.link.command("HSET", Keys(exp_id).meta, "standing", old)
+        await interceptor_epoch.link.command("HSET", Keys(exp_id).meta, "standing", old)
     await actor.interceptor.renew()
-    if throne.link is None:
-        now = throne.server.experiments[exp_id].standing
+    if interceptor_epoch.link is None:
+        now = interceptor_epoch.server.experiments[exp_id].standing
     else:
-        now = int(await throne.link.command("HGET", Keys(exp_id).meta, "standing"))
+        now = int(await interceptor_epoch.link.command("HGET", Keys(exp_id).meta, "standing"))
     assert now == actor.interceptor.delegation.number > old
 
 
-async def test_a_successor_ends_what_was_granted(actor, messagers):
+async def test_a_successor_ends_earlier_delegations(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     old = actor.interceptor
-    await actor.begin(BlackList([(1, 1)]))  # the old one lives on, and its lane is open
+    await actor.begin(BlackList([(1, 1)]))  # the old one still runs, with an open lane
     assert await send(sender, (1, 1), (2, 1)) == "bd"
     await old.close()
 
 
-async def test_an_interceptor_that_was_fenced_lets_nothing_pass(actor, throne, messagers):
+async def test_a_fenced_interceptor_passes_nothing(actor, interceptor_epoch, messagers):
     sender, _ = await messagers(actor, interceptor_timeout_s=1.0), await messagers(host=[1])
     await passed(sender)
-    await throne.enthrone()
+    await interceptor_epoch.take()
     with pytest.raises(InterceptorUnavailable):
         await sender.send_message(sender.get_agent_chat_channel(1), {}, 1)
 
 
-async def test_a_lane_that_is_cut_ends_the_grant_at_once(actor, messagers):
+async def test_a_cut_lane_ends_the_delegation_at_once(actor, messagers):
     sender, _ = await messagers(actor, interceptor_timeout_s=WAIT_S), await messagers(host=[1])
     await passed(sender)
     lane, actor.address = sender.engine.accumulator.verdict_client._lane, None
@@ -271,8 +271,8 @@ async def test_a_lane_that_is_cut_ends_the_grant_at_once(actor, messagers):
     assert sender.stats()["delegated"] == before
 
 
-async def test_an_interceptor_that_stands_still_stops_its_senders(actor, messagers, monkeypatch):
-    monkeypatch.setattr(granted, "LEASE_S", 0.25)
+async def test_a_stopped_interceptor_stops_its_senders(actor, messagers, monkeypatch):
+    monkeypatch.setattr(delegated_rules, "LEASE_S", 0.25)
     sender, receiver = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     actor.silent = True
@@ -286,7 +286,7 @@ async def test_an_interceptor_that_stands_still_stops_its_senders(actor, message
 
     going = asyncio.create_task(go_on())
     async with asyncio.timeout(WAIT_S):
-        await actor.questions.get()  # the lease is over: it is asked, and does not answer
+        await actor.questions.get()  # the lease has expired: the sender asks, and gets no answer
     before = sender.stats()["delegated"]
     await asyncio.wait({going}, timeout=0.05)
     assert sender.stats()["delegated"] == before
@@ -298,8 +298,8 @@ async def test_an_interceptor_that_stands_still_stops_its_senders(actor, message
     assert await send(sender, (1, 1)) == "d"
 
 
-async def test_the_lease_is_renewed_while_messages_pass_and_by_answers(actor, messagers, monkeypatch):
-    monkeypatch.setattr(granted, "_ASK_AGAIN_S", 0.0)
+async def test_the_lease_is_renewed_by_passing_messages_and_by_answers(actor, messagers, monkeypatch):
+    monkeypatch.setattr(delegated_rules, "_ASK_AGAIN_S", 0.0)
     sender, receiver = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     grant = sender.engine.accumulator.verdict_client._delegated_rules
@@ -318,7 +318,7 @@ async def test_the_lease_is_renewed_while_messages_pass_and_by_answers(actor, me
     assert sender.stats()["delegated"] == before + 1
 
 
-async def test_what_has_passed_is_counted(actor, messagers):
+async def test_passed_messages_are_counted(actor, messagers):
     sender, receiver = await messagers(actor), await messagers(host=[1])
     count = await passed(sender)
     for _ in range(50):
@@ -328,10 +328,10 @@ async def test_what_has_passed_is_counted(actor, messagers):
     async def counted():
         return actor.interceptor.judged == count
 
-    await until(counted)  # soon after the last, nobody sends any more
+    await until(counted)  # soon after the last send
     assert await send(sender, (1, 1)) == "d"
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
-    assert await send(sender, (1, 1), (7, 1)) == "db"  # what passed, and is asked about after all, counts once
+    assert await send(sender, (1, 1), (7, 1)) == "db"  # a message that passed, and is then asked about, counts once
     count += 3
     count += await passed(sender)
     await sender.close()
@@ -339,7 +339,7 @@ async def test_what_has_passed_is_counted(actor, messagers):
     await receiver.fetch_messages()
 
 
-async def test_what_waits_and_passes_twice_counts_once(actor, messagers):
+async def test_a_message_checked_twice_counts_once(actor, messagers):
     sender, receiver = await messagers(actor), await messagers(host=[1], mailbox_messages=10)
     count, waiting = await passed(sender) + 30, []
     begun = sender.engine.accumulator.batches
@@ -347,7 +347,7 @@ async def test_what_waits_and_passes_twice_counts_once(actor, messagers):
     async def posted(number):
         return sender.engine.accumulator.batches >= begun + number
 
-    for number in range(1, 31):  # a batch each, of which most wait for room
+    for number in range(1, 31):  # a batch each; most wait for room
         waiting.append(asyncio.create_task(send(sender, (1, 1))))
         await until(lambda number=number: posted(number))
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
@@ -358,7 +358,7 @@ async def test_what_waits_and_passes_twice_counts_once(actor, messagers):
     assert actor.interceptor.judged == count
 
 
-async def test_a_transaction_passes_by_granted_rules_and_escapes_no_change(actor, messagers):
+async def test_a_transaction_passes_by_delegated_rules_and_escapes_no_change(actor, messagers):
     sender, _ = await messagers(actor, name="bank", host=[9]), await messagers(host=[1])
 
     async def transact(by):
@@ -374,7 +374,7 @@ async def test_a_transaction_passes_by_granted_rules_and_escapes_no_change(actor
     assert await transact(7) == ["blocked"]
 
 
-async def test_other_rules_are_asked_about_each_batch(actor, messagers):
+async def test_other_rules_are_not_delegated(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     await actor.interceptor.change(lambda: actor.interceptor.rules.insert(MaxLength(20)))
@@ -392,7 +392,7 @@ async def test_other_rules_are_asked_about_each_batch(actor, messagers):
     assert await send(sender, (1, 1), (2, 1)) == "db"
 
 
-async def test_many_pairs_are_granted_too(actor, messagers):
+async def test_many_pairs_are_delegated_too(actor, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await actor.interceptor.change(lambda: actor.interceptor.black_list.set([(by, 1) for by in range(1000, 4000)]))
     await passed(sender)
@@ -402,7 +402,7 @@ async def test_many_pairs_are_granted_too(actor, messagers):
     assert sender.stats()["delegated"] == before + 2
 
 
-async def test_who_does_not_want_them_gets_none(actor, messagers):
+async def test_delegation_can_be_turned_off(actor, messagers):
     sender, _ = await messagers(actor, delegate_rules=False), await messagers(host=[1])
     for number in range(1, 5):
         assert await send(sender, (1, 1)) == "d"
@@ -410,7 +410,7 @@ async def test_who_does_not_want_them_gets_none(actor, messagers):
     assert sender.stats()["delegated"] == 0
 
 
-async def test_an_interceptor_in_this_process_grants_nothing(messagers):
+async def test_an_interceptor_in_this_process_delegates_nothing(messagers):
     sender, _ = await messagers(Interceptor("x")), await messagers(host=[1])
     assert await send(sender, (1, 1)) == "d"
     assert sender.stats()["delegated"] == 0

@@ -1,4 +1,4 @@
-"""Lending: what a caller holds for too long goes to others, and then it is told when it returns it."""
+"""Delivery leases: messages held for too long go to other callers, and the late caller gets an error."""
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, vanish
@@ -24,7 +24,7 @@ async def pair(messagers):
     return await messagers(), await messagers(name="group", host=[1])
 
 
-def lending_of(messager, lease_s):
+def leases_of(messager, lease_s):
     return DeliveryLeases(messager.exp_id, messager.subscription, lease_s)
 
 
@@ -32,20 +32,20 @@ async def waiting(messager):
     return (await messager.engine.transport.waiting())["group"]
 
 
-async def test_what_nobody_else_has_got_may_come_late(pair):
+async def test_a_late_ack_is_accepted_if_no_other_caller_has_the_messages(pair):
     sender, receiver = pair
     await send(sender, 1, 2)
-    lending = lending_of(receiver, 0.0)  # each loan is over at once
+    lending = leases_of(receiver, 0.0)  # each lease expires at once
     token, _ = await lending.fetch("late", None, None, WAIT_S)
     await lending.give_back("late", token)
     await lending.give_back("late", token)  # as Ray repeats calls
     assert await waiting(sender) == 0
 
 
-async def test_what_has_gone_to_others_is_told_whether_they_returned_it_or_not(pair):
+async def test_an_ack_of_redelivered_messages_raises(pair):
     sender, receiver = pair
     await send(sender, 1, 2)
-    lending = lending_of(receiver, 0.0)
+    lending = leases_of(receiver, 0.0)
     first, _ = await lending.fetch("one", None, None, WAIT_S)
     second, messages = await lending.fetch("two", None, None, WAIT_S)
     assert numbers(messages) == [1, 2]
@@ -58,27 +58,27 @@ async def test_what_has_gone_to_others_is_told_whether_they_returned_it_or_not(p
         await lending.fetch("one", first, None, 0.0)
 
 
-async def test_a_part_that_has_gone_to_others_is_told(pair):
+async def test_an_ack_of_partly_redelivered_messages_names_that_part(pair):
     sender, receiver = pair
     await send(sender, *range(6))
-    lending = lending_of(receiver, 0.0)
+    lending = leases_of(receiver, 0.0)
     first, _ = await lending.fetch("one", None, None, WAIT_S)
     second, messages = await lending.fetch("two", None, 2, WAIT_S)
     assert (numbers(messages), messages.more) == ([0, 1], True)
     with pytest.raises(CommitFailed):
         await lending.give_back("one", first)
     third, messages = await lending.fetch("three", None, None, WAIT_S)
-    assert numbers(messages) == [0, 1]  # they are over, too: the oldest goes out first
+    assert numbers(messages) == [0, 1]  # these have expired, too: the oldest is handed out first
     with pytest.raises(CommitFailed):
         await lending.give_back("two", second)
     await lending.give_back("three", third)
     assert numbers((await lending.fetch("three", None, None, WAIT_S))[1]) == [2, 3, 4, 5]
 
 
-async def test_a_holder_that_missed_an_answer_gets_it_again_beside_what_it_holds(pair):
+async def test_a_caller_that_missed_an_answer_gets_it_again(pair):
     sender, receiver = pair
     await send(sender, *range(6))
-    lending = lending_of(receiver, 60.0)
+    lending = leases_of(receiver, 60.0)
     _, held = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=1, received=0))
     token, lost = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
     again, same = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
@@ -87,10 +87,10 @@ async def test_a_holder_that_missed_an_answer_gets_it_again_beside_what_it_holds
     assert [numbers(each) for each in (held, same, rest)] == [[0, 1], [2, 3], [4, 5]]
 
 
-async def test_rows_of_several_loans_are_returned_in_one_write(pair, messagers):
+async def test_rows_of_several_fetches_are_acknowledged_in_one_write(pair, messagers):
     sender, receiver = pair
     await send(sender, *range(6))
-    lending = lending_of(receiver, 60.0)
+    lending = leases_of(receiver, 60.0)
     spans = []
     for number in (1, 2):
         token, found = await lending.fetch(
@@ -101,13 +101,13 @@ async def test_rows_of_several_loans_are_returned_in_one_write(pair, messagers):
     assert (over, failed) == ([], None)
     assert (lending.lent, await waiting(sender)) == (2, 2)
     await vanish(receiver)
-    heir = await messagers(name="group", host=[1])
-    assert numbers(await fetch_all(heir, 2)) == [0, 3]
+    successor = await messagers(name="group", host=[1])
+    assert numbers(await fetch_all(successor, 2)) == [0, 3]
 
 
-async def test_what_foreign_clients_published_goes_out_once_to_who_acknowledges(pair, store):
+async def test_foreign_messages_are_handed_out_once_with_explicit_acks(pair, store):
     _, receiver = pair
-    lending = lending_of(receiver, 0.0)
+    lending = leases_of(receiver, 0.0)
     await store.publish(receiver.get_user_chat_channel(1), b'{"n":7}')
     _, messages = await lending.fetch("one", None, None, WAIT_S, FetchOptions("acked", number=1))
     assert numbers(messages) == [7]

@@ -1,4 +1,4 @@
-"""What messagers leave on the server when they go: nothing, but for the mailboxes of names that may come again."""
+"""Keys that messagers leave on the server at their end: only mailboxes of names that may come again."""
 
 import asyncio
 import logging
@@ -49,12 +49,12 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_answer(messagers
     assert f"keeps what it knows of sender {sender.name}" in caplog.text
 
 
-async def test_a_named_mailbox_keeps_what_its_successor_must_know(messagers, store):
+async def test_a_named_mailbox_keeps_the_state_for_its_successor(messagers, store):
     first = await messagers(name="bank", host=[1])
     await first.send_message(first.get_agent_chat_channel(1), {"n": 1})
     await first.close()
     assert await store.senders() == {"bank": {"bank"}}
-    silent = await messagers(name="bank")  # it sends under the name, and does not listen
+    silent = await messagers(name="bank")  # it sends under the name, and has no mailbox
     await silent.send_message(silent.get_agent_chat_channel(1), {"n": 2})
     await silent.close()
     assert set(await store.senders()) == {"bank"}
@@ -62,7 +62,7 @@ async def test_a_named_mailbox_keeps_what_its_successor_must_know(messagers, sto
     assert [message.payload["n"] for message in await fetch_all(second, 2)] == [1, 2]
 
 
-async def test_who_was_taken_over_leaves_its_successors_state_alone(messagers, store):
+async def test_a_fenced_messager_does_not_remove_its_successors_state(messagers, store):
     receiver = await messagers(name="group", host=[1])
     first, second = await messagers(name="loud"), await messagers(name="loud")
     channel = receiver.get_agent_chat_channel(1)
@@ -74,7 +74,7 @@ async def test_who_was_taken_over_leaves_its_successors_state_alone(messagers, s
     assert await store.senders() == {"group": set(), "loud": {"group"}}
 
 
-async def test_a_sender_forgets_mailboxes_that_are_gone(messagers, store, monkeypatch):
+async def test_a_sender_forgets_removed_mailboxes(messagers, store, monkeypatch):
     monkeypatch.setattr(frame_sender, "_GONE", 4)
     sender = await messagers()
     for number in range(10):
@@ -88,7 +88,7 @@ async def test_a_sender_forgets_mailboxes_that_are_gone(messagers, store, monkey
     assert len(sender.engine.frame_sender.queues._written) <= 5
 
 
-async def test_a_name_that_comes_again_gets_each_message_once(messagers, store, monkeypatch):
+async def test_a_reused_name_gets_each_message_once(messagers, store, monkeypatch):
     monkeypatch.setattr(frame_sender, "_GONE", 1)
     sender = await messagers()
     for number in range(5):
