@@ -60,7 +60,7 @@ class InFlight:
         self._by_entry: dict[str, Part] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._apart = 0  # rows in these intervals
+        self.apart = 0  # rows in these intervals
 
     def copy(self) -> "InFlight":
         """Return a copy; with it in this one's place, rows that are taken meanwhile were never taken."""
@@ -90,18 +90,18 @@ class InFlight:
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
         """Add rows; a frame without rows moves the cursor."""
-        parts = self._parts
         if not whole:
             nbytes = 0
         self._nbytes += nbytes
-        part = parts[-1] if parts else None
+        part = self._parts[-1] if (low or not high) and self._parts else None  # else it begins an entry
+        # Frames without rows are never acknowledged: a flood of them behind an unacknowledged one is one part.
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
-            # Frames without rows are never acknowledged: a flood of them behind an unacknowledged one is one part.
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
         else:
-            parts.append(Part(self.taken, entry, low, high, whole, nbytes))
-        self.taken += high - low
-        if low == high and self.front == self.taken:
+            self._parts.append(Part(self.taken, entry, low, high, whole, nbytes))
+        if low < high:
+            self.taken += high - low
+        elif self.front == self.taken:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
@@ -167,9 +167,9 @@ class InFlight:
         if i < j:
             low, high = min(low, starts[i]), max(high, stops[j - 1])
         starts[i:j], stops[i:j] = [low], [high]
-        self._apart += fresh
+        self.apart += fresh
         if starts[0] == self.front:
-            self._apart -= stops[0] - self.front
+            self.apart -= stops[0] - self.front
             self.front = stops[0]
             del starts[0], stops[0]
             self._advance()
@@ -246,8 +246,8 @@ class InFlight:
 
     def acks(self) -> SelectiveAcks:
         """Return all that is acknowledged behind the cursor."""
-        found, at = [*self.spans(zip(self._starts, self._ends, strict=True)), *self.ahead], self._apart
-        return SelectiveAcks(encode_ranges(found), at + sum(one.rows for one in self.ahead))
+        found = [*self.spans(zip(self._starts, self._ends, strict=True)), *self.ahead]
+        return SelectiveAcks(encode_ranges(found), self.apart + sum(one.rows for one in self.ahead))
 
     def spans_of(self, slices: Iterable[Slice]) -> tuple[AckRange, ...]:
         """Return slices as ranges of the mailbox."""
@@ -280,35 +280,23 @@ class Commits:
         self._transport = transport
         self._mailbox = mailbox
         self._epoch = epoch
-        self._handed_out: list[tuple[int, int]] = []  # numbers of the rows that the next fetch commits
+        self.handed_out: list[tuple[int, int]] = []  # numbers of the rows that the next fetch commits
         self._written = 0  # `in_flight.changes` as of the last write
         self._ranges_stored = bool(acked)  # the server may have ranges behind the cursor
         self._writing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
-
-    def hand_out(self, low: int, high: int) -> None:
-        """Add rows that the next fetch commits."""
-        if low < high:
-            self._handed_out.append((low, high))
 
     @property
     def unwritten(self) -> bool:
         """Return whether something was acknowledged that the server does not know."""
         return self.in_flight.changes != self._written
 
-    def acknowledge(self) -> bool:
-        """Acknowledge all rows that this fetch commits; return whether there is something to write."""
+    def acknowledge(self, *, everything: bool = False) -> bool:
+        """Acknowledge what the next fetch commits, or all rows that were taken; return whether to write it."""
         flight = self.in_flight
-        for low, high in self._handed_out:
+        for low, high in [(flight.front, flight.taken)] if everything else self.handed_out:
             flight.ack(low, high)
-        self._handed_out.clear()
-        return flight.changes != self._written
-
-    def acknowledge_all(self) -> bool:
-        """Acknowledge all rows that were taken; return whether there is something to write."""
-        flight = self.in_flight
-        self._handed_out.clear()
-        flight.ack(flight.front, flight.taken)
+        self.handed_out.clear()
         return flight.changes != self._written
 
     def acknowledge_some(self, spans: Iterable[Span]) -> int:
@@ -325,7 +313,7 @@ class Commits:
 
     def _acks(self) -> SelectiveAcks | None:
         """Return all that is acknowledged behind the cursor; None: nothing is, and the server has nothing."""
-        if not self._ranges_stored and not self.in_flight.ranges:
+        if not (self._ranges_stored or self.in_flight.apart or self.in_flight.ahead):
             return None
         self._ranges_stored = True  # until the server has confirmed that it has none
         return self.in_flight.acks()
@@ -342,11 +330,8 @@ class Commits:
     def concluded(self, conclusion: Conclusion) -> None:
         """Record that the server has the changes of a transaction."""
         if conclusion.cursor is not None:
-            self._record_write(self.in_flight.changes, conclusion.acks)
-
-    def _record_write(self, changes: int, acks: SelectiveAcks | None) -> None:
-        self._written = changes
-        self._ranges_stored = acks is not None and acks.ranges != b""
+            self._written, acks = self.in_flight.changes, conclusion.acks
+            self._ranges_stored = acks is not None and acks.ranges != b""
 
     async def write(self) -> None:
         """Write the cursor, unless the server has it; raise Fenced if a newer reader has the mailbox."""
@@ -359,7 +344,7 @@ class Commits:
                 await self._transport.commit(
                     self._mailbox, self._epoch, flight.cursor, messages=flight.front, nbytes=flight.nbytes, acks=acks
                 )
-                self._record_write(changes, acks)
+                self._written, self._ranges_stored = changes, acks is not None and acks.ranges != b""
 
     def write_soon(self) -> None:
         """Write the cursor in the background, unless a write is in progress."""

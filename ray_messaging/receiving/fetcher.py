@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import (
     ConfigError,
-    ConnectionFailed,
     FetchTooLarge,
     MessagingError,
     NotListening,
@@ -21,7 +20,6 @@ from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.mailbox_lease import MailboxLease
-from ray_messaging.receiving.reader import Reader
 from ray_messaging.transports.base import Conclusion, Transport
 
 CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
@@ -41,10 +39,6 @@ class Taken(NamedTuple):
     high: int
     passed: bool
 
-    def after(self, earlier: "Taken") -> "Taken":
-        """Return this result, joined with an earlier one that had no messages."""
-        return self._replace(passed=self.passed or earlier.passed)
-
 
 class FetchGate:
     """Exclusive access of one transaction to the messages, and the state that the last transaction left.
@@ -54,16 +48,12 @@ class FetchGate:
 
     def __init__(self, inbox: Inbox) -> None:
         self.state: bytes | None = None
+        self.free = True  # no transaction is open, and the outcome of the last one is known
         self._inbox = inbox
         self._commits: Commits | None = None  # while a transaction is open
         self._before: InFlight | None = None  # as it was when the transaction was opened
         self._find_out: Callable[[], Awaitable[None]] | None = None
         self._finding_out = asyncio.Lock()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether no transaction is open, and the outcome of the last one is known."""
-        return self._commits is None and self._find_out is None
 
     async def wait_free(self) -> None:
         """Wait for the outcome of the last transaction; raise TransactionError while one is open."""
@@ -76,7 +66,7 @@ class FetchGate:
 
     async def open(self, commits: Commits) -> None:
         """Begin a transaction: commit earlier fetches, and keep from now on all that is taken."""
-        self._commits = commits
+        self._commits, self.free = commits, False
         self._inbox.keep()
         commits.acknowledge()
         self._before = commits.in_flight.copy()
@@ -102,7 +92,7 @@ class FetchGate:
         self._inbox.put_back()
         if self._commits is not None and self._before is not None:
             self._commits.in_flight = self._before
-        self._commits = None
+        self._commits, self.free = None, True
 
     def commit(self, conclusion: Conclusion | None) -> None:
         """End the transaction: the server has confirmed it."""
@@ -110,7 +100,7 @@ class FetchGate:
         if conclusion is not None and self._commits is not None:
             self._commits.concluded(conclusion)
             self.state = conclusion.state
-        self._commits = None
+        self._commits, self.free = None, True
 
     def resolve_later(self, conclusion: Conclusion, was_committed: Callable[[], Awaitable[bool]]) -> None:
         """End the transaction with an unknown outcome; the next caller asks `was_committed`."""
@@ -144,24 +134,23 @@ class Fetcher:
         self._exp_id = transport.exp_id
         self._transport = transport
         self._settings = settings
-        self._reader: Reader | None = None
         self._commits: Commits | None = None
         self._lease: MailboxLease | None = None
         self._fetching = asyncio.Lock()
 
-    def start(self, reader: Reader, commits: Commits, lease: MailboxLease) -> None:
+    def start(self, commits: Commits, lease: MailboxLease) -> None:
         """Fetch from a mailbox that is ours now."""
-        self._reader, self._commits, self._lease = reader, commits, lease
+        self._commits, self._lease = commits, lease
 
     @property
     def commits(self) -> Commits:
         """Return the account of taken and acknowledged messages; raise NotListening, Fenced, Closed."""
-        if self._reader is None or self._commits is None:
+        if self._commits is None:
             raise NotListening(
                 "this messager listens on nothing: `await messager.subscribe_and_start_listening([...])` first"
             )
-        if self._reader.error is not None:
-            raise self._reader.error.with_traceback(None)
+        if self.inbox.error is not None:
+            raise self.inbox.error.with_traceback(None)
         return self._commits
 
     async def fetch(
@@ -172,12 +161,12 @@ class Fetcher:
             raise self.unavailable()
         if limit is not None or commit != "next":
             self._check(limit, commit, complete=complete)
-        if self._reader is None and timeout == 0:
+        if self._commits is None and timeout == 0:
             await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe
             return Messages(self._exp_id, [])
         async with self._fetching:
             commits = self.commits
-            if not self.gate.is_free:
+            if not self.gate.free:
                 await self.gate.wait_free()
             due = monotonic() + timeout if timeout else None
             while True:
@@ -185,7 +174,7 @@ class Fetcher:
                     await commits.write()
                 taken = await self.take(limit, timeout, complete=complete)
                 if commit == "next":
-                    commits.hand_out(taken.low, taken.high)
+                    commits.handed_out.append((taken.low, taken.high))
                 if taken.slices or not taken.passed:
                     return self.messages(taken.slices)
                 timeout = timeout if due is None else max(0.0, due - monotonic())
@@ -196,10 +185,6 @@ class Fetcher:
         if commit == "acked":
             self._check_acks()
 
-    def _check_open(self) -> None:
-        if self.unavailable is not None:
-            raise self.unavailable()
-
     def _check_acks(self) -> None:
         if not self._transport.acks_apart:
             raise ConfigError(
@@ -209,8 +194,7 @@ class Fetcher:
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
         """Return slices as messages; their `more` is true if the mailbox may have others."""
-        behind = self._reader is not None and self._reader.behind
-        return Messages(self._exp_id, slices, more or self.inbox.size > 0 or behind)
+        return Messages(self._exp_id, slices, more or self.inbox.size > 0 or self.inbox.behind)
 
     async def take(
         self,
@@ -232,38 +216,40 @@ class Fetcher:
         """
         if complete:
             await self._read_to_end()
-        taken = await self._take_now(limit, check)
-        try:
-            if not taken.slices and timeout == 0:
+        deadline, polled = None, False
+        while True:
+            commits = self.commits
+            if self._lease is not None and self._lease.has_stood_still():
+                await self._lease.confirm()
+            if check is not None:
+                check()
+            flight = commits.in_flight
+            low, changes = flight.taken, flight.changes
+            slices = self.inbox.take(limit, flight)
+            passed = bool(slices) or flight.taken > low or flight.changes != changes
+            if passed or polled:
+                break
+            if timeout == 0:
+                polled = True
                 await asyncio.sleep(0)  # a polling caller must let the reader run
-                taken = (await self._take_now(limit, check)).after(taken)
-            elif not taken.slices and not taken.passed:
-                deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-                while not taken.slices and not taken.passed:
-                    async with _UNLIMITED if deadline is None else asyncio.timeout_at(deadline):
-                        await self.inbox.arrival()
-                    if complete:  # the timeout is for the first message only
-                        await self._read_to_end()
-                    taken = await self._take_now(limit, check)
-        except TimeoutError:
-            pass
-        except ConnectionFailed:
-            if not taken.passed:  # else the cursor must move behind what was taken
-                raise
-        if self._observer is not None and taken.slices:
-            self._observer.messages_fetched(sum(piece.high - piece.low for piece in taken.slices))
-        return taken
+                continue
+            deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
+            if not await self._arrival(deadline, complete=complete):
+                break
+        if self._observer is not None and slices:
+            self._observer.messages_fetched(sum(part.high - part.low for part in slices))
+        return Taken(slices, low, flight.taken, passed)
 
-    async def _take_now(self, limit: int | None, check: Callable[[], object] | None) -> Taken:
-        commits = self.commits
-        if self._lease is not None and self._lease.has_stood_still():
-            await self._lease.confirm()
-        if check is not None:
-            check()
-        flight = commits.in_flight
-        low, changes = flight.taken, flight.changes
-        slices = self.inbox.take(limit, flight)
-        return Taken(slices, low, flight.taken, flight.taken > low or flight.changes != changes)
+    async def _arrival(self, deadline: float | None, *, complete: bool) -> bool:
+        """Wait until something is in the inbox; return whether it came before the deadline."""
+        try:
+            async with _UNLIMITED if deadline is None else asyncio.timeout_at(deadline):
+                await self.inbox.arrival()
+        except TimeoutError:
+            return False
+        if complete:  # the timeout is for the first message only
+            await self._read_to_end()
+        return True
 
     async def _read_to_end(self) -> None:
         """Wait until the inbox has all that the mailbox has now; raise FetchTooLarge."""
@@ -285,23 +271,24 @@ class Fetcher:
 
     async def ack(self, messages: Acked | None = None) -> None:
         """Commit some messages, or all that were fetched (None)."""
-        self._check_open()
-        commits = self.commits
-        if messages is None:
-            await self.gate.wait_free()
-            unwritten = commits.acknowledge_all()
-        else:
+        if self.unavailable is not None:
+            raise self.unavailable()
+        commits, spans = self.commits, None
+        if messages is not None:
             self._check_acks()
             spans = spans_of(messages, self.name)
+        if not self.gate.free:
             await self.gate.wait_free()
+        if spans is None:
+            commits.acknowledge(everything=True)
+        else:
             commits.acknowledge_some(spans)
-            unwritten = commits.unwritten
-        if unwritten:
-            await commits.write()
+        await commits.write()
 
     def iterate(self) -> AsyncIterator[Message]:
         """Yield message by message; each is committed in the background once the next one is requested."""
-        self._check_open()
+        if self.unavailable is not None:
+            raise self.unavailable()
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Message]:
@@ -312,7 +299,7 @@ class Fetcher:
                 commits.acknowledge()
                 commits.write_soon()
                 taken = await self.take(1, None)
-                commits.hand_out(taken.low, taken.high)
+                commits.handed_out.append((taken.low, taken.high))
             for batch, low, _, pattern in taken.slices:
                 yield Message(self._exp_id, batch, low, pattern)
 
@@ -320,7 +307,8 @@ class Fetcher:
 
     async def open_transaction(self) -> FetchGate:
         """Give the mailbox to a transaction, and commit earlier fetches."""
-        self._check_open()
+        if self.unavailable is not None:
+            raise self.unavailable()
         commits = self.commits
         await self.gate.wait_free()
         if self._fetching.locked():
@@ -335,7 +323,8 @@ class Fetcher:
 
         `check` raises once the transaction has ended: later messages are not for it.
         """
-        self._check_open()
+        if self.unavailable is not None:
+            raise self.unavailable()
         check_limit(limit, complete=complete)
         due = monotonic() + timeout if timeout else None
         taken = await self.take(limit, timeout, check, complete=complete)

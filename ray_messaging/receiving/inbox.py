@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ray_messaging.errors import MessagingError
 from ray_messaging.message import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.receiving.commits import InFlight
@@ -30,6 +31,8 @@ class Inbox:
     def __init__(self, limit: int) -> None:
         self.limit = self._base = limit
         self.size = 0
+        self.behind = False  # the mailbox may have unread frames
+        self.error: MessagingError | None = None  # that stopped the reader: nothing more will come
         self.read_to = START.entry  # everything up to this entry was put in
         self.foreign_bytes = 0  # of foreign publications
         self._pieces: deque[Piece] = deque()
@@ -42,22 +45,24 @@ class Inbox:
 
     def put(self, piece: Piece) -> None:
         """Add a frame."""
-        last = self._pieces[-1] if self._pieces else None
-        if last is not None and last.batch is None and piece.batch is None:
+        pieces = self._pieces
+        if piece.batch is None and pieces and pieces[-1].batch is None:
             # These are never fetched: one piece stands for a flood of them.
-            last.entry, last.nbytes = piece.entry, last.nbytes + piece.nbytes
+            pieces[-1].entry, pieces[-1].nbytes = piece.entry, pieces[-1].nbytes + piece.nbytes
         else:
-            self._pieces.append(piece)
+            pieces.append(piece)
         if piece.entry is None:
             self.foreign_bytes += piece.nbytes
         else:
             self.read_to = piece.entry
         self.size += piece.high - piece.low
         self._arrived.set()
-        self._grown.set()
+        if self._reaching:
+            self._grown.set()
 
-    def wake(self) -> None:
-        """Wake waiting fetches: the reader has stopped."""
+    def stop(self, error: MessagingError) -> None:
+        """Wake waiting fetches, which raise the error: the reader has stopped."""
+        self.error = error
         self._arrived.set()
         self._grown.set()
 
@@ -104,31 +109,33 @@ class Inbox:
     def take(self, limit: int | None, in_flight: InFlight) -> list[Slice]:
         """Take out up to `limit` messages; those of the mailbox are in flight from then on."""
         slices: list[Slice] = []
+        pieces, ahead = self._pieces, in_flight.ahead
         left = self.size if limit is None else min(limit, self.size)
-        while self._pieces and (left or self._pieces[0].batch is None):
-            piece = self._pieces[0]
-            high = min(piece.high, piece.low + left)
-            known = False
-            if in_flight.ahead and piece.entry is not None and piece.batch is not None:
-                known, stop = in_flight.acked_before(piece.entry, piece.low, piece.high)
+        while pieces and (left or pieces[0].batch is None):
+            piece = pieces[0]
+            entry, batch, low = piece.entry, piece.batch, piece.low
+            high, known = min(piece.high, low + left), False
+            if ahead and entry is not None and batch is not None:
+                known, stop = in_flight.acked_before(entry, low, piece.high)
                 high = stop if known else min(high, stop)
             whole = high == piece.high
-            if piece.entry is None:
+            if entry is None:
                 self.foreign_bytes -= piece.nbytes
             elif known:
-                in_flight.skip(piece.entry, piece.low, high, whole, piece.nbytes)
+                in_flight.skip(entry, low, high, whole, piece.nbytes)
             else:
-                in_flight.take(piece.entry, piece.low, high, whole, piece.nbytes)
-            if piece.batch is not None and not known:
-                slices.append(Slice(piece.batch, piece.low, high, piece.pattern))
-                left -= high - piece.low
+                in_flight.take(entry, low, high, whole, piece.nbytes)
+            if batch is not None and not known:
+                slices.append(Slice(batch, low, high, piece.pattern))
+                left -= high - low
             if self._kept is not None:
                 self._kept.append(msgspec.structs.replace(piece, high=high))
-            self.size -= high - piece.low
-            piece.low = high
+            self.size -= high - low
             if whole:
-                self._pieces.popleft()
-        if not self._pieces:
+                pieces.popleft()
+            else:
+                piece.low = high
+        if not pieces:
             self._arrived.clear()
         self._emptied.set()
         return slices

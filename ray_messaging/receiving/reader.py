@@ -33,14 +33,13 @@ class Reader:
     """Reader of one mailbox; `frame_rows` is the largest frame that senders write into it."""
 
     def __init__(self, transport: Transport, mailbox: str, inbox: Inbox, cursor: Cursor, frame_rows: int) -> None:
-        self.error: MessagingError | None = None
-        self.behind = True  # the mailbox may have unread frames
         self.unreadable = 0
         self.foreign = 0  # messages of foreign clients in the mailbox
         self._transport = transport
         self._mailbox = mailbox
         self._inbox = inbox
         self._cursor = cursor
+        inbox.behind = True
         inbox.read_to = cursor.entry if cursor.row == 0 else before(cursor.entry)
         self._frame_rows = frame_rows
         self._waits, self._turned_at = True, time.monotonic()
@@ -48,7 +47,7 @@ class Reader:
 
     def loop(self) -> TaskHealth:
         """Return the health of reading; while the inbox is full it waits for a fetch."""
-        error = "" if self.error is None else str(self.error)
+        error = "" if self._inbox.error is None else str(self._inbox.error)
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
     async def close(self) -> None:
@@ -58,8 +57,7 @@ class Reader:
     def stop(self, error: MessagingError) -> None:
         """Stop for good; fetches raise the error."""
         self._task.cancel()
-        self.error = error
-        self._inbox.wake()
+        self._inbox.stop(error)
 
     async def _run(self) -> None:
         try:
@@ -82,7 +80,7 @@ class Reader:
             count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
             frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
             turned_at = time.monotonic()
-            self.behind = len(frames) > 0
+            inbox.behind = bool(frames)
             if not frames:
                 inbox.note_dry()
             for entry, frame in frames:
@@ -95,7 +93,7 @@ class Reader:
                 if (now := time.monotonic()) - turned_at > _TURN_S:
                     turned_at = now
                     await asyncio.sleep(0)
-            self.behind = len(frames) == count
+            inbox.behind = len(frames) == count
             # Waiting fetches go first: the next read takes a system call.
             await asyncio.sleep(0)
             if frames:

@@ -91,7 +91,7 @@ class Subscription:
             self._commits = Commits(self._transport, self.name, listening.epoch, listening.cursor, listening.acked)
             self._reader = Reader(self._transport, self.name, self.inbox, listening.cursor, record.frame_rows)
             self.fetcher.gate.state = listening.state
-            self.fetcher.start(self._reader, self._commits, self._lease)
+            self.fetcher.start(self._commits, self._lease)
         await self._transport.subscribe(spec.fresh, spec.fresh_globs, self._foreign.arrived)
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Subscription:
         if self._reader is None or self._commits is None or self._epoch is None:
             return
         await self._transport.unsubscribe()
-        stopped = self._reader.error
+        stopped = self.inbox.error
         await self._reader.close()
         if isinstance(stopped, Closed):
             if commit:

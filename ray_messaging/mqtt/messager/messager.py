@@ -147,7 +147,7 @@ class Messager(metaclass=ActorClass):
             # The mailbox ends here, so its messages are kept for later fetches.
             with suppress(MessagingError):  # the mailbox is lost
                 taken = await engine.fetcher.take(capacity, 0.0)
-                engine.fetcher.commits.hand_out(taken.low, taken.high)
+                engine.fetcher.commits.handed_out.append((taken.low, taken.high))
                 self._left = Deliveries(Messages(engine.exp_id, [*self._left.messages.slices, *taken.slices]))
         self._listening = False
         self._subscribed.set()

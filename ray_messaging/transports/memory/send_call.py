@@ -1,6 +1,7 @@
 """One call of `send` on a server in memory, as send.lua on Redis."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from ray_messaging.transports.base import (
@@ -92,13 +93,10 @@ class SendCall:
         rows, nbytes = rows + write.rows, nbytes + len(write.frame)
         if name not in {"", LOG}:
             box = self.exp.mailboxes.get(name)
-            if box is None:
-                return FrameFate.GONE
-            held = None
-            if done is not None and done.mailbox == name and done.cursor is not None:
-                # What the transaction handled makes room for what it sends.
-                held = box.behind(done.cursor, done.messages, done.nbytes)
-            fate = box.fate(len(write.frame), rows, nbytes, held)
+            if box is not None and done is not None and done.mailbox == name and done.cursor is not None:
+                box = copy(box)  # what the transaction handled makes room for what it sends
+                box.commit(done.cursor, done.messages, done.nbytes, done.acks)
+            fate = FrameFate.GONE if box is None else box.fate(len(write.frame), rows, nbytes)
             if fate is not FrameFate.WRITTEN:
                 return fate
         if write.noted is not None and not self._takes_note(write.noted):

@@ -76,16 +76,12 @@ class Mailbox:
     acked: SelectiveAcks = NOTHING  # behind the cursor
     rejected: set[int] = field(default_factory=set)  # entries that are dead letters before they are handled
 
-    def fate(self, size: int, rows: int, nbytes: int, held: tuple[int, int] | None = None) -> FrameFate:
-        """Return WRITTEN if frames of so many rows and bytes fit, the largest of `size` bytes; else why not.
-
-        `held` are the messages and bytes in the mailbox if they are about to change.
-        """
+    def fate(self, size: int, rows: int, nbytes: int) -> FrameFate:
+        """Return WRITTEN if frames of so many rows and bytes fit, the largest of `size` bytes; else why not."""
         if self.limits.leased and self.alive_until < time.monotonic():
             return FrameFate.GONE
-        held_rows, held_bytes = held or (self.messages, self.nbytes)
         unlogged = (0, 0) if self.backlog is None else (self.backlog.messages + rows, self.backlog.nbytes + nbytes)
-        return self.limits.fate(size, held_rows + rows, held_bytes + nbytes, unlogged)
+        return self.limits.fate(size, self.messages + rows, self.nbytes + nbytes, unlogged)
 
     def append(self, entry: int, rows: int, frame: bytes) -> None:
         """Write a frame."""
@@ -96,12 +92,6 @@ class Mailbox:
         if self.backlog is not None:
             self.backlog.add(rows, len(frame))
 
-    def behind(self, cursor: Cursor, messages: int, nbytes: int) -> tuple[int, int]:
-        """Return the messages and bytes behind a cursor; at the mailbox's end none, even if the counts differ."""
-        if cursor.row == 0 and number(cursor.entry) >= self.last:
-            return 0, 0
-        return self.messages + self.handled[0] - messages, self.nbytes + self.handled[1] - nbytes
-
     def commit(self, cursor: Cursor, messages: int, nbytes: int, acks: SelectiveAcks | None) -> None:
         """Move the cursor and trim the entries before it."""
         handled_to = number(cursor.entry) - (cursor.row > 0), cursor.row
@@ -111,7 +101,10 @@ class Mailbox:
             if messages + acks.messages < self.handled[0] + self.acked.messages:
                 return  # so does this: all that is acknowledged only ever grows
             self.acked = acks
-        self.messages, self.nbytes = self.behind(cursor, messages, nbytes)
+        self.messages += self.handled[0] - messages
+        self.nbytes += self.handled[1] - nbytes
+        if handled_to >= (self.last, 0):
+            self.messages = self.nbytes = 0  # at the end nothing is left, even if the counts differ
         self.cursor, self.handled_to, self.handled = cursor, handled_to, (messages, nbytes)
         self.trim()
 

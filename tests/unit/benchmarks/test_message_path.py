@@ -24,7 +24,13 @@ def test_a_message_passes_few_files_and_functions(counts):
     assert to_transport["functions"] <= 70
     assert to_transport["changes"] <= 45
     assert counts["send"]["functions"] > to_transport["functions"]
+    fetched = counts["fetch, payload, ack"]
+    assert fetched["files"] <= 9
+    assert fetched["functions"] <= 28
+    assert fetched["changes"] <= 20
+    assert counts["fetch, without the transport"]["functions"] < fetched["functions"]
 
 
 def test_there_is_a_row_for_each_path(counts):
-    assert [*counts] == ["send, until the transport", "send", "fetch, payload, ack"]
+    send, fetch = ["send, until the transport", "send"], ["fetch, without the transport", "fetch, payload, ack"]
+    assert [*counts] == send + fetch
