@@ -17,6 +17,7 @@ from ray_messaging.addressing.channels import (
     AgentId,
 )
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
@@ -100,6 +101,7 @@ class Engine:
             raise self.not_open(Closed)
         if self.accumulator is not None:
             return
+        keep_memory()
         verdict_client = self._client_of(self._interceptor)
         await self.transport.connect()
         try:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 from collections.abc import Mapping
+from functools import cache
 
 _OBJECTS = 50_000  # new ones between two collections: each awaited message has a few
 # Defaults of Python 3.11 and later. Other values were chosen by the user.
@@ -24,14 +25,12 @@ def tune_process() -> None:
     keep_memory()
 
 
-def relax_process() -> None:
-    """Tune a user's process: collect garbage less often, keep freed memory. The user's own settings stay."""
-    relax_collector()
-    keep_memory()
-
-
+@cache
 def keep_memory() -> None:
-    """Keep freed memory for the next batch, if malloc is glibc's and the environment does not configure it."""
+    """Keep freed memory for the next batch, if malloc is glibc's and the environment does not configure it.
+
+    It is safe in a user's process: malloc's limits change, which other threads may read meanwhile, and no memory moves.
+    """
     if "GLIBC_TUNABLES" in os.environ or not KEPT_VARIABLES.keys().isdisjoint(os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -9,7 +9,7 @@ from ray_messaging.cluster.handles.actor_calls import find_actor
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.group import check_agents
 from ray_messaging.cluster.owner_liveness import is_dead
-from ray_messaging.common.process_tuning import relax_process
+from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager
 from ray_messaging.observability.observer import Observer
@@ -42,7 +42,7 @@ async def open_messager(
     except BaseException:
         await messager.close()
         raise
-    relax_process()
+    relax_collector()
     return messager
 
 
