@@ -38,7 +38,7 @@ from ray_messaging.sending.accumulation.message_checks import MessageChecks
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
-from ray_messaging.transports.base import Transport
+from ray_messaging.transports.transport import Transport
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.fetcher import FetchGate
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.pending_batch import Entry, TransactionBatch
-from ray_messaging.transports.base import Conclusion
+from ray_messaging.transports.transport import Conclusion
 
 
 class Transaction:

@@ -21,17 +21,15 @@ from ray_messaging.mqtt.sending.separate_log import SeparateLog
 from ray_messaging.mqtt.wire.messages import DirectoryEntry
 from ray_messaging.mqtt.wire.topics import Filters, Topics
 from ray_messaging.observability.observer import Observer
-from ray_messaging.transports.base import (
+from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
+from ray_messaging.transports.transport import (
     LOG,
-    START,
-    Cursor,
     DirectoryDelta,
     FrameFate,
     Ingress,
     Limits,
     Listening,
     MailboxEnd,
-    SelectiveAcks,
     SenderState,
     SendReply,
     SendRequest,

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from ray_messaging.errors import ConfigError
 from ray_messaging.message import Message, Messages, Slice
-from ray_messaging.transports.base import AckRange, Cursor
-from ray_messaging.transports.ranges import before
+from ray_messaging.transports.cursors import AckRange, Cursor, before
 from ray_messaging.wire.frames import FOREIGN_SENDER
 
 Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages is quickest

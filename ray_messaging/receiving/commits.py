@@ -14,8 +14,17 @@ import msgspec
 from ray_messaging.errors import CommitFailed
 from ray_messaging.message import Slice
 from ray_messaging.receiving.ack_ranges import Span
-from ray_messaging.transports.base import AckRange, Conclusion, Cursor, SelectiveAcks, Transport, place
-from ray_messaging.transports.ranges import begins, decode_ranges, encode_ranges, ends
+from ray_messaging.transports.cursors import (
+    AckRange,
+    Cursor,
+    SelectiveAcks,
+    begins,
+    decode_ranges,
+    encode_ranges,
+    ends,
+    place,
+)
+from ray_messaging.transports.transport import Conclusion, Transport
 
 MOST_RANGES = 10_000  # behind the cursor: each commit holds all of them
 _TRIMMED = 64  # finished parts are dropped in groups of at least this many

@@ -13,7 +13,7 @@ from ray_messaging.message import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
 from ray_messaging.receiving.fetcher import CommitMode
 from ray_messaging.receiving.subscription import Subscription
-from ray_messaging.transports.base import AckRange, place
+from ray_messaging.transports.cursors import AckRange, place
 
 # Seconds between two looks of a waiting fetch for leases that others gave up.
 _LOOK_S = 1.0

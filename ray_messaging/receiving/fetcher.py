@@ -20,7 +20,7 @@ from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.mailbox_lease import MailboxLease
-from ray_messaging.transports.base import Conclusion, Transport
+from ray_messaging.transports.transport import Conclusion, Transport
 
 CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
 

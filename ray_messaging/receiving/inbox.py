@@ -10,8 +10,7 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.message import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.receiving.commits import InFlight
-from ray_messaging.transports.base import START
-from ray_messaging.transports.ranges import order
+from ray_messaging.transports.cursors import START, order
 
 
 class Piece(msgspec.Struct):

@@ -11,7 +11,7 @@ from time import monotonic
 
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError, NotListening
-from ray_messaging.transports.base import Held, Transport
+from ray_messaging.transports.transport import Held, Transport
 
 logger = logging.getLogger(__name__)
 

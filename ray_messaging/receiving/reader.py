@@ -12,8 +12,8 @@ from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
 from ray_messaging.model.batch import Origin
 from ray_messaging.receiving.inbox import Inbox, Piece
-from ray_messaging.transports.base import Cursor, Transport
-from ray_messaging.transports.ranges import before
+from ray_messaging.transports.cursors import Cursor, before
+from ray_messaging.transports.transport import Transport
 from ray_messaging.wire.frames import FOREIGN_SENDER, decode
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from ray_messaging.receiving.foreign_messages import ForeignMessages
 from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
-from ray_messaging.transports.base import Cursor, Held, Limits, Transport
+from ray_messaging.transports.cursors import Cursor
+from ray_messaging.transports.transport import Held, Limits, Transport
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from ray_messaging.errors import (
     TransactionError,
 )
 from ray_messaging.sending.delivery.frame_router import OutboundFrame
-from ray_messaging.transports.base import Conclusion, Published
+from ray_messaging.transports.transport import Conclusion, Published
 
 STALE = (
     "the interceptor that answers has a successor, which did not answer in time, so nothing was sent: look at its "

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Record
-from ray_messaging.transports.ranges import decode_rows
+from ray_messaging.transports.cursors import decode_rows
 
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
 # Twice a frame of ours: one that is sent back to the server holds its mailbox's reader up.
@@ -17,7 +17,7 @@ LETTER_BYTES = 256  # what a letter counts beside its frame: those without a fra
 
 
 class DeadFrame(NamedTuple):
-    """Frame that will not be delivered; the first `row` rows were handled, and those of `acked` (see `ranges`).
+    """Frame that will not be delivered; the first `row` rows were handled, and those of `acked` (see `cursors`).
 
     `born` counts the mailboxes that there had been when its own went, and `exclusive` says that this one alone listened
     for its agents; born is None where the mailbox's reader could not decode the frame.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ray_messaging.errors import Fenced
-from ray_messaging.transports.base import LOG, Limits, Transport
+from ray_messaging.transports.transport import LOG, Limits, Transport
 
 
 class LogStreams(NamedTuple):

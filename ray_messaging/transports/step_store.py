@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from ray_messaging.common.limits import BOX_BYTES, BOX_ROWS
-from ray_messaging.transports.base import SendReply, SendRequest
+from ray_messaging.transports.transport import SendReply, SendRequest
 
 OUTSIDE = ""  # the group of frames from outside
 NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon

@@ -8,13 +8,13 @@ from support.contracts import WAIT_S, fetch_all, until, vanish
 from ray_messaging import CommitFailed, ConfigError, Fenced, Outgoing
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
-from ray_messaging.transports.base import AckRange, Cursor, Limits, SelectiveAcks
+from ray_messaging.transports.cursors import AckRange, Cursor, SelectiveAcks, encode_ranges
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.memory.dead_letters import MemoryDeadLetters
-from ray_messaging.transports.ranges import encode_ranges
 from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
 from ray_messaging.transports.redis.server_probe import ask_server
 from ray_messaging.transports.requeueing import Requeueing
+from ray_messaging.transports.transport import Limits
 
 only_mqtt = pytest.mark.parametrize("server", ["mqtt"], indirect=True)
 beyond_mqtt = pytest.mark.beyond_mqtt("acks")

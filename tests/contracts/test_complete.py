@@ -7,7 +7,7 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, take_in
 
 from ray_messaging import ConfigError, FetchTooLarge, Outgoing
-from ray_messaging.transports.base import FrameFate, FrameWrite, SendRequest
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
 
 beyond_mqtt = pytest.mark.beyond_mqtt("complete")
 

@@ -11,13 +11,13 @@ from ray_messaging.errors import Fenced
 from ray_messaging.interception.client import delegated_rules
 from ray_messaging.interception.rules import BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
-from ray_messaging.transports.base import Limits
 from ray_messaging.transports.epochs import new_epoch, successor_of
 from ray_messaging.transports.log_store import LogMark
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.memory.server import Experiment
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.transport import Limits
 
 LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 

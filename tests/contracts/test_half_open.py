@@ -10,8 +10,9 @@ from support.contracts import fetch_all, store_of, until
 
 from ray_messaging import Fenced
 from ray_messaging.addressing.directory import Record
-from ray_messaging.transports.base import Cursor, Limits
+from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.redis.connection.protocol import Wire
+from ray_messaging.transports.transport import Limits
 
 
 @pytest.fixture

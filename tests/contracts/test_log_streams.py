@@ -10,10 +10,11 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Fenced, MailboxFull
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.base import (
+from ray_messaging.transports.cursors import Cursor
+from ray_messaging.transports.log_store import LogMark
+from ray_messaging.transports.transport import (
     LOG,
     LOG_STREAM,
-    Cursor,
     FrameFate,
     FrameWrite,
     Limits,
@@ -22,7 +23,6 @@ from ray_messaging.transports.base import (
     SendRequest,
     SendStatus,
 )
-from ray_messaging.transports.log_store import LogMark
 
 pytestmark = pytest.mark.beyond_mqtt("event-log")
 

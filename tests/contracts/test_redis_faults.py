@@ -24,8 +24,8 @@ from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.errors import ServerRefused, TransitError
 from ray_messaging.messager import Messager
-from ray_messaging.transports.base import FrameFate
 from ray_messaging.transports.redis.connection.protocol import reply_error
+from ray_messaging.transports.transport import FrameFate
 
 FENCED = b"*1\r\n:3\r\n"  # the send script's answer to a sender with a higher epoch
 

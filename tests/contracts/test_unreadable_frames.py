@@ -6,7 +6,8 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
 from ray_messaging.receiving.delivery_leases import DeliveryLeases
-from ray_messaging.transports.base import Cursor, FrameFate, FrameWrite, SendRequest
+from ray_messaging.transports.cursors import Cursor
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
 
 pytestmark = pytest.mark.beyond_mqtt("dead-letters")
 

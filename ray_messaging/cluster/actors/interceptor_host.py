@@ -23,7 +23,7 @@ from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.base import Limits
+from ray_messaging.transports.transport import Limits
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_R
 from ray_messaging.eventlog.writing.segment_store import with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.base import Limits
 from ray_messaging.transports.experiment_store import other_run
+from ray_messaging.transports.transport import Limits
 
 PAGE = 4096  # rows in one answer
 _CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared

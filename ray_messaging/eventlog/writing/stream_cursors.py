@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ray_messaging.transports.base import START
+from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
 # Approximate bytes of one read: enough for one batch of rows, as large ones cost least, and few enough for flat memory

@@ -16,8 +16,8 @@ from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, Serv
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.eventlog.writing.rows.entries import NOTHING, decode_entry, payload_bytes, pieces
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
-from ray_messaging.transports.base import LOG, LOG_STREAM
 from ray_messaging.transports.log_store import LoggedTransport, LogItem, LogStreams
+from ray_messaging.transports.transport import LOG, LOG_STREAM
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from ray_messaging.eventlog.writing.segment_store import SegmentStore
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
 from ray_messaging.eventlog.writing.waiters import Waiters
-from ray_messaging.transports.base import Limits
 from ray_messaging.transports.log_store import LoggedTransport, LogItem
+from ray_messaging.transports.transport import Limits
 
 logger = logging.getLogger(__name__)
 

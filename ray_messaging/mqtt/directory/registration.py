@@ -12,7 +12,7 @@ from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.connection.reasons import fenced
 from ray_messaging.mqtt.directory.directory import MqttDirectory
 from ray_messaging.mqtt.wire.messages import DirectoryEntry, encode_entry
-from ray_messaging.transports.base import Limits
+from ray_messaging.transports.transport import Limits
 
 
 class Registration:

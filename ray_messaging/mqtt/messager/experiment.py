@@ -15,7 +15,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.interception.client.verdict_client import ForeignVerdictClient, VerdictClient, verdict_client_for
 from ray_messaging.mqtt.messager.addresses import uuid_of
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.base import Transport
+from ray_messaging.transports.transport import Transport
 
 
 class JoinedExperiment(NamedTuple):

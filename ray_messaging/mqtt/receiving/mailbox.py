@@ -20,7 +20,7 @@ from ray_messaging.mqtt.receiving.foreign import ForeignFrame, ForeignMessages, 
 from ray_messaging.mqtt.receiving.subscriptions import Subscriptions
 from ray_messaging.mqtt.wire.messages import Position, decode_data
 from ray_messaging.mqtt.wire.topics import is_own
-from ray_messaging.transports.base import Cursor
+from ray_messaging.transports.cursors import Cursor
 from ray_messaging.wire.frames import decode, encode
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from ray_messaging.mqtt.receiving.mailbox import Mailbox, MailboxEntry
 from ray_messaging.mqtt.receiving.session import MailboxSession, end_session
 from ray_messaging.mqtt.receiving.subscriptions import Subscriptions
 from ray_messaging.mqtt.wire.messages import DirectoryEntry
-from ray_messaging.transports.base import Limits
+from ray_messaging.transports.transport import Limits
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ray_messaging.mqtt.connection.link import MqttLink
 from ray_messaging.mqtt.connection.packets import Arrival, SessionOptions
 from ray_messaging.mqtt.connection.reasons import fenced
 from ray_messaging.mqtt.receiving.mailbox import Mailbox
-from ray_messaging.transports.base import Limits
+from ray_messaging.transports.transport import Limits
 
 RECEIVE_MAXIMUM = 10_000  # unhandled arrivals; the broker keeps the rest
 _NEVER = 0xFFFFFFFF  # as the expiry of a session

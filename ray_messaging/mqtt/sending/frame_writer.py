@@ -9,7 +9,7 @@ from ray_messaging.mqtt.sending.mailbox_senders import MailboxSenders
 from ray_messaging.mqtt.sending.separate_log import SeparateLog
 from ray_messaging.mqtt.sending.user_topics import UserTopics
 from ray_messaging.mqtt.wire.topics import topic_of_channel
-from ray_messaging.transports.base import LOG, FrameFate, FrameWrite, Published, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport import LOG, FrameFate, FrameWrite, Published, SendReply, SendRequest, SendStatus
 
 UNOWNED = ""  # the mailbox of publications that go to no mailbox
 

@@ -12,7 +12,7 @@ from ray_messaging.mqtt.directory.directory import MqttDirectory
 from ray_messaging.mqtt.sending.mailbox_sender import FrameSizes, MailboxSender
 from ray_messaging.mqtt.sending.window import Window
 from ray_messaging.mqtt.wire.messages import DirectoryEntry, SignalKind, decode_signal, encode_data
-from ray_messaging.transports.base import FrameFate, FrameWrite
+from ray_messaging.transports.transport import FrameFate, FrameWrite
 
 logger = logging.getLogger(__name__)
 

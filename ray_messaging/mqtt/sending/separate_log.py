@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ray_messaging.transports.base import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus, Transport
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus, Transport
 
 _MAX_TRIES = 100  # while the directory keeps changing
 

@@ -11,7 +11,7 @@ from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.connection.reasons import Reason
 from ray_messaging.mqtt.sending.mailbox_sender import FrameSizes
 from ray_messaging.mqtt.wire.properties import encode_properties
-from ray_messaging.transports.base import TOO_LARGE_TAKER, Published
+from ray_messaging.transports.transport import TOO_LARGE_TAKER, Published
 
 
 class UserTopics:

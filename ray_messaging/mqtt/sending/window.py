@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ray_messaging.mqtt.wire.messages import Data
-from ray_messaging.transports.base import FrameFate, Limits
+from ray_messaging.transports.transport import FrameFate, Limits
 
 
 class _Frame:

@@ -14,7 +14,7 @@ from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionErr
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.transports.base import Conclusion
+from ray_messaging.transports.transport import Conclusion
 
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 

@@ -14,7 +14,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import DELIVERED, UNKNOWN
 from ray_messaging.sending.delivery import log_notes
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.transports.base import LOG, LoggedFrame, Published
+from ray_messaging.transports.transport import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
 # The most bytes of a frame, unless one payload is larger. A script call holds up all clients of the server, for a time

@@ -25,7 +25,7 @@ from ray_messaging.sending import send_errors
 from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.delivery.mailbox_queues import MailboxQueue, MailboxQueues
-from ray_messaging.transports.base import (
+from ray_messaging.transports.transport import (
     LOG,
     TOO_LARGE_TAKER,
     Conclusion,

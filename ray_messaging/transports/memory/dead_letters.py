@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
-from ray_messaging.transports.base import FrameFate
 from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
 from ray_messaging.transports.memory.server import Mailbox, number
 from ray_messaging.transports.memory.transport import MemoryTransport
+from ray_messaging.transports.transport import FrameFate
 
 _REQUEUED = {
     FrameFate.WRITTEN: Requeued.DONE,

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from ray_messaging.transports.base import LOG_STREAM, Limits
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams, log_fenced
 from ray_messaging.transports.memory.server import Backlog, Experiment, Mailbox, number
+from ray_messaging.transports.transport import LOG_STREAM, Limits
 
 
 class MemoryLog:

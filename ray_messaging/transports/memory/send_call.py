@@ -4,7 +4,8 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
-from ray_messaging.transports.base import (
+from ray_messaging.transports.memory.server import Experiment, Sender
+from ray_messaging.transports.transport import (
     LOG,
     Conclusion,
     FrameFate,
@@ -15,7 +16,6 @@ from ray_messaging.transports.base import (
     SendRequest,
     SendStatus,
 )
-from ray_messaging.transports.memory.server import Experiment, Sender
 
 # Calls of which no frame is looked at.
 _REFUSED = {SendStatus.FENCED, SendStatus.RESTORED, SendStatus.BEHIND, SendStatus.READER_FENCED}

@@ -11,10 +11,13 @@ from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Closed
 from ray_messaging.observability.observer import Observer
-from ray_messaging.transports.base import (
+from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, decode_ranges, encode_rows, rows_of
+from ray_messaging.transports.dead_letters import DeadFrame, kept_of
+from ray_messaging.transports.memory.log import MemoryLog
+from ray_messaging.transports.memory.send_call import SendCall
+from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
+from ray_messaging.transports.transport import (
     LOG,
-    START,
-    Cursor,
     DirectoryDelta,
     FrameFate,
     Ingress,
@@ -22,7 +25,6 @@ from ray_messaging.transports.base import (
     Listening,
     MailboxEnd,
     Published,
-    SelectiveAcks,
     SenderState,
     SendReply,
     SendRequest,
@@ -30,11 +32,6 @@ from ray_messaging.transports.base import (
     fenced,
     lost,
 )
-from ray_messaging.transports.dead_letters import DeadFrame, kept_of
-from ray_messaging.transports.memory.log import MemoryLog
-from ray_messaging.transports.memory.send_call import SendCall
-from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
-from ray_messaging.transports.ranges import decode_ranges, encode_rows, rows_of
 
 
 class MemoryTransport:

@@ -15,9 +15,9 @@ from ray_messaging.common.backoff import REDIS_RESUBSCRIBE
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import Closed, MessagingError, ServerRefused
 from ray_messaging.model.agent_sets import ChannelSet
-from ray_messaging.transports.base import Ingress
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.pubsub_feed import Feed
+from ray_messaging.transports.transport import Ingress
 
 logger = logging.getLogger(__name__)
 

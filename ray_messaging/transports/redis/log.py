@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.base import LOG, LOG_STREAM, Limits
 from ray_messaging.transports.epochs import successor_of
 from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams, log_fenced
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.transport import LOG, LOG_STREAM, Limits
 
 # One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
 # many bytes: XREAD counts entries only, and the reader's memory is to stay flat.

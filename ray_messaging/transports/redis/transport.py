@@ -15,27 +15,7 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConnectionFailed, MailboxFull, ServerRefused
 from ray_messaging.observability.observer import Observer
-from ray_messaging.transports.base import (
-    LOG,
-    LOG_STREAM,
-    START,
-    Conclusion,
-    Cursor,
-    DirectoryDelta,
-    FrameFate,
-    Held,
-    Ingress,
-    Limits,
-    Listening,
-    MailboxEnd,
-    SelectiveAcks,
-    SenderState,
-    SendReply,
-    SendRequest,
-    SendStatus,
-    fenced,
-    lost,
-)
+from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letters import kept_of
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
@@ -43,6 +23,24 @@ from ray_messaging.transports.redis.connection.protocol import LARGE
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.server_runs import ServerRuns
+from ray_messaging.transports.transport import (
+    LOG,
+    LOG_STREAM,
+    Conclusion,
+    DirectoryDelta,
+    FrameFate,
+    Held,
+    Ingress,
+    Limits,
+    Listening,
+    MailboxEnd,
+    SenderState,
+    SendReply,
+    SendRequest,
+    SendStatus,
+    fenced,
+    lost,
+)
 
 _OTHERS = 16  # leases that are looked at by chance
 

@@ -13,8 +13,8 @@ from ray_messaging.eventlog.writing.rows.entries import decode_entry, payload_by
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receipt import NO_LISTENER
-from ray_messaging.transports.base import LOG_STREAM
 from ray_messaging.transports.log_store import LogItem
+from ray_messaging.transports.transport import LOG_STREAM
 from ray_messaging.wire.frames import encode
 
 ENTRY = "1790000000123-4"

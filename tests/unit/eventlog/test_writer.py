@@ -17,7 +17,7 @@ from ray_messaging.eventlog.writing import segment_store as storing
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.base import Cursor
+from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.memory.log import MemoryLog
 

@@ -10,8 +10,7 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.receiving.ack_ranges import range_of, spans_in
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.inbox import Inbox, Piece
-from ray_messaging.transports.base import START, Cursor
-from ray_messaging.transports.ranges import decode_ranges, decode_rows, encode_rows, order, rows_of
+from ray_messaging.transports.cursors import START, Cursor, decode_ranges, decode_rows, encode_rows, order, rows_of
 
 
 def batch_of(entry, rows):

@@ -12,7 +12,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving import reader as module
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.reader import Reader
-from ray_messaging.transports.base import START
+from ray_messaging.transports.cursors import START
 from ray_messaging.wire.frames import decode, encode
 
 

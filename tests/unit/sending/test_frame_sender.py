@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from ray_messaging.errors import MailboxFull
-from ray_messaging.transports.base import FrameFate
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.transport import FrameFate
 
 WAIT_S = 10
 

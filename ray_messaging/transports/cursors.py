@@ -1,11 +1,38 @@
-"""Acknowledged ranges as a server keeps them: `entry row entry row count`, behind the first cursor up to the second."""
+"""Cursors of mailboxes, and the acknowledged ranges behind them.
+
+A server keeps ranges as text: `entry row entry row count`, behind the first cursor up to the second.
+"""
 
 from collections.abc import Iterable, Sequence
 from math import inf
-
-from ray_messaging.transports.base import AckRange, Cursor
+from typing import NamedTuple
 
 Rows = list[tuple[int, float]]  # low to high of each run; inf: to the end of the entry
+
+
+class Cursor(NamedTuple):
+    """Up to where a mailbox was handled: `row` rows of an entry, or with row 0 all of it."""
+
+    entry: str
+    row: int
+
+
+START = Cursor("0-0", 0)
+
+
+class AckRange(NamedTuple):
+    """Range of `rows` acknowledged messages behind `after`, up to `end`; an earlier message is unacknowledged."""
+
+    after: Cursor
+    end: Cursor
+    rows: int
+
+
+class SelectiveAcks(NamedTuple):
+    """All that is acknowledged behind the cursor: the ranges (see `encode_ranges`; b"": none), and their messages."""
+
+    ranges: bytes
+    messages: int
 
 
 def encode_ranges(ranges: Iterable[AckRange]) -> bytes:
@@ -32,6 +59,11 @@ def order(entry: str) -> tuple[int, int]:
     """Return the sort key of entry ids."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number)
+
+
+def place(cursor: Cursor) -> tuple[int, int, float]:
+    """Return the sort key of cursors."""
+    return *order(cursor.entry), cursor.row or inf
 
 
 def before(entry: str) -> str:

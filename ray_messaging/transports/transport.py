@@ -16,6 +16,7 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import Closed, Fenced
 from ray_messaging.model.batch import Batch
 from ray_messaging.observability.observer import Observer
+from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 
 class FrameFate(IntEnum):
@@ -104,31 +105,6 @@ class FrameWrite(msgspec.Struct):
     batch: Batch | None = None
 
 
-class Cursor(NamedTuple):
-    """Up to where a mailbox was handled: `row` rows of an entry, or with row 0 all of it."""
-
-    entry: str
-    row: int
-
-
-START = Cursor("0-0", 0)
-
-
-class AckRange(NamedTuple):
-    """Range of `rows` acknowledged messages behind `after`, up to `end`; an earlier message is unacknowledged."""
-
-    after: Cursor
-    end: Cursor
-    rows: int
-
-
-class SelectiveAcks(NamedTuple):
-    """All that is acknowledged behind the cursor: the ranges (see `ranges`; b"": none), and their messages."""
-
-    ranges: bytes
-    messages: int
-
-
 class Conclusion(msgspec.Struct):
     """Changes of a transaction beside its messages: the cursor (None: it stays) and the state of its own mailbox.
 
@@ -172,12 +148,6 @@ class SendReply(msgspec.Struct):
     fates: list[FrameFate] = []
     takers: list[int] = []
     repeated: bool = False
-
-
-def place(cursor: Cursor) -> tuple[int, int, float]:
-    """Return the sort key of cursors."""
-    milliseconds, _, number = cursor.entry.partition("-")
-    return int(milliseconds), int(number), cursor.row or float("inf")
 
 
 class Listening(NamedTuple):
