@@ -12,7 +12,6 @@ from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.mqtt.connection import reasons
 from ray_messaging.mqtt.connection.control_link import ControlLink
-from ray_messaging.mqtt.connection.reasons import fenced
 from ray_messaging.mqtt.directory.directory import MqttDirectory
 from ray_messaging.mqtt.receiving.receiver import MailboxReceiver
 from ray_messaging.mqtt.sending.frame_writer import FrameWriter
@@ -35,13 +34,13 @@ from ray_messaging.transports.transport import (
     SendRequest,
     SendStatus,
     Transport,
+    fenced,
 )
 
 logger = logging.getLogger(__name__)
 
 _ENVELOPE_BYTES = 1024  # of a packet beside the frame: topic, head, data header
 _LEAVE_TIMEOUT_S = 2.0  # for receivers that do not answer a sender that closes
-_EPOCH_STEP = 1
 _MAX_CLOCK_SKEW_US = 86_400 * 10**6
 
 
@@ -277,7 +276,7 @@ class MqttTransport:
         self._senders.sender = sender
         await self._control.subscribe([self._topics.sender(sender), topic])
         await self._control.retry(self._control.barrier)
-        epoch = max(time.time_ns() // 1000, self._newest.get(sender, 0) + _EPOCH_STEP)
+        epoch = max(time.time_ns() // 1000, self._newest.get(sender, 0) + 1)
         if named:
             await self._control.retain((topic, b"%d" % epoch))
         self._senders.epoch = epoch
@@ -292,17 +291,18 @@ class MqttTransport:
     async def send(self, request: SendRequest) -> SendReply:
         """Publish frames and await the broker's confirmation."""
         await self._control.wait_connected()
-        if request.epoch != self._senders.epoch or self._newest.get(request.sender, 0) > request.epoch:
+        if request.epoch != self._senders.epoch or self._is_fenced(request):
             return SendReply(SendStatus.FENCED)
         try:
             reply = await self._writer.send(request)
         except Closed as error:
             raise reasons.cut(self._config, str(error)) from error
-        if (
-            self._newest.get(request.sender, 0) > request.epoch
-        ):  # receivers may have ignored frames that the broker took
+        if self._is_fenced(request):  # receivers may have ignored frames that the broker took
             return SendReply(SendStatus.FENCED, repeated=True)
         return reply
+
+    def _is_fenced(self, request: SendRequest) -> bool:
+        return self._newest.get(request.sender, 0) > request.epoch
 
     async def waiting(self) -> dict[str, int]:
         """Return the number of our unconfirmed messages per mailbox."""

@@ -50,8 +50,8 @@ class SendStatus(IntEnum):
 def fenced(name: str, epoch: int) -> Fenced:
     """Build the error for a reader or sender that has a successor."""
     return Fenced(
-        f"somebody newer has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to "
-        "its successor",
+        f"a newer messager has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to its "
+        "successor",
         name=name,
         epoch=epoch,
     )

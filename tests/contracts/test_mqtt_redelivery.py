@@ -129,7 +129,7 @@ def test_a_redelivered_message_that_never_arrived_is_accepted():
             qos=1,
             retain=False,
             duplicate=duplicate,
-            acknowledge=lambda: acknowledged.append(name),
+            puback=lambda: acknowledged.append(name),
             over=lambda: connection in over,
         )
         foreign.take(arrival)

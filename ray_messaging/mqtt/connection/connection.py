@@ -192,7 +192,7 @@ class Connection:
             qos=message.qos,
             retain=message.retain,
             duplicate=message.dup,
-            acknowledge=partial(self._client.ack, message.mid, message.qos),
+            puback=partial(self._client.ack, message.mid, message.qos),
             over=self.closed.done,
         )
         try:

@@ -1,7 +1,7 @@
 """Parts of MQTT packets: arrivals, properties, the will, session options."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -49,48 +49,31 @@ class SessionOptions:
         return properties
 
 
+@dataclass(slots=True, eq=False)
 class Arrival:
     """Publication that the broker sent us.
 
     The broker keeps it (QoS 1) until `acknowledge`, and sends it again over the session's next connection.
     """
 
-    __slots__ = ("_acknowledge", "_over", "duplicate", "payload", "properties", "qos", "retain", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        payload: bytes,
-        properties: UserProperties,
-        *,
-        qos: int,
-        retain: bool,
-        duplicate: bool,
-        acknowledge: Callable[[], object],
-        over: Callable[[], bool],
-    ) -> None:
-        self.topic = topic
-        self.payload = payload
-        self.properties = properties
-        self.qos = qos
-        self.retain = retain  # the broker had it before we subscribed
-        self.duplicate = duplicate  # sent before, over an earlier connection
-        self._acknowledge: Callable[[], object] | None = acknowledge
-        self._over = over
-
-    @property
-    def over(self) -> bool:
-        """Return whether its connection has ended; if unacknowledged, it comes again over the next one."""
-        return self._over()
+    topic: str
+    payload: bytes
+    properties: UserProperties
+    _: KW_ONLY
+    qos: int
+    retain: bool  # the broker had it before we subscribed
+    duplicate: bool  # sent before, over an earlier connection
+    over: Callable[[], bool]  # whether its connection has ended; if unacknowledged, it comes again over the next one
+    puback: Callable[[], object] | None
 
     def acknowledge(self) -> None:
         """Let the broker drop it; no effect the second time, at QoS 0, or after its connection has ended.
 
         MQTT wants acknowledgements in the order of arrival; Mosquitto takes them in any order.
         """
-        acknowledge, self._acknowledge = self._acknowledge, None
-        if acknowledge is not None and self.qos and not self._over():
-            acknowledge()
+        puback, self.puback = self.puback, None
+        if puback is not None and self.qos and not self.over():
+            puback()
 
 
 class PackedProperties:

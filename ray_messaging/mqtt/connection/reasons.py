@@ -144,13 +144,3 @@ def unconfirmed(config: MqttConfig, count: int, timeout_s: float) -> ConnectionF
     """Return the error for publications that the broker did not confirm in time."""
     text = f"did not confirm {count} frames within {timeout_s:g} s: check that it runs"
     return _failure(ConnectionFailed, config, f"the MQTT broker at {where(config)} {text}")
-
-
-def fenced(name: str, epoch: int) -> Fenced:
-    """Return the error for a reader or sender that has a successor."""
-    return Fenced(
-        f"a newer messager has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to its "
-        "successor",
-        name=name,
-        epoch=epoch,
-    )

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from ray_messaging.addressing.directory import Record, encode_record
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.mqtt.connection.control_link import ControlLink
-from ray_messaging.mqtt.connection.reasons import fenced
 from ray_messaging.mqtt.directory.directory import MqttDirectory
 from ray_messaging.mqtt.wire.messages import DirectoryEntry, encode_entry
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.transport import Limits, fenced
 
 
 class Registration:

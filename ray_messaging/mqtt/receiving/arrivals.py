@@ -47,37 +47,20 @@ class Taken(Generic[T]):
     confirm: bool = False
 
 
+@dataclass(slots=True)
 class _Sender(Generic[T]):
     """State of one sender: the expected frame, frames that wait for their commit, frames held behind a gap."""
 
-    __slots__ = (
-        "delivered",
-        "epoch",
-        "expected",
-        "held",
-        "highest",
-        "order",
-        "position",
-        "refused",
-        "requested",
-        "resumed",
-    )
-
-    def __init__(self, epoch: int, expected: int) -> None:
-        self.position: Position | None = None  # committed
-        self.resumed: Position | None = None  # where the previous reader stopped within a frame
-        self.delivered: OrderedDict[tuple[int, int], T | None] = OrderedDict()  # (epoch, seq) not committed
-        self.begin(epoch, expected)
-
-    def begin(self, epoch: int, expected: int) -> None:
-        """Begin with an epoch."""
-        self.epoch = epoch
-        self.expected = expected
-        self.held: dict[int, tuple[Data, T | None]] = {}
-        self.order: list[tuple[int, int]] = []  # heap of (after, seq) of held frames; may name frames not held any more
-        self.requested = 0  # the gap that was requested
-        self.highest = 0  # seq behind the gap since then: the sender has not come back to it yet
-        self.refused = 0  # the highest seq without capacity
+    epoch: int
+    expected: int
+    position: Position | None = None  # committed
+    resumed: Position | None = None  # where the previous reader stopped within a frame
+    delivered: OrderedDict[tuple[int, int], T | None] = field(default_factory=OrderedDict)  # (epoch, seq) not committed
+    held: dict[int, tuple[Data, T | None]] = field(default_factory=dict)
+    order: list[tuple[int, int]] = field(default_factory=list)  # heap of (after, seq); some may not be held any more
+    requested: int = 0  # the gap that was requested
+    highest: int = 0  # seq behind the gap since then: the sender has not come back to it yet
+    refused: int = 0  # the highest seq without capacity
 
     @property
     def waits(self) -> bool:
@@ -111,9 +94,8 @@ class Arrivals(Generic[T]):
         self._waiting: set[str] = set()
         self._senders: OrderedDict[str, _Sender[T]] = OrderedDict()
         for name, position in positions.items():
-            state = self._senders[name] = _Sender(position.epoch, position.whole + 1)
-            state.position = position
-            state.resumed = position if position.row else None
+            resumed = position if position.row else None
+            self._senders[name] = _Sender(position.epoch, position.whole + 1, position, resumed)
 
     # -- arrivals -------------------------------------------------------------------------------------------------
 
@@ -145,7 +127,8 @@ class Arrivals(Generic[T]):
         self._senders.move_to_end(data.sender)
         if data.epoch > state.epoch:
             self._skip_gaps(state, taken)
-            state.begin(data.epoch, data.base)
+            state = _Sender(data.epoch, data.base, state.position, state.resumed, state.delivered)
+            self._senders[data.sender] = state
         return state
 
     def _repeat(self, state: _Sender[T], data: Data, token: T, taken: Taken[T]) -> None:

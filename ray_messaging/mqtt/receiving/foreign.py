@@ -2,6 +2,7 @@
 
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -110,20 +111,18 @@ class ForeignMessages:
         return encode(batch)
 
 
+@dataclass(slots=True, eq=False)
 class Unhandled:
     """Unhandled publication, with its newest arrival."""
 
-    __slots__ = ("_arrival", "_messages", "key")
-
-    def __init__(self, messages: "UnhandledMessages", key: int, arrival: Arrival) -> None:
-        self.key = key
-        self._messages = messages
-        self._arrival: Arrival | None = arrival
+    _messages: "UnhandledMessages"
+    key: int
+    _arrival: Arrival | None
 
     @property
     def over(self) -> bool:
         """Return whether its connection has ended, so that the broker sends it again."""
-        return self._arrival is None or self._arrival.over
+        return self._arrival is None or self._arrival.over()
 
     def renew(self, arrival: Arrival) -> None:
         """Replace the arrival by a newer one; acknowledge the newer one at once if it is handled already."""
@@ -134,7 +133,7 @@ class Unhandled:
         """Mark it as handled."""
         arrival, self._arrival = self._arrival, None
         if arrival is not None:
-            self._messages.handled(self, owed=arrival.over)
+            self._messages.handled(self, owed=arrival.over())
             arrival.acknowledge()
 
 

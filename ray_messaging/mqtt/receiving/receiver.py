@@ -9,7 +9,6 @@ from ray_messaging.addressing.directory import Record, decode_record
 from ray_messaging.config import MqttConfig
 from ray_messaging.errors import Fenced, MessagingError
 from ray_messaging.mqtt.connection.control_link import ControlLink
-from ray_messaging.mqtt.connection.reasons import fenced
 from ray_messaging.mqtt.directory.directory import MqttDirectory
 from ray_messaging.mqtt.directory.registration import Registration
 from ray_messaging.mqtt.receiving.cursors import CursorStore
@@ -17,7 +16,7 @@ from ray_messaging.mqtt.receiving.mailbox import Mailbox, MailboxEntry
 from ray_messaging.mqtt.receiving.session import MailboxSession, end_session
 from ray_messaging.mqtt.receiving.subscriptions import Subscriptions
 from ray_messaging.mqtt.wire.messages import DirectoryEntry
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.transport import Limits, fenced
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from ray_messaging.mqtt.connection.connection import Connection
 from ray_messaging.mqtt.connection.control_link import ControlLink
 from ray_messaging.mqtt.connection.link import MqttLink
 from ray_messaging.mqtt.connection.packets import Arrival, SessionOptions
-from ray_messaging.mqtt.connection.reasons import fenced
 from ray_messaging.mqtt.receiving.mailbox import Mailbox
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.transport import Limits, fenced
 
 RECEIVE_MAXIMUM = 10_000  # unhandled arrivals; the broker keeps the rest
 _NEVER = 0xFFFFFFFF  # as the expiry of a session

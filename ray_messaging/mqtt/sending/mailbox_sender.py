@@ -1,6 +1,7 @@
 """Publishing of one mailbox's window, in order and again after cuts and losses."""
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 
 from ray_messaging.common.backoff import MQTT_REFUSED_RETRY, MQTT_RESEND
@@ -13,14 +14,12 @@ from ray_messaging.mqtt.wire.messages import Data, encode_data
 _MAX_BYTES_IN_FLIGHT = 8 * 2**20  # each byte is in memory twice
 
 
+@dataclass(slots=True)
 class FrameSizes:
     """Bytes of the largest frame that the broker is known to take, and of the smallest that it refused."""
 
-    __slots__ = ("accepted", "refused")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.refused: int | None = None
+    accepted: int = 0
+    refused: int | None = None
 
     def refuse(self, nbytes: int) -> None:
         """Note that the broker refuses this size; some brokers disconnect for each such frame."""

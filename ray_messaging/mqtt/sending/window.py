@@ -2,19 +2,18 @@
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ray_messaging.mqtt.wire.messages import Data
 from ray_messaging.transports.transport import FrameFate, Limits
 
 
+@dataclass(slots=True)
 class _Frame:
-    __slots__ = ("after", "arrived", "frame", "rows")
-
-    def __init__(self, frame: bytes, rows: int, after: int) -> None:
-        self.frame = frame
-        self.rows = rows
-        self.after = after  # the frame before it when it was added; frames confirmed since lie below the base
-        self.arrived = False  # at the broker
+    frame: bytes
+    rows: int
+    after: int  # the frame before it when it was added; frames confirmed since lie below the base
+    arrived: bool = False  # at the broker
 
 
 class Window:
