@@ -97,7 +97,7 @@ def _job(peer: Peer, agents: int, server: dict[str, Any] | None) -> dict[str, An
 
 
 def _command(peer: Peer, envs: Path) -> list[str]:
-    from benchmarks.peers.environments import python
+    from benchmarks.setup.environments import python
 
     return [str(python(envs, peer.environment)) if peer.environment else sys.executable, "-m", "benchmarks.runs.driver"]
 
@@ -105,6 +105,6 @@ def _command(peer: Peer, envs: Path) -> list[str]:
 def _serving(kind: str, envs: Path) -> AbstractContextManager[dict[str, Any] | None]:
     if not kind:
         return nullcontext()
-    from benchmarks.peers.servers import serving
+    from benchmarks.setup.servers import serving
 
     return serving(kind, envs)

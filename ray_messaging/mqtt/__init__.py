@@ -11,7 +11,7 @@ from ray_messaging.config import MqttConfig
 
 if TYPE_CHECKING:
     from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
-    from ray_messaging.mqtt.messager.messager import Messager
+    from ray_messaging.mqtt.messager.mqtt_messager import Messager
 
 __all__ = ["Deliveries", "Delivery", "Messager", "MqttConfig"]
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("ray_messaging")
 _ON_FIRST_USE = {
     "Deliveries": "ray_messaging.mqtt.messager.deliveries",
     "Delivery": "ray_messaging.mqtt.messager.deliveries",
-    "Messager": "ray_messaging.mqtt.messager.messager",
+    "Messager": "ray_messaging.mqtt.messager.mqtt_messager",
 }
 
 

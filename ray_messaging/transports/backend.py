@@ -6,7 +6,7 @@ from pydantic import BaseModel, ValidationError
 
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig, ServerConfig
 from ray_messaging.errors import ConfigError
-from ray_messaging.transports.dead_letters import DeadLetterStore
+from ray_messaging.transports.dead_letter_store import DeadLetterStore
 from ray_messaging.transports.experiment_store import ExperimentStore
 from ray_messaging.transports.log_store import LoggedTransport
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport

@@ -12,7 +12,14 @@ from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
-from ray_messaging.transports.dead_letters import DeadFrame, DeadLetterStore, Listeners, Requeued, Returned, unhandled
+from ray_messaging.transports.dead_letter_store import (
+    DeadFrame,
+    DeadLetterStore,
+    Listeners,
+    Requeued,
+    Returned,
+    unhandled,
+)
 from ray_messaging.wire.frames import decode, encode
 
 _DIGITS = 20  # of an entry's id, which is of 64 bits

@@ -9,7 +9,7 @@ from support.contracts import client_of, fetch_all, until
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
+from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
 
 LETTERS = 12

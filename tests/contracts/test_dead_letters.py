@@ -10,10 +10,17 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.dead_letters import HEAD_BYTES, LETTER_BYTES, WHOLE_BYTES, Requeued, Returned, kept_of
-from ray_messaging.transports.memory.dead_letters import MemoryDeadLetters
+from ray_messaging.transports.dead_letter_store import (
+    HEAD_BYTES,
+    LETTER_BYTES,
+    WHOLE_BYTES,
+    Requeued,
+    Returned,
+    kept_of,
+)
+from ray_messaging.transports.memory.dead_letter_store import MemoryDeadLetters
 from ray_messaging.transports.memory.transport import MemoryTransport
-from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
+from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.transport import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode

@@ -9,7 +9,7 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.transports.dead_letters import LETTER_BYTES
+from ray_messaging.transports.dead_letter_store import LETTER_BYTES
 from ray_messaging.transports.redis.server_probe import ask_server
 
 NO_COUNTS = ["-1", "-9223372036854775808", "1.5", "1e3", "x", "", "\xff", "9" * 400, "nan", "inf"]

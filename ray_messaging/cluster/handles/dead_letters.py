@@ -17,7 +17,7 @@ from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.message import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.dead_letters import PAGE, DeadFrame, DeadLetterStore, unhandled
+from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, DeadLetterStore, unhandled
 from ray_messaging.transports.requeueing import Requeueing, readable
 
 T = TypeVar("T")

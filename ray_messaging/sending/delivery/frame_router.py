@@ -12,7 +12,7 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.interception.wire.verdicts import FOREIGN
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import DELIVERED, UNKNOWN
-from ray_messaging.sending.delivery import log_notes
+from ray_messaging.sending.delivery import logged_frames
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.transports.transport import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
@@ -93,7 +93,7 @@ class FrameRouter:
             if self.directory.logged and len(blocked):
                 for part in self._parts(in_flight, LOG, blocked):
                     some = blocked if part is None else part
-                    note = log_notes.blocked(in_flight, some)
+                    note = logged_frames.blocked(in_flight, some)
                     frames.append(
                         OutboundFrame(in_flight, LOG, some, len(some), b"", [], None, note, verdict_epoch, deadline)
                     )
@@ -187,9 +187,9 @@ class FrameRouter:
         note: LoggedFrame | None = None
         logged = self.directory.logged and not self.logs_apart
         if logged and mailbox == UNOWNED:
-            note = log_notes.published(in_flight, batch, rows)
+            note = logged_frames.published(in_flight, batch, rows)
         elif logged and in_flight.rewritten:
-            note, batch = log_notes.rewritten(in_flight, batch, rows, mailbox)
+            note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox)
         data = b"" if mailbox == UNOWNED else encode(batch)
         published = batch if publish else None
         return OutboundFrame(
@@ -202,7 +202,7 @@ class FrameRouter:
         found = np.broadcast_to(fates, len(rows))
         for fate in np.unique(found[found != UNKNOWN]).tolist():
             part = rows[found == fate]
-            note = log_notes.settled(frame.in_flight, part, fate, frame.mailbox)
+            note = logged_frames.settled(frame.in_flight, part, fate, frame.mailbox)
             settled = SettledFate(frame.mailbox, fate)
             frames.append(
                 OutboundFrame(

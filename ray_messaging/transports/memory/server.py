@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ray_messaging.addressing.patterns import glob_pattern
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
-from ray_messaging.transports.dead_letters import LETTER_BYTES, DeadFacts, DeadFrame
+from ray_messaging.transports.dead_letter_store import LETTER_BYTES, DeadFacts, DeadFrame
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import LOG_STREAM, FrameFate, Ingress, Limits
 

@@ -12,7 +12,7 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Closed
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, decode_ranges, encode_rows, rows_of
-from ray_messaging.transports.dead_letters import DeadFrame, kept_of
+from ray_messaging.transports.dead_letter_store import DeadFrame, kept_of
 from ray_messaging.transports.memory.log import MemoryLog
 from ray_messaging.transports.memory.send_call import SendCall
 from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number

@@ -1,7 +1,7 @@
 """Backend for Redis and Valkey."""
 
 from ray_messaging.config import MessagingConfig, RedisConfig
-from ray_messaging.transports.redis.dead_letters import RedisDeadLetters
+from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 from ray_messaging.transports.redis.server_probe import ask_server, closed_names
 from ray_messaging.transports.redis.transport import RedisTransport

@@ -16,7 +16,7 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.errors import Closed, ConnectionFailed, MailboxFull, ServerRefused
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
-from ray_messaging.transports.dead_letters import kept_of
+from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
 from ray_messaging.transports.redis.connection.protocol import LARGE

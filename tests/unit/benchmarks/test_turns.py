@@ -113,7 +113,7 @@ class TestPairs:
         assert asked == {(kind, each.peer, each.agents) for each in BY_TURNS for kind in each.kinds}
 
     def test_a_part_starts_both_in_their_environments(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("benchmarks.peers.environments.python", lambda envs, name: envs / name / "python")
+        monkeypatch.setattr("benchmarks.setup.environments.python", lambda envs, name: envs / name / "python")
         [part] = parts.choose(Plan(seconds=1.5), ["by turns: ours and NATS core"], tmp_path)
         job = json.loads(part.stdin({"port": 7}))
         ours, theirs = job["sides"]

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
+from ray_messaging.transports.dead_letter_store import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
 from ray_messaging.transports.redis.transport import RedisTransport
 
 _DROPPED_AT_ONCE = 500

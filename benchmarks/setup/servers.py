@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mosquitto import Mosquitto
-from benchmarks.peers.environments import FOLDER, python
 from benchmarks.runs.runner import MissingError
+from benchmarks.setup.environments import FOLDER, python
 
 HOST = "127.0.0.1"
 START_S, LOOK_S = 10.0, 0.02

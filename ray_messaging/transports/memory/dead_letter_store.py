@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
-from ray_messaging.transports.dead_letters import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
+from ray_messaging.transports.dead_letter_store import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
 from ray_messaging.transports.memory.server import Mailbox, number
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.transport import FrameFate
