@@ -25,7 +25,9 @@ ROW_GROUP_ROWS = 32_768
 # Each row group repeats the segment's whole dictionary: one as long as the column would gain nothing.
 _DICTIONARY_ENTRIES = ROW_GROUP_ROWS // 4
 
-_NUMBERS = {"step", "from_id", "to_id", "sent_at", "delivered_at", "row"}
+_NUMBERS = {
+    "step", "step_read", "ordinal", "from_id", "to_id", "audience_version", "sent_at", "delivered_at", "row"
+}  # fmt: skip
 _LABELS = "labels.list.element"  # Parquet's name of the lists' elements
 _STATISTICS = ["step", "from_id", "to_id", "sent_at", "fate"]
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, parquet_options
+from ray_messaging.eventlog.schema import VERSION
 
-VERSION = 1
 KEY = b"ray_messaging"  # in the footer's metadata
 
 _SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
@@ -55,7 +55,10 @@ class Staged(NamedTuple):
 
 
 class Folder:
-    """Folder of an event log: a path, or a URI of pyarrow's file systems. Raises LogError."""
+    """Folder of an event log: a path, or a URI of pyarrow's file systems.
+
+    Its methods raise LogError, and ConfigError if a newer ray_messaging wrote a segment.
+    """
 
     def __init__(self, log_dir: str | Path) -> None:
         self.where = str(log_dir)
@@ -203,14 +206,12 @@ class Folder:
         try:
             footer = pq.read_metadata(info.path, filesystem=self.filesystem)
             meta = json.loads((footer.metadata or {})[KEY])
-            if meta["version"] > VERSION:
-                raise self._error(
-                    f"a newer ray_messaging wrote it (version {meta['version']}, this one reads {VERSION}): update",
-                    info.path,
-                )
+            _check_schema(info.path, meta["version"])
             if (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
+        except ConfigError:  # which is a ValueError
+            raise
         except KeyError as error:
             raise self._damaged(info.path, "its footer lacks what this library writes there") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
@@ -228,6 +229,14 @@ class Folder:
     def _error(self, reason: str, path: str | None = None) -> LogError:
         of = f"segment {path} of the event log" if path else f"the event log's folder {self.where}"
         return LogError(f"{of} cannot be used: {reason}", path=path or self.where)
+
+
+def _check_schema(path: str, version: int) -> None:
+    if version > VERSION:
+        raise ConfigError(
+            f"segment {path} of the event log has schema {version}, this ray_messaging reads up to {VERSION}: a newer "
+            "one wrote it, so update this one"
+        )
 
 
 def _resolve(where: str) -> tuple[pafs.FileSystem, str]:

@@ -1,6 +1,12 @@
-"""Columns of the event log: one row per send and recipient."""
+"""Columns of the event log, schema 2: one row per send and recipient.
+
+Schema 1 lacks step_read, ordinal, audience, audience_version, in_reply_to and expects_answer; in its files they read as
+null. A file may have more columns, as `payload.x` of typed payloads: queries leave out those that are not here.
+"""
 
 import pyarrow as pa
+
+VERSION = 2  # in each file's footer
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -10,13 +16,19 @@ _NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
-        pa.field("step", pa.int64()),
+        pa.field("step", pa.int64()),  # in which it was sent
+        pa.field("step_read", pa.int64()),  # in which its recipient reads it
+        pa.field("ordinal", pa.int64()),  # the n-th accepted message of its sender in the step, from 0
         pa.field("channel", _NAME, nullable=False),
         pa.field("subtopic", _NAME),  # null on plain channels
         pa.field("from_id", pa.int64()),
         pa.field("to_id", pa.int64()),
         pa.field("from_name", _NAME),
         pa.field("to_name", _NAME),
+        pa.field("audience", _NAME),
+        pa.field("audience_version", pa.int64()),
+        pa.field("in_reply_to", pa.string()),  # message_id of the question
+        pa.field("expects_answer", pa.bool_()),
         pa.field("payload", pa.large_string(), nullable=False),  # JSON text
         pa.field("payload_before", pa.large_string()),  # before a rule rewrote it
         pa.field("labels", pa.list_(pa.string())),  # null: none

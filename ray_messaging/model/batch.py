@@ -63,11 +63,17 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         It consists of the sender, the sender's epoch and the message's number; in a step of the step, the ordinal and
         from_id.
         """
-        if self.extension is not None and self.extension.ordinal is not None:
+        ordinal = self.ordinal
+        if ordinal is not None:
             step = self.step[row] if isinstance(self.step, np.ndarray) else self.step
-            return f"{step}-{self.extension.ordinal[row]}-{self.from_ids[row]}"
+            return f"{step}-{ordinal[row]}-{self.from_ids[row]}"
         number = row if self.numbers is None else int(self.numbers[row])
         return f"{self.sender}-{self.epoch}-{self.first + number}"
+
+    @property
+    def ordinal(self) -> NDArray[np.uint32] | None:
+        """Return the ordinals of messages that are part of a step."""
+        return None if self.extension is None or self.step is None else self.extension.ordinal
 
     def topic_of(self, row: int) -> str:
         """Return the topic of one message."""

@@ -28,6 +28,7 @@ def row(number, from_id=1, to_id=2, **facts):
     return {
         "message_id": f"s-1-{number}",
         "step": None,
+        **dict.fromkeys(("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")),
         "channel": "exps:test:user-payback" if to_id is None else f"exps:test:agents:{to_id}:{subtopic}",
         "subtopic": None if to_id is None else subtopic,
         **ends,

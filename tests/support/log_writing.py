@@ -12,6 +12,7 @@ from ray_messaging.eventlog.writing.rows.entries import decode_entry, pieces
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import FATES
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.transport import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
@@ -50,6 +51,7 @@ def expected(item, exp_id="exp"):
             {
                 "message_id": message.id,
                 "step": message.step,
+                **_of_extension(batch.extension, row),
                 "channel": message.channel,
                 "subtopic": message.subtopic,
                 "from_id": from_id if isinstance(from_id, int) else None,
@@ -72,6 +74,20 @@ def expected(item, exp_id="exp"):
             }
         )
     return found
+
+
+def _of_extension(extension, row):
+    """Return a row's values of steps, questions and audiences."""
+    extension = extension or Extension()
+    deliver, audience = extension.deliver, extension.audience or (None, None)
+    columns = {"ordinal": extension.ordinal, "expects_answer": extension.expects_answer}
+    return {
+        **{name: None if column is None else column[row].item() for name, column in columns.items()},
+        "step_read": deliver[row].item() if isinstance(deliver, np.ndarray) else deliver,
+        "audience": audience[0],
+        "audience_version": audience[1],
+        "in_reply_to": None if extension.in_reply_to is None else extension.in_reply_to[row],
+    }
 
 
 def _micros(seconds):

@@ -28,10 +28,16 @@ class LogRow:
 
     message_id: str
     step: int | None
+    step_read: int | None
+    ordinal: int | None
     channel: str
     subtopic: str | None
     from_id: AgentId | None
     to_id: AgentId | None
+    audience: str | None
+    audience_version: int | None
+    in_reply_to: str | None
+    expects_answer: bool | None
     text: str
     text_before: str | None
     labels: tuple[str, ...]

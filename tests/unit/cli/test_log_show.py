@@ -11,7 +11,20 @@ EVIL = "a\x1b[2Jb\x07\x9b"
 
 
 def test_nothing_steers_the_terminal():
-    row = LogRow(EVIL, 1, EVIL, EVIL, EVIL, None, EVIL, EVIL, (EVIL,), 1.0, None, "blocked", EVIL, EVIL, EVIL, EVIL, 1)
+    none = dict.fromkeys(LogRow.__dataclass_fields__) | {"sent_at": 1.0, "position": 1}
+    names = (
+        "message_id",
+        "channel",
+        "subtopic",
+        "from_id",
+        "text",
+        "text_before",
+        "rule",
+        "reason",
+        "sender",
+        "mailbox",
+    )
+    row = LogRow(**none | dict.fromkeys(names, EVIL) | {"labels": (EVIL,), "fate": "blocked"})
     for width in (80, 200):
         console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
         show_rows(console, [row])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.extensions import extensions
 from support.log_writing import batch_of, expected, note_of, rows_of
 
 from ray_messaging.errors import FrameError
@@ -73,6 +74,7 @@ def batches(draw):
             name: np.array(sorted(found), np.uint32)
             for name, found in draw(st.dictionaries(TEXTS, st.sets(st.integers(0, rows - 1)), max_size=3)).items()
         },
+        extension=draw(st.none() | extensions(rows)),
     )
 
 

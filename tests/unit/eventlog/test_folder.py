@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.log_writing import batch_of
 
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.schema import SCHEMA
@@ -297,10 +297,10 @@ def test_parquet_that_this_library_did_not_write_is_named(folder, tmp_path):
 
 
 def test_a_segment_of_a_newer_version_says_to_update(folder, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.folder.VERSION", 2)
+    monkeypatch.setattr("ray_messaging.eventlog.folder.VERSION", 3)
     folder.write(1, table_of(1), meta())
     monkeypatch.undo()
-    with pytest.raises(LogError, match=r"version 2.*update"):
+    with pytest.raises(ConfigError, match=r"schema 3.*up to 2.*update"):
         folder.segments()
 
 

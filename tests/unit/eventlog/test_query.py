@@ -181,8 +181,9 @@ def test_the_user_and_nobody_in_particular_are_told_apart(log):
 def test_the_columns(log):
     table = log.query()
     assert table.column_names == [
-        "message_id", "step", "channel", "subtopic", "from_id", "to_id", "payload", "payload_before", "labels",
-        "sent_at", "delivered_at", "fate", "rule", "reason", "sender", "mailbox", "position",
+        "message_id", "step", "step_read", "ordinal", "channel", "subtopic", "from_id", "to_id", "audience",
+        "audience_version", "in_reply_to", "expects_answer", "payload", "payload_before", "labels", "sent_at",
+         "delivered_at", "fate", "rule", "reason", "sender", "mailbox", "position",
     ]  # fmt: skip
     assert str(table["fate"].type) == "string"
     assert str(table["from_id"].type) == "string"

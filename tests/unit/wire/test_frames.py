@@ -8,42 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.extensions import INT64, TEXT, extensions
 
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.wire import frames
-from ray_messaging.wire.frames import EXTENDED, PLAIN, ExtendedHeader, Header, decode, encode
+from ray_messaging.wire.frames import EXTENDED, PLAIN, Header, decode, encode
 
-INT64 = st.integers(-(2**63), 2**63 - 1)
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 ID = st.one_of(INT64, TEXT, st.none())
-
-
-MESSAGE_ID = st.one_of(
-    TEXT, st.integers(0, 2**70).map("a-3-{}".format), st.sampled_from(["5-0-7", "5-3-Ann", "-", "0"])
-)
-
-
-@st.composite
-def extensions(draw, rows):
-    def column(strategy, dtype):
-        return np.array(draw(st.lists(strategy, min_size=rows, max_size=rows)), dtype)
-
-    several, asks, replies = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
-    ids = st.lists(st.none() | MESSAGE_ID, min_size=rows, max_size=rows)
-    return Extension(
-        attempt=draw(st.integers(0, 2**62 - 1)),
-        deliver=column(INT64, np.int64) if several else draw(st.none() | INT64),
-        ordinal=column(st.integers(0, 2**32 - 1), np.uint32) if draw(st.booleans()) else None,
-        in_reply_to=MessageIdColumn.of(draw(ids)) if replies else None,
-        expects_answer=column(st.booleans(), np.bool_) if asks else None,
-        reply_mailbox=draw(st.sampled_from(["", "town.east"])),
-        audience=draw(st.none() | st.builds(Audience, TEXT, st.integers(0, 2**62 - 1))),
-    )
 
 
 @st.composite
@@ -273,87 +249,6 @@ def test_a_forged_header(data):
         return
     assert len(found) <= 60
     found.to_ids.tolist()
-
-
-def rewritten(frame, change, version=EXTENDED):
-    """Return a frame with some fields of its header changed, by name."""
-    length = int.from_bytes(frame[8:12], "little")
-    fields = msgspec.msgpack.decode(frame[12 : 12 + length])
-    for name, value in change.items():
-        fields[ExtendedHeader.__struct_fields__.index(name)] = value
-    header = msgspec.msgpack.encode(fields)
-    return sealed(header + frame[12 + length :], len(header), version)
-
-
-def answers():
-    """Return a frame with every column of an extension."""
-    return encode(
-        of_three(
-            step=4,
-            extension=Extension(
-                attempt=2,
-                deliver=np.array([5, 5, 9]),
-                ordinal=np.arange(3, dtype=np.uint32),
-                in_reply_to=MessageIdColumn.of(["4-0-7", None, "s-1-8"]),
-                expects_answer=np.array([False, True, False]),
-                reply_mailbox="town.east",
-                audience=Audience("friends", 3),
-            ),
-        )
-    )
-
-
-def test_an_extension_arrives_whole():
-    found = decode(answers())
-    assert [found.message_id(row) for row in range(3)] == ["4-0-1", "4-1-2", "4-2-3"]
-    extension = found.extension
-    assert (extension.attempt, extension.reply_mailbox, extension.audience) == (2, "town.east", ("friends", 3))
-    assert extension.deliver.tolist() == [5, 5, 9]
-    assert extension.in_reply_to.tolist() == ["4-0-7", None, "s-1-8"]
-    assert extension.expects_answer.tolist() == [False, True, False]
-
-
-def test_a_plain_frame_is_no_byte_longer():
-    assert len(encode(of_three(extension=Extension()))) > len(encode(of_three()))
-    assert encode(of_three())[2] == PLAIN
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"flags": 2**14 + 2**8}, "typed columns.*update"),
-        ({"payload_columns": [["x", "<f8", 1]]}, "typed columns.*update"),
-        ({"flags": 2**15 + 2**8}, "columns that this library does not know"),
-        ({"flags": 0}, "header"),
-        ({"attempt": -1}, "header"),
-        ({"deliver": 2**63}, "header"),
-        ({"audience": ["friends"]}, "header"),
-        ({"reply_texts": ["4-0-"]}, "answers a question"),
-        ({"reply_texts": []}, "answers a question"),
-    ],
-    ids=str,
-)
-def test_an_extension_that_cannot_be_read(change, says):
-    with pytest.raises(FrameError, match=says):
-        decode(rewritten(answers(), change))
-
-
-@pytest.mark.parametrize("flag", [9, 10, 11, 12, 13])
-def test_a_plain_frame_with_flags_of_an_extension(flag):
-    with pytest.raises(FrameError, match="does not know"):
-        decode(rewritten(encode(of_three()), {"flags": 1 << flag}, PLAIN))
-
-
-@pytest.mark.parametrize(("at", "value", "says"), [(-1, 2, "yes or no"), (-16 - 12, 254, "impossible number")])
-def test_extension_columns_with_impossible_values(at, value, says):
-    frame = bytearray(answers())
-    length = int.from_bytes(frame[8:12], "little")
-    ends = len(frame)
-    frame[ends + at] = value
-    if says != "yes or no":
-        frame[ends - 15 - 24 : ends - 15] = np.full(3, -2, "<i8").tobytes()
-    with pytest.raises(FrameError, match=says):
-        decode(sealed(bytes(frame[12:]), length, EXTENDED))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.reading.filtering.fields import MICROSECONDS
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.pruning import may_match
+from ray_messaging.eventlog.schema import SCHEMA
 
 POSITION = pa.field("position", pa.int64(), nullable=False)
 THREADS = min(8, os.cpu_count() or 1)
@@ -142,15 +143,24 @@ def _part_of_group(
 ) -> pa.Table | None:
     """Read one row group's hits: first the filtered columns, then the others."""
     filtered = filters.columns
-    first_columns = file.read_row_group(group, columns=filtered, use_threads=False) if filtered else None
+    first_columns = _columns_of_group(file, group, filtered) if filtered else None
     hits = None if first_columns is None else _hits(first_columns, first, filters)
     if hits is not None and not len(hits):
         return None
     others = [name for name in columns if name not in filtered]
-    rest = file.read_row_group(group, columns=others, use_threads=False)
+    rest = _columns_of_group(file, group, others)
     return _select_hits(
         rest if first_columns is None else _join_columns(first_columns, rest), columns, hits, first, filters
     )
+
+
+def _columns_of_group(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
+    """Read columns of a row group; one that the file's schema lacks has only nulls."""
+    table = file.read_row_group(group, columns=list(columns), use_threads=False)
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
+    return table
 
 
 def _part_of(table: pa.Table, first: int, filters: Filters, columns: Sequence[str]) -> pa.Table | None:

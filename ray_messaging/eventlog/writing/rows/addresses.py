@@ -59,17 +59,17 @@ def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> 
     Args: of has each row's topic (None: all have the first). A topic ":name" is the plain channel "name".
     """
     if of is None and to.kinds is None and topics[0][0] != ":":
-        found, codes = _distinct(to.values)
+        found, codes = distinct(to.values)
         names = (_few_channels if len(found) <= _FEW else _channels)(exp_id, found.tobytes(), topics[0])
         return pa.DictionaryArray.from_arrays(pa.array(codes), names, safe=False), coded(same(len(codes)), topics[:1])
-    texts, codes = _as_texts(to)
+    texts, codes = as_texts(to)
     of = np.zeros(len(codes), np.int32) if of is None else of
     plain = np.array([topic[0] == ":" for topic in topics])
     subtopic = coded(pa.array(of, mask=plain[of] if plain.any() else None), topics)
     keys = codes.astype(np.int64) * len(topics) + of
     if plain.any():  # a plain channel has no id
         keys = np.where(plain[of], len(texts) * len(topics) + of, keys)
-    found, codes = _distinct(keys)
+    found, codes = distinct(keys)
     texts = pa.concat_arrays([texts, pa.array([""])])
     heads = pa.array([topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:" for topic in topics])
     tails = pa.array(["" if topic[0] == ":" else f":{topic}" for topic in topics])
@@ -88,13 +88,13 @@ def _channels(exp_id: str, ids: bytes, topic: str) -> pa.StringArray:
 _few_channels = lru_cache(maxsize=8)(_channels)
 
 
-def _as_texts(to: Ends) -> tuple[pa.Array, Codes]:
+def as_texts(to: Ends) -> tuple[pa.Array, Codes]:
     """Return the distinct ids as texts, and each row's index among them; None is spelled "None"."""
     if to.kinds is None:
-        found, codes = _distinct(to.values)
+        found, codes = distinct(to.values)
         return pc.cast(pa.array(found), pa.string()), codes
     ints = to.kinds == INT
-    found, places = _distinct(to.values[ints])
+    found, places = distinct(to.values[ints])
     codes = np.empty(len(to.values), np.int32)
     codes[ints] = places
     codes[to.kinds == STR] = len(found) + to.values[to.kinds == STR]
@@ -102,7 +102,7 @@ def _as_texts(to: Ends) -> tuple[pa.Array, Codes]:
     return pa.concat_arrays([pc.cast(pa.array(found), pa.string()), pa.array([*to.names, "None"], pa.string())]), codes
 
 
-def _distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], Codes]:
+def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], Codes]:
     """Return the distinct values, and each row's index among them."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _NEAR * len(values):

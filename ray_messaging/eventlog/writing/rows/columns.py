@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.rows.addresses import channels, ends
+from ray_messaging.eventlog.writing.rows.extension_columns import extension_columns, number_column
 from ray_messaging.eventlog.writing.rows.message_ids import message_ids
 from ray_messaging.eventlog.writing.rows.payloads import payload_column, sparse_column
 from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
@@ -56,9 +57,10 @@ def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
     from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
     channel, subtopic = channels(exp_id, to_ids, *_topics(run))
     rule, reason, before = _notes(run)
-    columns = {
-        "message_id": message_ids([part.batch for part in parts]),
-        "step": _steps(run),
+    batches = [part.batch for part in parts]
+    columns = extension_columns(batches) | {
+        "message_id": message_ids(batches),
+        "step": number_column([batch.step for batch in batches], counts, np.int64),
         "channel": channel,
         "subtopic": subtopic,
         "from_id": from_ids.numbers(),
@@ -97,14 +99,6 @@ def _each(run: _Run, value: Callable[[Part], Any], dtype: Any) -> NDArray[Any]: 
     for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
         column[start : start + count] = value(part)
     return column
-
-
-def _steps(run: _Run) -> pa.Array:
-    steps = [part.batch.step for part in run.parts]
-    if all(step is None for step in steps):
-        return nulls(run.rows, pa.int64())
-    values = _each(run, lambda part: 0 if part.batch.step is None else part.batch.step, np.int64)
-    return pa.array(values, mask=np.repeat([step is None for step in steps], run.counts))
 
 
 def _times(run: _Run) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ray_messaging.eventlog.writing.rows.addresses import as_texts, distinct, ends
 from ray_messaging.model.batch import Batch
 
 _DIGITS = 4
@@ -26,6 +28,33 @@ class _Block(NamedTuple):
 
 def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
     """Return the ids of all messages, in the form of `Batch.message_id`."""
+    runs = [_ids_in_step([*run]) if in_step else _ids([*run]) for in_step, run in groupby(batches, _is_in_step)]
+    return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
+
+
+def _is_in_step(batch: Batch) -> bool:
+    return batch.ordinal is not None
+
+
+def _ids_in_step(batches: Sequence[Batch]) -> pa.StringArray:
+    """Return ids of step, ordinal and from_id; each distinct one is composed once."""
+    steps, step_of = distinct(
+        np.concatenate([np.broadcast_to(np.asarray(each.step, np.int64), len(each)) for each in batches])
+    )
+    ordinals, ordinal_of = distinct(
+        np.concatenate([each.ordinal for each in batches if each.ordinal is not None]).astype(np.int64)
+    )
+    names, name_of = as_texts(ends([each.from_ids for each in batches]))
+    shape = (len(steps), len(ordinals), len(names))
+    found, codes = distinct(np.ravel_multi_index((step_of, ordinal_of, name_of), shape))
+    step, ordinal, name = map(pa.array, np.unravel_index(found, shape))
+    step, ordinal = (
+        pc.cast(pa.array(values), pa.string()).take(of) for values, of in ((steps, step), (ordinals, ordinal))
+    )
+    return pc.binary_join_element_wise(step, ordinal, names.take(name), "-").take(pa.array(codes))
+
+
+def _ids(batches: Sequence[Batch]) -> pa.StringArray:
     max_blocks = sum(map(len, batches)) // _FEW_ROWS
     blocks: list[_Block] = []
     for batch in batches:

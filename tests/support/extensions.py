@@ -1,0 +1,31 @@
+"""Extensions of batches, any that a sender may make."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.message_ids import MessageIdColumn
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+MESSAGE_ID = st.one_of(
+    TEXT, st.integers(0, 2**70).map("a-3-{}".format), st.sampled_from(["5-0-7", "5-3-Ann", "-", "0"])
+)
+
+
+@st.composite
+def extensions(draw, rows):
+    def column(strategy, dtype):
+        return np.array(draw(st.lists(strategy, min_size=rows, max_size=rows)), dtype)
+
+    several, asks, replies = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    ids = st.lists(st.none() | MESSAGE_ID, min_size=rows, max_size=rows)
+    return Extension(
+        attempt=draw(st.integers(0, 2**62 - 1)),
+        deliver=column(INT64, np.int64) if several else draw(st.none() | INT64),
+        ordinal=column(st.integers(0, 2**32 - 1), np.uint32) if draw(st.booleans()) else None,
+        in_reply_to=MessageIdColumn.of(draw(ids)) if replies else None,
+        expects_answer=column(st.booleans(), np.bool_) if asks else None,
+        reply_mailbox=draw(st.sampled_from(["", "town.east"])),
+        audience=draw(st.none() | st.builds(Audience, TEXT, st.integers(0, 2**62 - 1))),
+    )

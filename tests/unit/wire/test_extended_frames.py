@@ -1,0 +1,106 @@
+"""Frames with an extension: what they say arrives, and what this library cannot read is refused."""
+
+from struct import pack
+from zlib import crc32
+
+import msgspec
+import numpy as np
+import pytest
+
+from ray_messaging.errors import FrameError
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.wire.frames import EXTENDED, PLAIN, ExtendedHeader, decode, encode
+
+
+def of_three(**more):
+    ids = IdColumn.of([1, 2, 3])
+    return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), **more)
+
+
+def sealed(body, header_length, version):
+    """Build a frame whose checksum is right, whatever it holds."""
+    return pack("<2sBxII", b"RM", version, crc32(body), header_length) + body
+
+
+def rewritten(frame, change, version=EXTENDED):
+    """Return a frame with some fields of its header changed, by name."""
+    length = int.from_bytes(frame[8:12], "little")
+    fields = msgspec.msgpack.decode(frame[12 : 12 + length])
+    for name, value in change.items():
+        fields[ExtendedHeader.__struct_fields__.index(name)] = value
+    header = msgspec.msgpack.encode(fields)
+    return sealed(header + frame[12 + length :], len(header), version)
+
+
+def answers():
+    """Return a frame with every column of an extension."""
+    return encode(
+        of_three(
+            step=4,
+            extension=Extension(
+                attempt=2,
+                deliver=np.array([5, 5, 9]),
+                ordinal=np.arange(3, dtype=np.uint32),
+                in_reply_to=MessageIdColumn.of(["4-0-7", None, "s-1-8"]),
+                expects_answer=np.array([False, True, False]),
+                reply_mailbox="town.east",
+                audience=Audience("friends", 3),
+            ),
+        )
+    )
+
+
+def test_an_extension_arrives_whole():
+    found = decode(answers())
+    assert [found.message_id(row) for row in range(3)] == ["4-0-1", "4-1-2", "4-2-3"]
+    extension = found.extension
+    assert (extension.attempt, extension.reply_mailbox, extension.audience) == (2, "town.east", ("friends", 3))
+    assert extension.deliver.tolist() == [5, 5, 9]
+    assert extension.in_reply_to.tolist() == ["4-0-7", None, "s-1-8"]
+    assert extension.expects_answer.tolist() == [False, True, False]
+
+
+def test_a_plain_frame_is_no_byte_longer():
+    assert len(encode(of_three(extension=Extension()))) > len(encode(of_three()))
+    assert encode(of_three())[2] == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"flags": 2**14 + 2**8}, "typed columns.*update"),
+        ({"payload_columns": [["x", "<f8", 1]]}, "typed columns.*update"),
+        ({"flags": 2**15 + 2**8}, "columns that this library does not know"),
+        ({"flags": 0}, "header"),
+        ({"attempt": -1}, "header"),
+        ({"deliver": 2**63}, "header"),
+        ({"audience": ["friends"]}, "header"),
+        ({"reply_texts": ["4-0-"]}, "answers a question"),
+        ({"reply_texts": []}, "answers a question"),
+    ],
+    ids=str,
+)
+def test_an_extension_that_cannot_be_read(change, says):
+    with pytest.raises(FrameError, match=says):
+        decode(rewritten(answers(), change))
+
+
+@pytest.mark.parametrize("flag", [9, 10, 11, 12, 13])
+def test_a_plain_frame_with_flags_of_an_extension(flag):
+    with pytest.raises(FrameError, match="does not know"):
+        decode(rewritten(encode(of_three()), {"flags": 1 << flag}, PLAIN))
+
+
+@pytest.mark.parametrize(("at", "value", "says"), [(-1, 2, "yes or no"), (-16 - 12, 254, "impossible number")])
+def test_extension_columns_with_impossible_values(at, value, says):
+    frame = bytearray(answers())
+    length = int.from_bytes(frame[8:12], "little")
+    ends = len(frame)
+    frame[ends + at] = value
+    if says != "yes or no":
+        frame[ends - 15 - 24 : ends - 15] = np.full(3, -2, "<i8").tobytes()
+    with pytest.raises(FrameError, match=says):
+        decode(sealed(bytes(frame[12:]), length, EXTENDED))
