@@ -59,7 +59,7 @@ class DeliveryLeases:
     to any caller once its holder gave it up, or after `lease_s`. It then has another token, and the old one is void.
     """
 
-    def __init__(self, _exp_id: str, subscription: Subscription, lease_s: float) -> None:
+    def __init__(self, subscription: Subscription, lease_s: float) -> None:
         self._fetcher = subscription.fetcher
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
@@ -74,7 +74,7 @@ class DeliveryLeases:
 
     # -- returning ------------------------------------------------------------------------------------------------
 
-    async def give_back(self, _holder: str, token: Token | None) -> None:
+    async def give_back(self, token: Token | None) -> None:
         """Commit a lease; raise CommitFailed if another holder has it."""
         _, late = await self.give_back_some([] if token is None else [(token, None)])
         if late is not None:
@@ -157,7 +157,7 @@ class DeliveryLeases:
         options: FetchOptions = NEXT,
     ) -> tuple[Token | None, Messages]:
         """Take back the lease of a token, then lease new messages; return them and their token (None: nothing)."""
-        await self.give_back(holder, token)
+        await self.give_back(token)
         clock = asyncio.get_running_loop().time
         deadline = None if timeout is None else clock() + timeout
         while True:

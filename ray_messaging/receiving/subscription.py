@@ -16,7 +16,6 @@ from ray_messaging.receiving.foreign_messages import ForeignMessages
 from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
-from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.transport import Held, Limits, Transport
 
 logger = logging.getLogger(__name__)
@@ -46,16 +45,6 @@ class Subscription:
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
         self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self._epoch, self.stop, named=named)
         self._renewing = asyncio.create_task(self._lease.run(), name=f"ray_messaging lease of {self.name}")
-
-    @property
-    def commits(self) -> Commits:
-        """Return the account of taken and acknowledged messages; raise NotListening, Fenced."""
-        return self.fetcher.commits
-
-    @property
-    def cursor(self) -> Cursor:
-        """Return the cursor behind all messages that are handled without a gap."""
-        return self.commits.in_flight.cursor
 
     # -- listening ------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ async def pair(messagers):
 
 
 def leases_of(messager, lease_s):
-    return DeliveryLeases(messager.exp_id, messager.subscription, lease_s)
+    return DeliveryLeases(messager.subscription, lease_s)
 
 
 async def waiting(messager):
@@ -37,8 +37,8 @@ async def test_a_late_ack_is_accepted_if_no_other_caller_has_the_messages(pair):
     await send(sender, 1, 2)
     lending = leases_of(receiver, 0.0)  # each lease expires at once
     token, _ = await lending.fetch("late", None, None, WAIT_S)
-    await lending.give_back("late", token)
-    await lending.give_back("late", token)  # as Ray repeats calls
+    await lending.give_back(token)
+    await lending.give_back(token)  # as Ray repeats calls
     assert await waiting(sender) == 0
 
 
@@ -50,9 +50,9 @@ async def test_an_ack_of_redelivered_messages_raises(pair):
     second, messages = await lending.fetch("two", None, None, WAIT_S)
     assert numbers(messages) == [1, 2]
     with pytest.raises(CommitFailed, match="2 messages of group 'group' were held"):
-        await lending.give_back("one", first)
+        await lending.give_back(first)
     assert await waiting(sender) == 2
-    await lending.give_back("two", second)
+    await lending.give_back(second)
     assert await waiting(sender) == 0
     with pytest.raises(CommitFailed):
         await lending.fetch("one", first, None, 0.0)
@@ -66,12 +66,12 @@ async def test_an_ack_of_partly_redelivered_messages_names_that_part(pair):
     second, messages = await lending.fetch("two", None, 2, WAIT_S)
     assert (numbers(messages), messages.more) == ([0, 1], True)
     with pytest.raises(CommitFailed):
-        await lending.give_back("one", first)
+        await lending.give_back(first)
     third, messages = await lending.fetch("three", None, None, WAIT_S)
     assert numbers(messages) == [0, 1]  # these have expired, too: the oldest is handed out first
     with pytest.raises(CommitFailed):
-        await lending.give_back("two", second)
-    await lending.give_back("three", third)
+        await lending.give_back(second)
+    await lending.give_back(third)
     assert numbers((await lending.fetch("three", None, None, WAIT_S))[1]) == [2, 3, 4, 5]
 
 

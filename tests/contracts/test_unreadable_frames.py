@@ -80,7 +80,7 @@ async def test_a_flood_of_unreadable_frames_does_not_fill_the_inbox(pair, messag
     assert list(await receiver.fetch_messages()) == []
     await receiver.ack()
     successor = await messagers(name="box", mailbox_messages=10, host=[1])
-    assert successor.engine.subscription.cursor != Cursor("0-0", 0)  # past all of it
+    assert successor.engine.fetcher.commits.in_flight.cursor != Cursor("0-0", 0)  # past all of it
     assert list(await successor.fetch_messages(timeout=0.05)) == []
     assert successor.stats()["unreadable"] == 0
 
@@ -105,15 +105,15 @@ async def test_unreadable_frames_behind_held_messages_form_one_lease(pair, messa
     receiver, channel, newer = pair
     sender = await messagers()
     await sender.send_message(channel, {"n": 1})
-    lending = DeliveryLeases(receiver.exp_id, receiver.engine.subscription, 60.0)
+    lending = DeliveryLeases(receiver.engine.subscription, 60.0)
     token, [message] = await lending.fetch("kept", None, None, WAIT_S)
     assert message.payload == {"n": 1}
     for n in range(9):
         assert await newer.send("box") is FrameFate.WRITTEN
         await buried(receiver, n + 1)
         assert (await lending.fetch("asks", None, None, 0.0))[0] is None
-    assert len(receiver.engine.subscription.commits.in_flight._parts) == 2
-    await lending.give_back("kept", token)
+    assert len(receiver.engine.fetcher.commits.in_flight._parts) == 2
+    await lending.give_back(token)
 
     async def handled():
         assert (await lending.fetch("asks", None, None, 0.0))[0] is None

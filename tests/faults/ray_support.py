@@ -92,7 +92,7 @@ def holder_of(actor, point):
     engine = host.messager.engine
     if point == "judge":
         return engine.accumulator.verdict_client
-    return host if point in {"relay", "fetch", "ack"} else engine.transport
+    return host if point in {"relay", "fetch", "ack_some"} else engine.transport
 
 
 def _arm(actor, point, when, nth, number):
@@ -125,7 +125,7 @@ def arm(actor, point, when, *, nth=1, number=signal.SIGKILL):
     """Have an actor's process send itself a signal right before, or after, its nth call from now on; return its pid.
 
     Points of a group: judge, send, read, commit, renew, listen, take_sender_epoch, load_directory, and relay, fetch,
-    ack, after which an answer is lost on its way to the caller. Of the interceptor: answer, save.
+    ack_some, after which an answer is lost on its way to the caller. Of the interceptor: answer, save.
     """
     pid = pid_of(actor)
     ray.get(actor.__ray_call__.remote(_arm, point, when, nth, int(number)), timeout=PATIENCE_S)

@@ -74,11 +74,6 @@ class GroupActor:
         await self.ready()
         return await self._host.fetch(caller, token, limit, timeout, asking)
 
-    async def ack(self, caller: str, token: Token | None) -> None:
-        """Commit the messages of a handle's last fetch."""
-        await self.ready()
-        await self._host.ack(caller, token)
-
     async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
         """Commit some fetched messages; return the finished leases and the error of those that failed."""
         await self.ready()

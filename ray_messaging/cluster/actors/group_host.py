@@ -37,7 +37,7 @@ class GroupHost:
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=is_dead)
         self.agents = agents
-        self._leases = DeliveryLeases(self.messager.exp_id, self.messager.subscription, self._loan_s)
+        self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
         """Continue after a process that died, with its agents from the directory. Raises NotListening."""
@@ -60,11 +60,6 @@ class GroupHost:
         """Commit the lease of a token, and lease the next messages."""
         assert self._leases is not None
         return await self._leases.fetch(caller, token, limit, timeout, asking)
-
-    async def ack(self, caller: str, token: Token | None) -> None:
-        """Commit the lease of a token."""
-        assert self._leases is not None
-        await self._leases.give_back(caller, token)
 
     async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
         """Commit some rows of leases; return the finished leases and the error of those that failed."""

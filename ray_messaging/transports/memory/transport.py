@@ -9,7 +9,7 @@ from ray_messaging.addressing.directory import Record, decode_record, encode_rec
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.errors import AlreadyExists, Closed
+from ray_messaging.errors import Closed
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, decode_ranges, encode_rows, rows_of
 from ray_messaging.transports.dead_letter_store import DeadFrame, kept_of
@@ -20,6 +20,7 @@ from ray_messaging.transports.transport import (
     LOG,
     DirectoryDelta,
     FrameFate,
+    Held,
     Ingress,
     Limits,
     Listening,
@@ -111,8 +112,8 @@ class MemoryTransport:
         *,
         owner: str,
         epoch: int | None,
-        over: str = "",  # noqa: ARG002 - a Transport's
-    ) -> Listening | None:
+        over: str = "",
+    ) -> Listening | Held | None:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
         exp, now = self.exp, time.monotonic()
         if exp.directory != max(version, 0):
@@ -121,12 +122,9 @@ class MemoryTransport:
         if epoch is not None and (box is None or box.epoch != epoch):
             raise (lost if box is None or box.epoch < epoch else fenced)(record.mailbox, epoch)
         if box is not None and owner and box.owner not in {"", owner} and box.alive_until >= now:
-            raise AlreadyExists(
-                f"mailbox {record.mailbox!r} is held by {box.owner!r}, which is alive: choose another name",
-                kind="group",
-                value=record.mailbox,
-                owner=box.owner,
-            )
+            lease = f"{box.alive_until}:{int(box.limits.lease_s * 1000)}"
+            if over != lease:
+                return Held(box.owner, lease, overdue=False)
         box = box or self._make(record.mailbox, limits, owner)
         box.limits, box.owner, box.alive_until = limits, owner, now + limits.lease_s
         if epoch is None:
