@@ -12,6 +12,7 @@ from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.mqtt.connection import reasons
 from ray_messaging.mqtt.connection.control_link import ControlLink
+from ray_messaging.mqtt.connection.packets import ENVELOPE_BYTES
 from ray_messaging.mqtt.directory.directory import MqttDirectory
 from ray_messaging.mqtt.receiving.receiver import MailboxReceiver
 from ray_messaging.mqtt.sending.frame_writer import FrameWriter
@@ -39,7 +40,6 @@ from ray_messaging.transports.transport import (
 
 logger = logging.getLogger(__name__)
 
-_ENVELOPE_BYTES = 1024  # of a packet beside the frame: topic, head, data header
 _LEAVE_TIMEOUT_S = 2.0  # for receivers that do not answer a sender that closes
 _MAX_CLOCK_SKEW_US = 86_400 * 10**6
 
@@ -129,16 +129,16 @@ class MqttTransport:
         self._directory.end_loading(kept=kept)
         limit = self._control.link.maximum_packet
         if limit is not None:
-            self._directory.limit_frames(max(_ENVELOPE_BYTES, limit - _ENVELOPE_BYTES))
+            self._directory.limit_frames(max(ENVELOPE_BYTES, limit - ENVELOPE_BYTES))
         self._directory.prove()
         self._receiver.reconnected()
         self._senders.reconnected()
 
-    def on_lost(self, error: Exception) -> None:
+    def on_lost(self, error: MessagingError) -> None:
         """Fail everything: the connection has ended for good."""
         self._senders.fail(error)
         if self._receiver.mailbox is not None:
-            self._receiver.mailbox.stop(error if isinstance(error, MessagingError) else MessagingError(str(error)))
+            self._receiver.mailbox.stop(error)
 
     def on_message(self, kind: str, name: str, payload: bytes) -> None:
         """Handle a message on one of our own topics."""
@@ -350,7 +350,8 @@ class MqttTransport:
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:  # noqa: ARG002 - a Transport's
         """Subscribe to the topics of users; their messages wait in our mailbox as all others do."""
-        await self._receiver.subscribe()
+        if self._receiver.session is not None:
+            await self._receiver.session.subscribe()
 
     async def unsubscribe(self) -> None:
         """Leave further messages of foreign clients at the broker, for our successor."""

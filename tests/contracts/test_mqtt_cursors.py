@@ -150,7 +150,7 @@ async def test_pages_lost_by_the_broker_are_published_again(broker, opener, crow
     broker.kill()
     broker.start()
     await crowd.open()
-    await receiver.engine.transport._receiver._session.link.wait_connected(10)
+    await receiver.engine.transport._receiver.session.link.wait_connected(10)
     await crowd.send([5], seq=2)
     assert await handle(receiver, 1) == [5]
     assert await crowd.kept() == names(range(MANY))
@@ -205,7 +205,7 @@ async def test_foreign_pages_are_ignored(broker, opener, crowd):
 async def stand_still(messager, *, still):
     """Cut a messager off from the broker's messages, or connect it again."""
     transport = messager.engine.transport
-    for link in (transport._control.link, transport._receiver._session.link):
+    for link in (transport._control.link, transport._receiver.session.link):
         link.pause() if still else link.resume()
 
 
@@ -216,7 +216,7 @@ async def vanish(messager):
     engine.subscription._renewing.cancel()
     await asyncio.gather(engine.subscription._renewing, return_exceptions=True)
     await engine.subscription._reader.close()
-    await engine.transport._receiver._session.link.abort()
+    await engine.transport._receiver.session.link.abort()
     await engine.transport._control.link.abort()
     await engine.transport.close()
     engine.closed = True

@@ -45,7 +45,7 @@ async def crash(messager):
     await asyncio.gather(subscription._renewing, return_exceptions=True)
     if subscription._reader is not None:
         await subscription._reader.close()
-        await engine.transport._receiver._session.link.abort()
+        await engine.transport._receiver.session.link.abort()
     await engine.transport._control.link.abort()
     await engine.transport.close()
     engine.closed = True
@@ -159,7 +159,7 @@ async def test_cut_connections_lose_nothing(mosquitto, opener):
     links = [
         sender.engine.transport._control.link,
         receiver.engine.transport._control.link,
-        receiver.engine.transport._receiver._session.link,
+        receiver.engine.transport._receiver.session.link,
     ]
     async with asyncio.timeout(20):
         while len(got) < 300:

@@ -38,7 +38,7 @@ def small(monkeypatch):
 
 
 def link_of(receiver):
-    return receiver.engine.transport._receiver._session.link
+    return receiver.engine.transport._receiver.session.link
 
 
 async def cut(receiver):
@@ -144,7 +144,7 @@ def test_a_redelivered_message_that_never_arrived_is_accepted():
     assert acknowledged == ["first again", "second"]
     arrive("third", connection=2)
     over.add(2)
-    foreign.session_lost()  # the broker has lost the session: it repeats nothing of it
+    foreign.unhandled.session_lost()  # the broker has lost the session: it repeats nothing of it
     arrive("fourth", connection=3, duplicate=True)
     assert foreign.count == 4
 

@@ -149,7 +149,7 @@ async def test_a_full_mailbox_does_not_request_missing_frames(server, opener, st
     one, other, receiver = await opener(server), await opener(server), await opener(server, host=[1], inbox_messages=1)
     client = await store.client(store.topics.mailbox(receiver.name))
     listener = receiver.engine.transport._receiver
-    link = listener._session.link
+    link = listener.session.link
     await send(one, 1)
     link.pause()
     await send(one, 2, 3)
@@ -227,7 +227,7 @@ async def test_a_named_mailbox_lost_by_the_broker_outlives_a_lease(mosquittos, o
 async def test_a_directory_record_returns_after_its_mailbox(mosquittos, opener, exp_id, monkeypatch):
     broker = mosquittos(durable=False)
     receiver = await opener(broker.config, host=[1])
-    link, may_listen = receiver.engine.transport._receiver._session.link, asyncio.Event()
+    link, may_listen = receiver.engine.transport._receiver.session.link, asyncio.Event()
     welcome = link._handler.on_connected
 
     async def late(*, session_present):

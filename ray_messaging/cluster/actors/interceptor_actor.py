@@ -101,15 +101,17 @@ class InterceptorActor:
 
     async def insert_rule(self, rule: Rule, index: int | None = None) -> None:
         """Insert a rule before the one at `index` (None: at the end); raises RuleError."""
-        await self._host.insert_rule(_call(), rule, index)
+        own = self._host.admitted(rule)
+        await self._host.change_rules(_call(), lambda rules: rules.insert(own, index))
 
     async def replace_rule(self, which: int | str, rule: Rule) -> None:
         """Replace a rule, given by position or name; raises RuleError."""
-        await self._host.replace_rule(_call(), which, rule)
+        own = self._host.admitted(rule)
+        await self._host.change_rules(_call(), lambda rules: rules.replace(which, own))
 
     async def pop_rule(self, which: int | str = -1) -> dict[str, Any]:
         """Remove a rule, given by position or name, and return its description; raises RuleError."""
-        return await self._host.pop_rule(_call(), which)
+        return await self._host.change_rules(_call(), lambda rules: rules.pop(which))
 
     async def new_round(self) -> None:
         """Begin a new round: quotas per round start again."""

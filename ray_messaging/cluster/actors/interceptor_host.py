@@ -165,24 +165,9 @@ class InterceptorHost:
 
         return await self.change(make)
 
-    async def insert_rule(self, call: str, rule: Rule, index: int | None) -> None:
-        """Insert a rule; raise RuleError where it is no rule, or its name is taken."""
-        own = self._admit(rule)
-        await self.change_rules(call, lambda rules: rules.insert(own, index))
-
-    async def replace_rule(self, call: str, which: int | str, rule: Rule) -> None:
-        """Replace a rule."""
-        own = self._admit(rule)
-        await self.change_rules(call, lambda rules: rules.replace(which, own))
-
-    async def pop_rule(self, call: str, which: int | str) -> dict[str, Any]:
-        """Remove a rule; return its description."""
-        return await self.change_rules(call, lambda rules: rules.pop(which))
-
-    def _admit(self, rule: Rule) -> Rule:
-        if not isinstance(rule, Rule):  # the insertion raises the error
-            return rule
-        return self._store.admit(pickled(rule))
+    def admitted(self, rule: Rule) -> Rule:
+        """Return this process's copy of a rule; an object that is no rule is returned, and refused by the change."""
+        return self._store.admit(pickled(rule)) if isinstance(rule, Rule) else rule
 
     @property
     def black_lists(self) -> list[BlackList]:

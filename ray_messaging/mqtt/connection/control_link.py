@@ -32,7 +32,7 @@ class ControlHandler(Protocol):
     async def on_connected(self, *, kept: bool) -> None:
         """Go on after all retained messages have come; `kept`: the broker had kept those of the last connection."""
 
-    def on_lost(self, error: Exception) -> None:
+    def on_lost(self, error: MessagingError) -> None:
         """Handle the end of the link."""
 
     def on_message(self, kind: str, name: str, payload: bytes) -> None:
@@ -91,12 +91,12 @@ class ControlLink:
         self._marker = b""
         self._marker = await self._send_marker(retain=True)
 
-    def on_lost(self, error: Exception) -> None:
+    def on_lost(self, error: MessagingError) -> None:
         """Fail all waiting calls."""
         self._fail(error)
         self._handler.on_lost(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: MessagingError) -> None:
         barriers, self._barriers = self._barriers, {}
         for barrier in barriers.values():
             if not barrier.done():

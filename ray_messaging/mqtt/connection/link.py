@@ -35,7 +35,7 @@ class LinkHandler(Protocol):
     async def on_connected(self, *, session_present: bool) -> None:
         """Subscribe and publish again after each connect; `wait_connected` returns when this is done."""
 
-    def on_lost(self, error: Exception) -> None:
+    def on_lost(self, error: MessagingError) -> None:
         """Handle the end of the link by itself; called once."""
 
 

@@ -9,6 +9,7 @@ from paho.mqtt.properties import Properties
 from ray_messaging.mqtt.wire.properties import UserProperties
 
 UNLIMITED = 65535  # the highest Receive Maximum
+ENVELOPE_BYTES = 1024  # at most, of a packet beside a frame or a page: topic, head, data header
 _EXPIRY, _USER_PROPERTY = b"\x02", b"\x26"
 _CONTINUE = 0x80
 _MAX_TEXT = 65535

@@ -45,11 +45,6 @@ class AckSender:
         if position is not None:
             self._signal(SignalKind.CONFIRM, Resend(sender, position.epoch, position.seq))
 
-    def confirm_all(self) -> None:
-        """Tell all senders which frames are handled."""
-        for sender in self._arrivals.positions():
-            self.confirm(sender)
-
     def _signal(self, kind: SignalKind, place: Resend) -> "asyncio.Future[int] | None":
         signal = Signal(kind, self._mailbox, place.epoch, place.seq)
         return self._control.try_publish(self._control.topics.sender(place.sender), encode_signal(signal))

@@ -11,12 +11,12 @@ from time import monotonic
 
 from ray_messaging.errors import FrameError
 from ray_messaging.mqtt.connection.control_link import ControlLink
+from ray_messaging.mqtt.connection.packets import ENVELOPE_BYTES
 from ray_messaging.mqtt.wire.messages import Position, decode_positions, encode_positions
 
 logger = logging.getLogger(__name__)
 
 _PAGE_BYTES = 8192  # brokers may take no more in a packet
-_ENVELOPE_BYTES = 1024  # of a packet beside the page
 _POSITION_BYTES = 31  # of a position beside its sender's name, at most
 _MAX_PAGES = 500  # Mosquitto drops retained messages above 1,000 per subscription
 _SILENT_S = 86_400.0
@@ -163,7 +163,7 @@ class CursorStore:
 
     def _page_with_room(self, nbytes: int) -> int:
         packet = self._control.link.maximum_packet
-        limit = _PAGE_BYTES if packet is None else min(_PAGE_BYTES, packet - _ENVELOPE_BYTES)
+        limit = _PAGE_BYTES if packet is None else min(_PAGE_BYTES, packet - ENVELOPE_BYTES)
         page = self._pages.get(self._filling)
         if page is not None and page.nbytes + nbytes > limit:
             emptiest = min(self._pages, key=lambda number: self._pages[number].nbytes)

@@ -38,7 +38,7 @@ class ForeignMessages:
         self._sender = FOREIGN_SENDER + mailbox
         self._epoch = epoch
         self._rows = rows
-        self._unhandled = UnhandledMessages()
+        self.unhandled = UnhandledMessages()
         self._gathered: list[tuple[AgentId | None, str, bytes, Unhandled]] = []
         self._nbytes = 0
 
@@ -54,7 +54,7 @@ class ForeignMessages:
         if fields.mirror:
             arrival.acknowledge()
             return []
-        token = self._unhandled.add_named(f"{fields.sender}-{fields.epoch}-{fields.number}", arrival)
+        token = self.unhandled.add_named(f"{fields.sender}-{fields.epoch}-{fields.number}", arrival)
         return [] if token is None else [*self.flush(), ForeignFrame(self._own_frame(fields, arrival), [token])]
 
     def address(self, topic: str) -> tuple[AgentId | None, str]:
@@ -66,15 +66,11 @@ class ForeignMessages:
             return None, ":" + channel
 
     def _gather(self, arrival: Arrival) -> None:
-        token = self._unhandled.add_unnamed(arrival)
+        token = self.unhandled.add_unnamed(arrival)
         if token is not None:
             self._gathered.append((*self.address(arrival.topic), arrival.payload, token))
             self._nbytes += len(arrival.payload)
             self.count += 1
-
-    def session_lost(self) -> None:
-        """Expect no redeliveries: the broker has lost the session."""
-        self._unhandled.session_lost()
 
     def flush(self) -> list[ForeignFrame]:
         """Return a frame of the gathered publications, if there are any."""

@@ -86,7 +86,7 @@ class Mailbox:
     def session_lost(self) -> None:
         """Expect no redeliveries: the broker has lost our session."""
         self.inherited = False
-        self._foreign.session_lost()
+        self._foreign.unhandled.session_lost()
 
     # -- arrivals -------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class MailboxReceiver:
         self._control = control
         self._directory = directory
         self._leased = True
-        self._session: MailboxSession | None = None
+        self.session: MailboxSession | None = None
         self._removing = False
         self._leaving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
@@ -94,7 +94,7 @@ class MailboxReceiver:
             positions={} if leased else await self.cursors.load(name, epoch),
             cursors=None if leased else self.cursors,
         )
-        session = self._session = MailboxSession(
+        session = self.session = MailboxSession(
             self._config, self._control, mailbox, self._client_id(name), limits, self._on_emptied
         )
         await session.open()
@@ -102,11 +102,6 @@ class MailboxReceiver:
 
     def _client_id(self, mailbox: str) -> str:
         return f"rm-{self._exp_id}-{mailbox}"
-
-    async def subscribe(self) -> None:
-        """Subscribe to the topics of users in our record."""
-        if self._session is not None:
-            await self._session.subscribe()
 
     # -- our directory entry --------------------------------------------------------------------------------------
 
@@ -123,8 +118,8 @@ class MailboxReceiver:
     def _fence(self, mailbox: Mailbox) -> None:
         """Leave the mailbox and its session to a newer reader."""
         mailbox.stop(fenced(mailbox.name, mailbox.epoch))
-        if self._session is not None and self._leaving is None:
-            self._leaving = asyncio.create_task(self._session.link.close(), name="ray_messaging mqtt fenced")
+        if self.session is not None and self._leaving is None:
+            self._leaving = asyncio.create_task(self.session.link.close(), name="ray_messaging mqtt fenced")
 
     def reconnected(self) -> None:
         """Publish again after a reconnect: our entry if the broker lost it, and confirmations."""
@@ -140,7 +135,8 @@ class MailboxReceiver:
             return
         if missing or self._needs_stamp:
             self._publish_soon()
-        mailbox.acks.confirm_all()
+        for sender in mailbox.arrivals.positions():
+            mailbox.acks.confirm(sender)
 
     def _on_emptied(self) -> None:
         if self.registration.entry is not None and not self._removing:
@@ -152,7 +148,7 @@ class MailboxReceiver:
             self._publishing = asyncio.create_task(self._publish_again(), name="ray_messaging mqtt directory entry")
 
     async def _publish_again(self) -> None:
-        mailbox, session, registration = self.mailbox, self._session, self.registration
+        mailbox, session, registration = self.mailbox, self.session, self.registration
         try:
             while mailbox is not None and session is not None:
                 # Senders publish as soon as they see the entry, so the session must be connected first.
@@ -180,7 +176,7 @@ class MailboxReceiver:
 
     async def remove(self) -> int:
         """Remove our mailbox; its unhandled frames become dead letters. Return their number."""
-        mailbox, session = self.mailbox, self._session
+        mailbox, session = self.mailbox, self.session
         if mailbox is None or session is None:
             return 0
         self._removing = mailbox.ignores_users = True
@@ -191,7 +187,7 @@ class MailboxReceiver:
         left = [entry for entry in mailbox.unhandled() if entry.sender]
         await self._bury_all(mailbox, left)
         await session.link.close(end_session=True)
-        self._session = None
+        self.session = None
         return len(left)
 
     async def _bury_all(self, mailbox: Mailbox, left: Sequence[MailboxEntry]) -> None:
@@ -228,7 +224,7 @@ class MailboxReceiver:
             await asyncio.gather(self._publishing, return_exceptions=True)
         if self._leaving is not None:
             await self._leaving
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         if session is None:
             return
         if self.registration.owner or (self._leased and self.registration.entry is not None):

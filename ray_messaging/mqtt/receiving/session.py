@@ -70,11 +70,10 @@ class MailboxSession:
         if self._opened and not session_present:
             self._on_emptied()
 
-    def on_lost(self, error: Exception) -> None:
+    def on_lost(self, error: MessagingError) -> None:
         """Stop the mailbox."""
-        if isinstance(error, Fenced):
-            error = fenced(self._mailbox.name, self._mailbox.epoch)
-        self._mailbox.stop(error if isinstance(error, MessagingError) else MessagingError(str(error)))
+        taken_over = isinstance(error, Fenced)
+        self._mailbox.stop(fenced(self._mailbox.name, self._mailbox.epoch) if taken_over else error)
 
     async def subscribe(self) -> None:
         """Subscribe to the topics of users in the mailbox's record."""

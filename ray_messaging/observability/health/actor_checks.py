@@ -22,6 +22,27 @@ _WITHOUT = {
     "log": "what was sent waits in the streams; once these are full senders wait, too",
 }
 
+# Counters that are 0 while all is well: the finding, and the remedy.
+_COUNTERS = {
+    "unreadable": (
+        "{:,} entries were no valid frames",
+        "see the dead letters: who writes to this experiment's keys?",
+    ),
+    "ingress_dropped": (
+        "{:,} messages of foreign clients were dropped, as the inbox was full",
+        "fetch more often, or raise inbox_messages",
+    ),
+    "server_behind": (
+        "{:,} times the server had lost changes of rules that it had confirmed; they were written to it anew",
+        "find out why it went back (a torn append-only file, a failover to a replica that lagged): messages of that "
+        "time may be lost; set appendfsync always",
+    ),
+    "lane_refused": (
+        "{:,} connections were refused",
+        "somebody connects to its port without the token, or sends what is no frame: keep that port inside the cluster",
+    ),
+}
+
 
 def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
     """Return the findings about actors; healthy groups share one line."""
@@ -115,24 +136,9 @@ def _loop(actor: str, loop: TaskHealth) -> Finding | None:
 
 def _counters(actor: str, report: Report) -> Iterator[Finding]:
     stats = report.stats
-    for name, means, remedy in (
-        ("unreadable", "entries were no valid frames", "see the dead letters: who writes to this experiment's keys?"),
-        (
-            "ingress_dropped",
-            "messages of foreign clients were dropped, as the inbox was full",
-            "fetch more often, or raise inbox_messages",
-        ),
-    ):
+    for name, (finding, remedy) in _COUNTERS.items():
         if stats.get(name):
-            yield warning(f"{actor}: {name}", f"{stats[name]:,} {means}", remedy)
-    if stats.get("server_behind"):
-        yield warning(
-            f"{actor}: server_behind",
-            f"{stats['server_behind']:,} times the server had lost changes of rules that it had confirmed; they were "
-            "written to it anew",
-            "find out why it went back (a torn append-only file, a failover to a replica that lagged): messages of "
-            "that time may be lost; set appendfsync always",
-        )
+            yield warning(f"{actor}: {name}", finding.format(stats[name]), remedy)
     if stats.get("lag_s", 0.0) > LOG_BEHIND_S:
         yield warning(
             f"{actor}: lag",
@@ -150,13 +156,6 @@ def _counters(actor: str, report: Report) -> Iterator[Finding]:
             CONNECTIONS,
             "{:,}".format,
             "use fewer messagers: those that find no room ask by Ray call, which is slower",
-        )
-    if stats.get("lane_refused"):
-        yield warning(
-            f"{actor}: lane_refused",
-            f"{stats['lane_refused']:,} connections were refused",
-            "somebody connects to its port without the token, or sends what is no frame: keep that port inside the "
-            "cluster",
         )
 
 

@@ -1,6 +1,6 @@
 """Health checks of mailboxes, the event log's backlog and dead letters, from the server's data."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from ray_messaging.observability.health.findings import Finding, critical, ok, warning, worst_first
 from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
@@ -53,11 +53,8 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
     name = f"mailbox {mailbox.name!r}"
     remedy = "fetch more often, or in larger batches, or spread its agents over more groups: senders wait for room"
     if mailbox.max_messages:
-        full = usage_of_limit(name, mailbox.messages, mailbox.max_messages, "{:,} messages".format, remedy)
-        if full.level == "ok":
-            full = usage_of_limit(name, mailbox.nbytes, mailbox.max_bytes, in_bytes, remedy)
-        if full.level != "ok":
-            yield full
+        messages = (mailbox.messages, mailbox.max_messages, "{:,} messages".format)
+        yield from _problems(name, remedy, messages, (mailbox.nbytes, mailbox.max_bytes, in_bytes))[:1]
     if dead and mailbox.lease_s is not None:
         yield warning(
             name,
@@ -84,29 +81,28 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
         )
 
 
+def _problems(name: str, remedy: str, *used: tuple[int, int, Callable[[int], str]]) -> list[Finding]:
+    """Return the findings about amounts near their limits; each is its number, its limit (0: none), and its text."""
+    found = [usage_of_limit(name, number, limit, shown, remedy) for number, limit, shown in used if limit]
+    return [finding for finding in found if finding.level != "ok"]
+
+
 def _log(kept: Kept) -> Iterator[Finding]:
     if not kept.logged:
         return
     remedy = "look at the log's actor: disk space in log_dir, its error; senders wait while the log is that far behind"
-    behind = [
-        finding
-        for mailbox in kept.mailboxes
-        for used, limit, shown in (
-            (mailbox.unlogged, mailbox.max_messages, "{:,} messages".format),
-            (mailbox.unlogged_bytes, mailbox.max_bytes, in_bytes),
-        )
-        if limit
-        and (finding := usage_of_limit(f"log's backlog of {mailbox.name!r}", used, limit, shown, remedy)).level != "ok"
-    ]
+    behind: list[Finding] = []
+    for mailbox in kept.mailboxes:
+        messages = (mailbox.unlogged, mailbox.max_messages, "{:,} messages".format)
+        nbytes = (mailbox.unlogged_bytes, mailbox.max_bytes, in_bytes)
+        behind += _problems(f"log's backlog of {mailbox.name!r}", remedy, messages, nbytes)
     yield from worst_first(behind)[:SHOWN]
     rows = sum(mailbox.unlogged for mailbox in kept.mailboxes)
-    if kept.max_noted:
-        noted = usage_of_limit("log's backlog", kept.noted, kept.max_noted, "{:,} notes".format, remedy)
-        if noted.level == "ok":
-            noted = usage_of_limit("log's backlog", kept.noted_bytes, kept.max_noted_bytes, in_bytes, remedy)
-        if noted.level != "ok":
-            yield noted
-            return
+    notes = (kept.noted, kept.max_noted, "{:,} notes".format)
+    noted = _problems("log's backlog", remedy, notes, (kept.noted_bytes, kept.max_noted_bytes, in_bytes))
+    yield from noted[:1]
+    if noted:
+        return
     yield ok("log's backlog", f"{rows:,} messages and {kept.noted:,} notes are not in a file yet")
 
 
