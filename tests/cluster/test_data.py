@@ -10,6 +10,7 @@ import pytest
 import ray
 import redis
 from support.cluster import PATIENCE_S, drain
+from support.frames import frames_of_entries
 
 from ray_messaging import Messaging, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
@@ -179,7 +180,7 @@ def test_a_fan_out_holds_its_text_once(experiment, society, encoded):
     receipts = groups[0].send_many([Outgoing.to_agents(members, {"text": text}, "member 0")])
     assert receipts.counts()["delivered"] == 400
     assert encoded["payloads"] == 1
-    frame = bulk.frames_of_entries(
+    frame = frames_of_entries(
         bulk.entries_of([Outgoing.to_agents(members, {"text": text})], lambda _: None, 10_000), None
     )
     assert [part.count(text.encode()) for part in frame] == [1]

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ray
 from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers, wait_for
+from support.frames import frames_of_columns
 
 from ray_messaging import Messaging, Outgoing
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, UnknownSender
-from ray_messaging.sending.accumulation.bulk_input import columns_of, frames_of_columns
+from ray_messaging.sending.accumulation.bulk_input import columns_of
 
 LIMIT = 2**20
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_all, take_in, until
+from support.frames import frames_of_columns
 from support.interceptors import Held
 
 from ray_messaging import Closed, InterceptorUnavailable, MailboxFull, Outgoing
@@ -14,7 +15,7 @@ from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending.accumulation.bulk_input import columns_of, frames_of_columns
+from ray_messaging.sending.accumulation.bulk_input import columns_of
 from ray_messaging.sending.delivery import deferred_rows as deferred
 from ray_messaging.transports.transport import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode, encode

@@ -8,12 +8,13 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from support.contracts import Only, allow, fetch_all, take_in, until
+from support.frames import frames_of_entries
 
 from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.sending.accumulation.bulk_input import entries_of, frames_of_entries
+from ray_messaging.sending.accumulation.bulk_input import entries_of
 
 
 class Gated:

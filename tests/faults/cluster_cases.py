@@ -90,7 +90,7 @@ def tasks_die_with_batches(folder, times=5):
 
 
 def calls_are_repeated(folder):
-    """Make each call of `relay` twice at once, as Ray does after it lost an answer."""
+    """Lose the answer to each send over the lane, so that the call is made again, by Ray."""
     with a_town() as town:
         with traffic_in(town, folder, repeated=True) as traffic:
             traffic.goes_on(500)
@@ -100,7 +100,7 @@ def calls_are_repeated(folder):
 CASES = [
     Case("Ray node lost, its groups come back elsewhere", node_is_lost, long=True),
     Case("driver killed, another one resumes", driver_is_killed, long=True),
-    Case("each Group call made twice by Ray", calls_are_repeated, long=True),
+    Case("each Group call made twice", calls_are_repeated, long=True),
     Case(
         "tasks die with a fetched batch",
         tasks_die_with_batches,

@@ -27,21 +27,30 @@ class End(NamedTuple):
     others: range
 
 
-@ray.remote(num_cpus=0)
-def drive(ends: list[End], seconds: float) -> tuple[int, int]:
-    """Send from each group and fetch its messages, in alternation; return the counts of delivered and fetched."""
+def columns_of(end: End) -> tuple[Any, Any, list[Any]]:
+    """Return the columns of a call: senders, receivers, payloads."""
     rng = np.random.default_rng(7)
-    rows = [[rng.choice(np.array(half), CALL_ROWS) for half in (end.agents, end.others)] for end in ends]
-    payloads = [payload(number) for number in range(CALL_ROWS)]
+    senders, receivers = (rng.choice(np.array(half), CALL_ROWS) for half in (end.agents, end.others))
+    return senders, receivers, [payload(number) for number in range(CALL_ROWS)]
+
+
+def exchange(ends: list[End], rows: list[tuple[Any, Any, list[Any]]], seconds: float) -> tuple[int, int]:
+    """Send from each group and fetch its messages, in alternation; return the counts of delivered and fetched."""
     sent = fetched = 0
     over = time.perf_counter() + seconds
     while time.perf_counter() < over:
-        for end, (senders, receivers) in zip(ends, rows, strict=True):
-            sent += int(end.group.send_columns(senders, receivers, payloads).sent.sum())
+        for end, columns in zip(ends, rows, strict=True):
+            sent += int(end.group.send_columns(*columns).sent.sum())
             fetched += len(end.group.fetch())
     for end in ends:
         end.group.ack()
     return sent, fetched
+
+
+@ray.remote(num_cpus=0)
+def drive(ends: list[End], seconds: float) -> tuple[int, int]:
+    """Drive the groups for some seconds, from one task."""
+    return exchange(ends, [columns_of(end) for end in ends], seconds)
 
 
 def measure(plan: Plan) -> Iterator[Figure]:

@@ -26,6 +26,11 @@ class CallerAdmission:
     def __init__(self) -> None:
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
 
+    def knows(self, caller_id: str, number: int) -> bool:
+        """Return whether a call has begun, so that a repeated one needs no arguments."""
+        caller = self._callers.get(caller_id)
+        return caller is not None and (number in caller.calls or number < caller.next)
+
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Awaitable[Receipts]]) -> Receipts:
         """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
 

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import ray
+from ray.util import get_node_ip_address
 
 from ray_messaging.cluster.actors.group_host import GroupHost
 from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
@@ -66,6 +67,18 @@ class GroupActor:
         """Send the frames of a handle: in the handle's order, and once also where Ray repeats the call."""
         await self.ready()
         return await self._host.relay(caller, number, oldest, frames)
+
+    async def relay_again(
+        self, caller: str, number: int, oldest: int, frames: list[bytes] | None, process: str
+    ) -> Receipts | None:
+        """Send the frames of a handle unless that has begun over the lane; None where it has not, without frames."""
+        await self.ready()
+        return await self._host.relay_again(caller, number, oldest, frames, process)
+
+    async def lane(self) -> tuple[str, int, str]:
+        """Return host, port and token of the lane, over which handles call this actor faster than by Ray."""
+        await self.ready()
+        return await self._host.lane.address(get_node_ip_address())
 
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_messaging.cluster.actors.caller_admission import CallerAdmission
+from ray_messaging.cluster.actors.group_lane_server import GroupLaneServer
 from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import CommitFailed, NotListening
+from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown
 from ray_messaging.message import Messages
 from ray_messaging.messager import Messager
 from ray_messaging.model.agent_sets import AgentSet
@@ -31,6 +32,7 @@ class GroupHost:
         self._admission = CallerAdmission()
         self._loan_s = experiment.settings.loan_s
         self._leases: DeliveryLeases | None = None
+        self.lane = GroupLaneServer(self)
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
@@ -50,9 +52,27 @@ class GroupHost:
         subtopics = [subtopic for claim in record.claims for subtopic in claim.subtopics]
         await self.start(record.agents().column, subtopics)
 
-    async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
+    async def relay(self, caller: str, number: int, oldest: int, frames: Sequence[bytes]) -> Receipts:
         """Send the frames of a handle: in the handle's order, and once."""
         return await self._admission.admit(caller, number, oldest, lambda: self.messager.relay(frames))
+
+    async def relay_again(
+        self, caller: str, number: int, oldest: int, frames: Sequence[bytes] | None, process: str
+    ) -> Receipts | None:
+        """Send the frames of a handle unless that has begun over the lane; return the receipts.
+
+        Args: process is the lane's token of the process that may have begun it. Without the frames it returns None
+        where it has not begun.
+        Raises: OutcomeUnknown where that process is gone.
+        """
+        if process != self.lane.token:
+            raise OutcomeUnknown(
+                f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this send, "
+                "which may or may not have happened; it starts again, so send again"
+            )
+        if frames is None and not self._admission.knows(caller, number):
+            return None
+        return await self.relay(caller, number, oldest, frames or ())
 
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
@@ -82,4 +102,5 @@ class GroupHost:
 
     async def close(self) -> None:
         """Send accepted messages, commit handled ones, and leave the mailbox."""
+        await self.lane.close()
         await self.messager.close()

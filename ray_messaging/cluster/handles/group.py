@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -11,16 +12,31 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
 from ray_messaging.cluster.handles.actor_calls import gone, insist, known_dead, result, wait_restart
+from ray_messaging.cluster.handles.group_lane import WAIT_S, GroupLane
+from ray_messaging.cluster.lane_calls import (
+    AckCall,
+    Answer,
+    Call,
+    Committed,
+    FetchCall,
+    Lent,
+    RelayCall,
+    Sent,
+    messages_of,
+    receipts_of,
+)
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
 from ray_messaging.errors import CommitFailed, InvalidAddress, MessagingError, OutcomeUnknown
 from ray_messaging.message import Messages, Outgoing
+from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, spans_of
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.receiving.fetcher import CommitMode, check_commit, check_limit
-from ray_messaging.sending.accumulation.bulk_input import columns_of, entries_of, frames_of_columns, frames_of_entries
+from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, batches_of_entries, columns_of, entries_of
+from ray_messaging.wire.frames import encode
 
 
 class Group:
@@ -53,6 +69,7 @@ class Group:
         self._fetches = self._received = 0  # numbers of fetches with commit="acked": the last begun, the last returned
         self._unacked: dict[tuple[str, int], Token] = {}  # their tokens
         self._restarting = False  # its actor died during a send
+        self._lane = GroupLane(actor, self._actor_name)
         self._keep = keep  # the experiment lives as long as a reference to its actors
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,43 +91,62 @@ class Group:
         exp_id = self._experiment.exp_id
         strict = self.name if self._experiment.group_settings.strict_senders else None
         entries = entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
-        return self._relay(frames_of_entries(entries, self.step))
+        return self._relay(batches_of_entries(entries, self.step))
 
     def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send n messages given as columns, as `Messager.send_columns` does; they cross Ray as bytes."""
+        """Send n messages given as columns, as `Messager.send_columns` does; they cross as bytes."""
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
-        return self._relay(frames_of_columns(columns, check_subtopic(subtopic), self.step))
+        return self._relay(batches_of_columns(columns, check_subtopic(subtopic), self.step))
 
     @property
     def _payload_bytes(self) -> int:
         return self._experiment.settings.payload_bytes
 
-    def _relay(self, frames: list[bytes]) -> Receipts:
-        if not frames:
+    def _relay(self, batches: list[Batch]) -> Receipts:
+        if not batches:
             return Receipts([])
         if known_dead(self.actor):
             raise gone(self._actor_name)
         if self._restarting:  # a call during the restart would fail with an unknown outcome
             wait_restart(self.actor, self._experiment.settings.send_timeout_s)
             self._restarting = False
-        number = -1
+        frames = [encode(batch) for batch in batches]
+        lane, number = None, -1
         try:
+            lane = self._lane.connection()
             with self._sending:
                 number = self._numbers
                 self._numbers += 1
                 self._waiting.add(number)
-                ref = self.actor.relay.remote(self._caller, number, min(self._waiting), frames)
-            receipts: Receipts = result(ref, actor_name=self._actor_name, sends=True)
+                call = RelayCall(self._caller, number, min(self._waiting))
+            answer = None if lane is None else lane.ask(call, frames)
+            if answer is not None and isinstance(answer[0], Sent):
+                return receipts_of(answer[0], batches)
+            return self._relay_by_ray(call, frames, lane.process if lane is not None and lane.begun else None)
         except OutcomeUnknown as error:
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise
-        else:
-            return receipts
-        finally:  # later calls must not wait for this number
-            with self._sending:
+        finally:
+            with self._sending:  # later calls must not wait for this number
                 self._waiting.discard(number)
+            if lane is not None:
+                self._lane.release(lane)
+
+    def _relay_by_ray(self, call: RelayCall, frames: list[bytes], begun_in: str | None) -> Receipts:
+        """Make a call by Ray; `begun_in` names the process that may have begun it over the lane."""
+        receipts: Receipts | None
+        if begun_in is None:
+            ref = self.actor.relay.remote(call.caller, call.number, call.oldest, frames)
+            receipts = result(ref, actor_name=self._actor_name, sends=True)
+            return receipts
+        for sent in (None, frames):  # most often the actor has the frames
+            ref = self.actor.relay_again.remote(call.caller, call.number, call.oldest, sent, begun_in)
+            receipts = result(ref, actor_name=self._actor_name, sends=True)
+            if receipts is not None:
+                break
+        return receipts
 
     def fetch(
         self,
@@ -138,15 +174,9 @@ class Group:
         with self._fetching:
             self._fetches += commit == "acked"
             number = self._fetches if commit == "acked" else 0
-            arguments = (
-                self._caller,
-                self._token,
-                limit,
-                timeout,
-                FetchOptions(commit, complete, number, self._received),
-            )
+            options = FetchOptions(commit, complete, number, self._received)
             try:
-                token, messages = self._insist(lambda: self.actor.fetch.remote(*arguments))
+                token, messages = self._fetch(limit, timeout, options)
             except CommitFailed:
                 self._token = None  # another handle has the messages
                 raise
@@ -156,6 +186,30 @@ class Group:
             elif token is not None:
                 self._received, self._unacked[token[:2]] = number, token
         return Fetched(messages, self, token)
+
+    def _fetch(self, limit: int | None, timeout: float | None, options: FetchOptions) -> tuple[Token | None, Messages]:
+        until = None if timeout is None else time.monotonic() + timeout
+        wait_s = WAIT_S if timeout is None else min(WAIT_S, max(0.0, timeout))
+        answer = self._ask(FetchCall(self._caller, self._token, limit, wait_s, options))
+        if answer is not None and isinstance(answer[0], Lent):
+            messages = messages_of(self._experiment.exp_id, *answer)
+            if messages or wait_s == timeout:
+                return answer[0].token, messages
+            self._token = None  # it is committed
+        left = None if until is None else max(0.0, until - time.monotonic())
+        arguments = (self._caller, self._token, limit, left, options)
+        found: tuple[Token | None, Messages] = self._insist(lambda: self.actor.fetch.remote(*arguments))
+        return found
+
+    def _ask(self, call: Call) -> tuple[Answer, list[bytes]] | None:
+        """Make a call that may be repeated over the lane; None: it must go by Ray."""
+        lane = self._lane.connection()
+        if lane is None:
+            return None
+        try:
+            return lane.ask(call)
+        finally:
+            self._lane.release(lane)
 
     def ack(self, messages: Acked | None = None) -> None:
         """Commit fetched messages: one, some, or all that this handle holds (None).
@@ -174,7 +228,13 @@ class Group:
 
     def _ack(self, loans: list[Any]) -> None:
         over: list[Token]
-        over, late = self._insist(lambda: self.actor.ack_some.remote(loans))
+        answer = None
+        if all(some is None for _, some in loans):
+            answer = self._ask(AckCall(tuple(token for token, _ in loans)))
+        if answer is not None and isinstance(answer[0], Committed):
+            over, late = list(answer[0].over), None
+        else:
+            over, late = self._insist(lambda: self.actor.ack_some.remote(loans))
         for token in over:
             self._unacked.pop(token[:2], None)
         if late is not None:

@@ -15,7 +15,6 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.sending.accumulation.allowed_senders import no_from_id
 from ray_messaging.sending.accumulation.pending_batch import Entry, RowBatch
-from ray_messaging.wire.frames import encode
 
 
 class ColumnChunk(NamedTuple):
@@ -96,16 +95,16 @@ def _within_bytes(chunk: ColumnChunk) -> list[ColumnChunk]:
     return found
 
 
-def frames_of_entries(entries: Sequence[Entry], step: int | None) -> list[bytes]:
-    """Encode entries for a messager in another process, in frames of a batch."""
-    frames: list[bytes] = []
+def batches_of_entries(entries: Sequence[Entry], step: int | None) -> list[Batch]:
+    """Build batches of entries for a messager in another process."""
+    batches: list[Batch] = []
     now = time.time()
     for chunk in entry_chunks(entries):
         draft = RowBatch(step)
         for entry in chunk:
             draft.extend(entry, now)
-        frames.append(encode(draft.seal("", 0, 0)))
-    return frames
+        batches.append(draft.seal("", 0, 0))
+    return batches
 
 
 def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -124,22 +123,20 @@ def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield chunk
 
 
-def frames_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[bytes]:
-    """Encode columns for a messager in another process, a frame per chunk."""
+def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
+    """Build batches of columns for a messager in another process, one per chunk."""
     now = time.time()
     return [
-        encode(
-            Batch(
-                sender="",
-                epoch=0,
-                first=0,
-                from_ids=chunk.from_ids,
-                to_ids=chunk.to_ids,
-                topics=(topic,),
-                step=step,
-                sent_at=now,
-                lines=chunk.lines,
-            )
+        Batch(
+            sender="",
+            epoch=0,
+            first=0,
+            from_ids=chunk.from_ids,
+            to_ids=chunk.to_ids,
+            topics=(topic,),
+            step=step,
+            sent_at=now,
+            lines=chunk.lines,
         )
         for chunk in chunks
     ]

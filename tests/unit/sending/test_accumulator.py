@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import msgspec
 import pytest
+from support.frames import frames_of_columns, frames_of_entries
 
 from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.errors import (
@@ -26,8 +27,6 @@ from ray_messaging.sending.accumulation.bulk_input import (
     columns_of,
     entries_of,
     entry_chunks,
-    frames_of_columns,
-    frames_of_entries,
 )
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.memory import MemoryServer

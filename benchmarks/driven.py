@@ -1,0 +1,163 @@
+"""Ray tasks that drive groups by their handles, beside two groups in actors of one's own, by turns in one run.
+
+    python -m benchmarks.driven              # 6 rounds of 2 s
+    python -m benchmarks.driven --processor  # also the processor time of a message, by process
+
+Both sides do the same work: two groups of 1,000 agents write to each other in calls of 16,384 rows (tasks) and 32,768
+(own actors), and each message counts once it is fetched. Each task sends from both groups and fetches from both. A
+ratio is the tasks' rate divided by the own actors' of the same round. All tasks begin together, once their processes
+run: the start of a worker process takes longer than a round.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from benchmarks.axes.cost.processor import TICKS_PER_S
+from benchmarks.axes.scale.workers import AGENTS, End, columns_of, exchange
+from benchmarks.axes.society.society import BLACK_LIST, cluster
+from benchmarks.peers.ours import OurHalf
+from ray_messaging import Messaging
+
+TASKS = (1, 8)
+WARM_S = 0.7
+
+
+@ray.remote(num_cpus=0)
+class Gate:
+    """Let callers pass once all of them are there."""
+
+    async def __init__(self, callers: int) -> None:  # type: ignore[misc]
+        self._barrier = asyncio.Barrier(callers)
+
+    async def passed(self) -> None:
+        """Return when all have called."""
+        await self._barrier.wait()
+
+
+@ray.remote(num_cpus=0)
+def drive(ends: list[End], seconds: float, gate: Any) -> tuple[float, int, int]:
+    """Send and fetch as `workers.drive`; return when it began (unix s), how many were delivered and fetched."""
+    rows = [columns_of(end) for end in ends]
+    for end in ends:
+        end.group.fetch()
+    ray.get(gate.passed.remote())
+    begun = time.time()
+    sent, fetched = exchange(ends, rows, seconds)
+    return begun, sent, fetched
+
+
+class Driven:
+    """Two groups, driven by tasks."""
+
+    def __init__(self, messaging: Messaging, tasks: int) -> None:
+        west, east = range(AGENTS), range(AGENTS, 2 * AGENTS)
+        self.name = f"{tasks} task{'s' if tasks > 1 else ''} by handles"
+        self._tasks = tasks
+        self._ends = [
+            End(messaging.create_group("west", west), west, east),
+            End(messaging.create_group("east", east), east, west),
+        ]
+
+    def rate(self, seconds: float) -> tuple[int, float]:
+        """Return how many messages were fetched, and how long that took."""
+        gate = Gate.remote(self._tasks)
+        found = ray.get([drive.remote(self._ends, seconds, gate) for _ in range(self._tasks)])
+        sent, fetched = sum(each[1] for each in found), sum(each[2] for each in found)
+        while fetched < sent:
+            fetched += sum(len(end.group.fetch(timeout=0.1)) for end in self._ends)
+        took = time.time() - min(each[0] for each in found)
+        for end in self._ends:
+            end.group.ack()
+        if fetched != sent:
+            raise RuntimeError(f"{sent:,} messages were delivered, {fetched:,} fetched")
+        return fetched, took
+
+
+class Own:
+    """Two groups in actors of one's own."""
+
+    name = "own actors"
+
+    def __init__(self, messaging: Messaging) -> None:
+        west, east = range(AGENTS), range(AGENTS, 2 * AGENTS)
+        self._halves = [OurHalf.remote(messaging, "west", west, east), OurHalf.remote(messaging, "east", east, west)]
+        self._expected = [0, 0]
+
+    def rate(self, seconds: float) -> tuple[int, float]:
+        """Return how many messages arrived, and how long that took."""
+        begun = time.time()
+        sent = ray.get([half.bulk.remote(seconds) for half in self._halves])
+        self._expected = [before + more for before, more in zip(self._expected, reversed(sent), strict=True)]
+        ends = ray.get([half.drained.remote(count) for half, count in zip(self._halves, self._expected, strict=True)])
+        return sum(sent), max(ends) - begun
+
+
+def processor_times() -> dict[int, tuple[str, float]]:
+    """Return the processor time of each process of this machine, in seconds, with its name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else None
+            name = (entry / "cmdline").read_text().replace("\0", " ")[:40] if fields else ""
+        except OSError:  # it has just ended
+            continue
+        if fields:
+            found[int(entry.name)] = name, (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return found
+
+
+def by_process(run: Callable[[], tuple[int, float]]) -> None:
+    """Print the processor time of a message in each process of the machine that took at least 0.02 us."""
+    before = processor_times()
+    messages, _ = run()
+    taken = [
+        (1e6 * (seconds - before.get(pid, ("", 0.0))[1]) / messages, name, pid)
+        for pid, (name, seconds) in processor_times().items()
+    ]
+    for took, name, pid in sorted(taken, reverse=True):
+        if took >= 0.02:
+            print(f"    {took:6.3f} us  {name} ({pid})")
+    print(f"    {sum(took for took, _, _ in taken):6.3f} us  in all", flush=True)
+
+
+def main() -> None:
+    """Measure, and print rates and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--processor", action="store_true", help="print the processor time of a message, by process")
+    plan = parser.parse_args()
+    with cluster():
+        started = [Messaging.start(f"driven-{tasks}", rules=[BLACK_LIST]) for tasks in TASKS]
+        own = Messaging.start("own", rules=[BLACK_LIST])
+        sides = [Own(own), *(Driven(each, tasks) for each, tasks in zip(started, TASKS, strict=True))]
+        rates: dict[str, list[float]] = {side.name: [] for side in sides}
+        for side in sides:
+            side.rate(WARM_S)
+        for number in range(plan.rounds):
+            for side in sides if number % 2 == 0 else reversed(sides):
+                messages, took = side.rate(plan.seconds)
+                rates[side.name].append(messages / took)
+        for name, values in rates.items():
+            ratios = [mine / theirs for mine, theirs in zip(values, rates[Own.name], strict=True)]
+            print(
+                f"{name:>20}: {statistics.median(values):,.0f} messages/s ({min(values):,.0f} to {max(values):,.0f}),"
+                f" {statistics.median(ratios):.2f} x own actors ({min(ratios):.2f} to {max(ratios):.2f})",
+                flush=True,
+            )
+        for side in sides if plan.processor else ():
+            print(side.name)
+            by_process(lambda side=side: side.rate(plan.seconds))
+        for each in (*started, own):
+            each.shutdown()
+
+
+if __name__ == "__main__":
+    main()

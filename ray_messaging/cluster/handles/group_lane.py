@@ -1,0 +1,178 @@
+"""The lane of a group, on the handle's side: sockets over which a handle calls the group's actor.
+
+A Ray call with 2 MB takes 6 to 8 ms of processor time, in the caller, in the actor and in Ray's object store: two to
+three times what the whole way of its 16,384 messages takes besides. Over a socket the same bytes take less than one.
+So handles send and fetch over a socket of the actor, and use Ray calls to open it, and for all that it does not answer.
+
+Handles do not write to the server themselves: each would need its own epoch and connection there, the directory, the
+delegated rules and the server's password. The group's actor stays the only sender of its name.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from struct import Struct as Packer
+from struct import unpack
+from typing import Any
+
+from ray_messaging.cluster.handles.actor_calls import result
+from ray_messaging.cluster.lane_calls import Answer, Call, body_of, parse_answer
+from ray_messaging.common.limits import FRAME_LIMIT
+from ray_messaging.common.process_tuning import keep_memory
+from ray_messaging.errors import FrameError, MessagingError
+from ray_messaging.interception.wire.lane import JUDGE, NUMBER, REQUEST, LaneAddress
+
+logger = logging.getLogger(__name__)
+
+_OPENING_S = 2.0  # to connect; a firewall may drop packets
+_BY_RAY_S = 30.0  # after a lane could not be opened, calls go by Ray for so long
+# A longer wait goes by Ray call: a task that waits for Ray lends its processor to others, which may be what it waits
+# for. Large requests get a second more for every so many bytes.
+WAIT_S = 0.5
+_PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
+_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # Ray's calls are, the lane would not be
+_TIME = Packer("@ll")  # struct timeval
+_PREFIX = Packer("<I")
+
+
+class GroupLane:
+    """The connections of one handle to its group's actor: one for each of its threads that call at the same time."""
+
+    def __init__(self, actor: Any, actor_name: str) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._actor = actor
+        self._actor_name = actor_name
+        self._address: LaneAddress | None = None
+        self._idle: list[LaneConnection] = []
+        self._by_ray_until = 0.0  # monotonic s
+
+    def connection(self) -> "LaneConnection | None":
+        """Return a connection for one call; None: the call must go by Ray."""
+        while self._idle:
+            found = self._idle.pop()
+            if found.alive():
+                return found
+            found.close()
+            self._address = None  # the actor's process is gone, and its successor has another lane
+        if _ENCRYPTED or time.monotonic() < self._by_ray_until:
+            return None
+        try:
+            if self._address is None:
+                self._address = LaneAddress(*result(self._actor.lane.remote(), actor_name=self._actor_name))
+            keep_memory()
+            return LaneConnection(self._address)
+        except (MessagingError, OSError) as error:
+            logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
+            self._address = None
+            if isinstance(error, OSError):
+                self._by_ray_until = time.monotonic() + _BY_RAY_S
+            return None
+
+    def release(self, connection: "LaneConnection") -> None:
+        """Keep a connection for later calls, unless it is closed."""
+        if not connection.closed:
+            self._idle.append(connection)
+
+
+class LaneConnection:
+    """A connection to the group's actor; after a call without an answer it is closed.
+
+    `process` names the actor's process, which a call by Ray must meet, too, if this process may have begun the call.
+    """
+
+    def __init__(self, address: LaneAddress) -> None:
+        self.process = address.token
+        self.begun = False  # the actor may have the last call
+        self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._wait_at_most(_OPENING_S)
+            token = address.token.encode()
+            self._socket.sendall(_PREFIX.pack(len(token)) + token)
+            self._read(_PREFIX.size)  # an empty frame: the token is right
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):  # its handle is gone
+            self._socket.close()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether this side has closed it."""
+        return self._socket.fileno() < 0
+
+    def alive(self) -> bool:
+        """Return whether the actor's side is open, as far as is known."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False  # its end, or an answer to no call
+
+    def close(self) -> None:
+        """Close the connection: the actor stops waiting for messages on its behalf."""
+        self._socket.close()
+
+    def ask(self, call: Call, frames: Sequence[bytes] = ()) -> tuple[Answer, list[bytes]] | None:
+        """Make a call; return its answer and the answer's frames, None where it has to go by Ray."""
+        head, _ = body_of(call, frames)
+        size = REQUEST.size + len(head) + sum(map(len, frames))
+        answered = False
+        self.begun = False
+        try:
+            if size > FRAME_LIMIT:
+                return None
+            self._wait_at_most(_PATIENCE_S + size / _BYTES_PER_S)
+            self._send(_PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head, frames)
+            self.begun = True
+            found = self._answer()
+            answered = True
+        except (OSError, FrameError) as error:
+            logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
+            return None
+        else:
+            return found
+        finally:
+            if not answered:  # also after an interrupt
+                self.close()
+
+    def _send(self, head: bytes, frames: Sequence[bytes]) -> None:
+        self._socket.sendall(head, socket.MSG_MORE if frames else 0)
+        for frame in frames:
+            self._socket.sendall(frame)
+
+    def _answer(self) -> tuple[Answer, list[bytes]] | None:
+        (size,) = _PREFIX.unpack(self._read(_PREFIX.size))
+        self._read(NUMBER.size)
+        if size == NUMBER.size:
+            return None
+        (count,) = _PREFIX.unpack(self._read(_PREFIX.size))
+        if not 1 <= count <= size // _PREFIX.size:
+            raise FrameError("the answer of a group's actor has no header")
+        sizes = unpack(f"<{count}I", self._read(_PREFIX.size * count))
+        if NUMBER.size + _PREFIX.size * (1 + count) + sum(sizes) != size:
+            raise FrameError("the answer of a group's actor has another size than its parts")
+        header, *frames = (self._read(each) for each in sizes)
+        return parse_answer(header), frames
+
+    def _read(self, size: int) -> bytes:
+        """Read exactly so many bytes: by one call, into the object that is returned."""
+        found = self._socket.recv(size, socket.MSG_WAITALL) if size else b""
+        while len(found) < size:
+            more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
+            if not more:
+                raise ConnectionResetError("the group's lane was cut")
+            found += more
+        return found
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """Limit each wait. The socket must block, since only then one call reads all of a frame."""
+        self._socket.settimeout(None)
+        limit = _TIME.pack(int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, limit)

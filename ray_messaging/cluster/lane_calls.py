@@ -1,0 +1,199 @@
+"""Calls of a group's handle over the group's lane, and their answers, as bytes.
+
+The body of a request or answer is a table of sizes (u32: how many parts, then the size of each), a MessagePack header
+as the first part, and frames as the others. An empty answer has no result: the handle asks again by Ray call, which
+also brings the error, if there is one. Nothing here is a pickle.
+"""
+
+from collections.abc import Sequence
+from struct import Struct as Packer
+from struct import pack
+from typing import NamedTuple
+
+import msgspec
+
+from ray_messaging.errors import FrameError
+from ray_messaging.message import Messages, Slice
+from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.receipt import UNDELIVERABLE, Outcome, Receipts
+from ray_messaging.receiving.delivery_leases import FetchOptions, Token
+from ray_messaging.wire.frames import decode, encode
+
+_COUNT = Packer("<I")
+
+
+class RelayCall(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """A send of a handle's frames; `oldest` is the lowest number for which the handle still waits."""
+
+    caller: str
+    number: int
+    oldest: int
+
+
+class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """A fetch of a handle, which commits the lease of `token`."""
+
+    caller: str
+    token: Token | None
+    limit: int | None
+    timeout: float
+    options: FetchOptions
+
+
+class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """Leases to commit, all of their messages."""
+
+    tokens: tuple[Token, ...]
+
+
+class BatchFates(msgspec.Struct, array_like=True, frozen=True):
+    """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason."""
+
+    sender: str
+    epoch: int
+    first: int
+    codes: bytes
+    blocks: tuple[tuple[int, str, str], ...]
+    done_at: float
+
+
+class Sent(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """The answer to a RelayCall: the fates of each frame."""
+
+    batches: tuple[BatchFates, ...]
+
+
+class LentSlice(msgspec.Struct, array_like=True, frozen=True):
+    """Rows `low` to `high` of a frame; without a mailbox it is of a foreign client's messages."""
+
+    low: int
+    high: int
+    mailbox: str
+    entry: str
+    pattern: bytes | None
+
+
+class Lent(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """The answer to a FetchCall: a lease, and the slice of each frame."""
+
+    token: Token | None
+    slices: tuple[LentSlice, ...]
+    more: bool
+
+
+class Committed(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """The answer to an AckCall: the leases that are over."""
+
+    over: tuple[Token, ...]
+
+
+Call = RelayCall | FetchCall | AckCall
+Answer = Sent | Lent | Committed
+
+_encode = msgspec.msgpack.Encoder().encode
+_read_call = msgspec.msgpack.Decoder(Call).decode
+_read_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+class Parts(NamedTuple):
+    """A body without its frames, `head`, and the frames that follow it."""
+
+    head: bytes
+    frames: Sequence[bytes]
+
+
+def body_of(header: Call | Answer, frames: Sequence[bytes] = ()) -> Parts:
+    """Encode a call or an answer."""
+    first = _encode(header)
+    sizes = [len(first), *map(len, frames)]
+    return Parts(pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, frames)
+
+
+def parse_call(body: bytes) -> tuple[Call, list[bytes]]:
+    """Decode a call, and cut off its frames; raise FrameError."""
+    if len(body) < _COUNT.size:
+        raise FrameError("a call over the group's lane has no table of sizes")
+    (count,) = _COUNT.unpack_from(body)
+    at = _COUNT.size * (1 + count)
+    if count < 1 or at > len(body):
+        raise FrameError("a call over the group's lane ends within its table of sizes")
+    sizes = memoryview(body)[_COUNT.size : at].cast("I")
+    if at + sum(sizes) != len(body):
+        raise FrameError("a call over the group's lane has another size than its parts")
+    parts: list[bytes] = []
+    for size in sizes:
+        parts.append(body[at : at + size])
+        at += size
+    try:
+        return _read_call(parts[0]), parts[1:]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"a call over the group's lane cannot be read: {error}") from error
+
+
+def parse_answer(header: bytes) -> Answer:
+    """Decode the header of an answer; raise FrameError."""
+    try:
+        return _read_answer(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"the answer of a group's actor cannot be read: {error}") from error
+
+
+# -- receipts -----------------------------------------------------------------------------------------------------
+
+
+def fates_of(receipts: Receipts) -> Sent:
+    """Return the fates of a send, without what the handle knows itself: times and addresses."""
+    return Sent(
+        tuple(
+            BatchFates(
+                outcome.sender,
+                outcome.epoch,
+                outcome.first,
+                bytes(outcome.codes),
+                tuple((row, rule, reason) for row, (rule, reason) in outcome.blocks.items()),
+                outcome.done_at,
+            )
+            for outcome, _, _ in receipts.parts
+        )
+    )
+
+
+def receipts_of(sent: Sent, batches: Sequence[Batch]) -> Receipts:
+    """Return the receipts of batches that a handle has sent; raise FrameError where the fates are of others."""
+    if len(sent.batches) != len(batches):
+        raise FrameError(f"a group's actor gave fates of {len(sent.batches)} batches for {len(batches)} batches")
+    parts = []
+    for fates, batch in zip(sent.batches, batches, strict=True):
+        if len(fates.codes) != batch.rows:
+            raise FrameError(f"a group's actor gave {len(fates.codes)} fates for {batch.rows} messages")
+        outcome = Outcome(batch)
+        outcome.sender, outcome.epoch, outcome.first = fates.sender, fates.epoch, fates.first
+        outcome.codes, outcome.done_at = bytearray(fates.codes), fates.done_at
+        outcome.blocks = {row: (rule, reason) for row, rule, reason in fates.blocks}
+        if UNDELIVERABLE in outcome.codes:
+            outcome.keep_addresses(batch)
+        parts.append((outcome, 0, batch.rows))
+    return Receipts(parts)
+
+
+# -- fetched messages ---------------------------------------------------------------------------------------------
+
+
+def lent_of(token: Token | None, messages: Messages) -> Parts:
+    """Encode leased messages: their frames, as they were read."""
+    slices, frames = [], []
+    for batch, low, high, pattern in messages.slices:
+        origin = batch.origin or Origin("", "")
+        slices.append(LentSlice(low, high, origin.mailbox, origin.entry, pattern))
+        frames.append(batch.frame or encode(batch))
+    return body_of(Lent(token, tuple(slices), messages.more), frames)
+
+
+def messages_of(exp_id: str, lent: Lent, frames: Sequence[bytes]) -> Messages:
+    """Return leased messages; raise FrameError."""
+    slices: list[Slice] = []
+    for part, frame in zip(lent.slices, frames, strict=True):
+        batch = decode(frame)
+        batch.origin = Origin(part.mailbox, part.entry) if part.mailbox else None
+        slices.append(Slice(batch, part.low, part.high, part.pattern))
+    return Messages(exp_id, slices, lent.more)

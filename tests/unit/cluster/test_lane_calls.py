@@ -1,0 +1,140 @@
+"""Calls over a group's lane: what is written is read, and damaged bytes raise FrameError."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray_messaging.transports.base import AckRange, Cursor
+
+from ray_messaging.cluster.lane_calls import (
+    AckCall,
+    BatchFates,
+    Committed,
+    FetchCall,
+    RelayCall,
+    Sent,
+    body_of,
+    fates_of,
+    lent_of,
+    messages_of,
+    parse_answer,
+    parse_call,
+    receipts_of,
+)
+from ray_messaging.errors import FrameError
+from ray_messaging.message import Messages, Slice
+from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Outcome, Receipts
+from ray_messaging.receiving.delivery_leases import FetchOptions, Token
+
+texts = st.text(max_size=20)
+numbers = st.integers(0, 2**40)
+cursors = st.builds(Cursor, texts, numbers)
+tokens = st.builds(
+    Token,
+    texts,
+    numbers,
+    st.lists(st.builds(AckRange, cursors, cursors, numbers), max_size=3).map(tuple),
+    st.floats(0, 2e9),
+)
+options = st.builds(FetchOptions, st.sampled_from(["next", "acked"]), st.booleans(), numbers, numbers)
+calls = st.one_of(
+    st.builds(RelayCall, texts, numbers, numbers),
+    st.builds(FetchCall, texts, st.none() | tokens, st.none() | numbers, st.floats(0, 1e6), options),
+    st.builds(AckCall, st.lists(tokens, max_size=3).map(tuple)),
+)
+frames = st.lists(st.binary(max_size=50), max_size=4)
+
+
+def joined(parts):
+    return b"".join((parts.head, *parts.frames))
+
+
+def batch_of(rows=3, from_id=7):
+    lines = PayloadColumn.of([b'{"n":%d}' % row for row in range(rows)])
+    return Batch(
+        sender="",
+        epoch=0,
+        first=0,
+        from_ids=IdColumn.constant(from_id, rows),
+        to_ids=IdColumn.of([*range(rows - 1), "nobody"]),
+        topics=("agent-chat",),
+        sent_at=100.0,
+        lines=lines,
+    )
+
+
+@given(calls, frames)
+def test_a_call_is_read_as_it_was_written(call, given_frames):
+    assert parse_call(joined(body_of(call, given_frames))) == (call, given_frames)
+
+
+@given(calls, frames, st.integers(0, 10**6), st.integers(1, 255))
+def test_a_damaged_call_is_read_as_some_call_or_refused(call, given_frames, at, change):
+    body = bytearray(joined(body_of(call, given_frames)))
+    body[at % len(body)] ^= change
+    for damaged in (bytes(body), bytes(body[: at % len(body)])):
+        try:
+            parse_call(damaged)
+        except FrameError:
+            continue
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_call_or_refused(body):
+    for read in (parse_call, parse_answer):
+        try:
+            read(body)
+        except FrameError:
+            continue
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\1\0\0\0\2\0\0\0\x90"])
+def test_a_table_of_sizes_that_lies_is_refused(body):
+    with pytest.raises(FrameError, match="lane"):
+        parse_call(body)
+
+
+def test_receipts_are_those_of_the_actor():
+    batch = batch_of()
+    batch.sender, batch.epoch, batch.first = "west", 3, 40
+    outcome = Outcome(batch)
+    outcome.settle(None, np.array([DELIVERED, BLOCKED, UNDELIVERABLE], np.uint8))
+    outcome.blocks[1] = ("black_list", "7 may not write to 1")
+    outcome.keep_addresses(batch)
+    outcome.done_at = 100.5
+    there = Receipts([(outcome, 0, 3)])
+    answer = parse_answer(body_of(fates_of(there)).head[8:])
+    here = receipts_of(answer, [batch_of()])
+    assert [repr(receipt) for receipt in here] == [repr(receipt) for receipt in there]
+    assert [bool(receipt) for receipt in here] == [True, False, False]
+    assert "nobody" in here[2].reason
+    assert (here[1].rule, here[0].consumption) == ("black_list", 0.5)
+
+
+def test_an_answer_with_fates_for_other_rows_is_refused():
+    answer = Sent((BatchFates("west", 1, 0, b"\0", (), 0.0),))
+    with pytest.raises(FrameError, match="3 messages"):
+        receipts_of(answer, [batch_of()])
+    with pytest.raises(FrameError, match="2 batches"):
+        receipts_of(answer, [batch_of(), batch_of()])
+
+
+def test_messages_are_those_of_the_actor():
+    batch, foreign = batch_of(), batch_of()
+    batch.origin = Origin("west:1", "5-0")
+    there = Messages("town", [Slice(batch, 1, 3), Slice(foreign, 0, 1, b"exps:*")], more=True)
+    token = Token("p", 1, (), 5.0)
+    head, given_frames = lent_of(token, there)
+    answer = parse_answer(head[4 * (2 + len(given_frames)) :])
+    here = messages_of("town", answer, given_frames)
+    assert (answer.token, here.more) == (token, True)
+    assert [message.payload for message in here] == [{"n": 1}, {"n": 2}, {"n": 0}]
+    assert [part.batch.origin for part in here.slices] == [Origin("west:1", "5-0"), None]
+    assert here[2]["pattern"] == b"exps:*"
+
+
+def test_what_was_committed_is_read_as_it_was_written():
+    answer = Committed((Token("p", 1, (AckRange(Cursor("1-0", 0), Cursor("2-0", 3), 4),), 5.0),))
+    assert parse_answer(body_of(answer).head[8:]) == answer
