@@ -5,10 +5,10 @@ as the first part, and frames as the others. An empty answer has no result: the 
 also brings the error, if there is one. Nothing here is a pickle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct as Packer
 from struct import pack
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -57,7 +57,7 @@ class BatchFates(msgspec.Struct, array_like=True, frozen=True):
     done_at: float
 
 
-class Sent(msgspec.Struct, array_like=True, frozen=True, tag=0):
+class Sent(msgspec.Struct, array_like=True, frozen=True):
     """The answer to a RelayCall: the fates of each frame."""
 
     batches: tuple[BatchFates, ...]
@@ -73,7 +73,7 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
     pattern: bytes | None
 
 
-class Lent(msgspec.Struct, array_like=True, frozen=True, tag=1):
+class Lent(msgspec.Struct, array_like=True, frozen=True):
     """The answer to a FetchCall: a lease, and the slice of each frame."""
 
     token: Token | None
@@ -81,18 +81,17 @@ class Lent(msgspec.Struct, array_like=True, frozen=True, tag=1):
     more: bool
 
 
-class Committed(msgspec.Struct, array_like=True, frozen=True, tag=2):
+class Committed(msgspec.Struct, array_like=True, frozen=True):
     """The answer to an AckCall: the leases that are over."""
 
     over: tuple[Token, ...]
 
 
 Call = RelayCall | FetchCall | AckCall
-Answer = Sent | Lent | Committed
+Answer = TypeVar("Answer", Sent, Lent, Committed)
 
 _encode = msgspec.msgpack.Encoder().encode
 _read_call = msgspec.msgpack.Decoder(Call).decode
-_read_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class Parts(NamedTuple):
@@ -102,7 +101,7 @@ class Parts(NamedTuple):
     frames: Sequence[bytes]
 
 
-def body_of(header: Call | Answer, frames: Sequence[bytes] = ()) -> Parts:
+def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()) -> Parts:
     """Encode a call or an answer."""
     first = _encode(header)
     sizes = [len(first), *map(len, frames)]
@@ -130,12 +129,20 @@ def parse_call(body: bytes) -> tuple[Call, list[bytes]]:
         raise FrameError(f"a call over the group's lane cannot be read: {error}") from error
 
 
-def parse_answer(header: bytes) -> Answer:
-    """Decode the header of an answer; raise FrameError."""
-    try:
-        return _read_answer(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"the answer of a group's actor cannot be read: {error}") from error
+def _parser(kind: type[Answer]) -> Callable[[bytes], Answer]:
+    read = msgspec.msgpack.Decoder(kind).decode
+
+    def parse(header: bytes) -> Answer:
+        """Decode the header of an answer; raise FrameError."""
+        try:
+            return read(header)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"the answer of a group's actor cannot be read: {error}") from error
+
+    return parse
+
+
+parse_sent, parse_lent, parse_committed = _parser(Sent), _parser(Lent), _parser(Committed)
 
 
 # -- receipts -----------------------------------------------------------------------------------------------------

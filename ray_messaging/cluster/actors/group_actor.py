@@ -68,12 +68,10 @@ class GroupActor:
         await self.ready()
         return await self._host.relay(caller, number, oldest, frames)
 
-    async def relay_again(
-        self, caller: str, number: int, oldest: int, frames: list[bytes] | None, process: str
-    ) -> Receipts | None:
-        """Send the frames of a handle unless that has begun over the lane; None where it has not, without frames."""
+    async def relay_again(self, caller: str, number: int, oldest: int, process: str) -> Receipts | None:
+        """Return the receipts of a send that may have begun over the lane; None where it has not."""
         await self.ready()
-        return await self._host.relay_again(caller, number, oldest, frames, process)
+        return await self._host.relay_again(caller, number, oldest, process)
 
     async def lane(self) -> tuple[str, int, str]:
         """Return host, port and token of the lane, over which handles call this actor faster than by Ray."""
@@ -87,7 +85,9 @@ class GroupActor:
         await self.ready()
         return await self._host.fetch(caller, token, limit, timeout, asking)
 
-    async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
+    async def ack_some(
+        self, loans: Sequence[tuple[Token, Sequence[Span] | None]]
+    ) -> tuple[list[Token], CommitFailed | None]:
         """Commit some fetched messages; return the finished leases and the error of those that failed."""
         await self.ready()
         return await self._host.ack_some(loans)

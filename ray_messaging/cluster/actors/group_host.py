@@ -56,13 +56,10 @@ class GroupHost:
         """Send the frames of a handle: in the handle's order, and once."""
         return await self._admission.admit(caller, number, oldest, lambda: self.messager.relay(frames))
 
-    async def relay_again(
-        self, caller: str, number: int, oldest: int, frames: Sequence[bytes] | None, process: str
-    ) -> Receipts | None:
-        """Send the frames of a handle unless that has begun over the lane; return the receipts.
+    async def relay_again(self, caller: str, number: int, oldest: int, process: str) -> Receipts | None:
+        """Return the receipts of a send that may have begun over the lane; None where it has not.
 
-        Args: process is the lane's token of the process that may have begun it. Without the frames it returns None
-        where it has not begun.
+        Args: process is the token of the lane, which names the process that may have begun it.
         Raises: OutcomeUnknown where that process is gone.
         """
         if process != self.lane.token:
@@ -70,9 +67,7 @@ class GroupHost:
                 f"group {self._name!r} of experiment {self.messager.exp_id!r} went down before or during this send, "
                 "which may or may not have happened; it starts again, so send again"
             )
-        if frames is None and not self._admission.knows(caller, number):
-            return None
-        return await self.relay(caller, number, oldest, frames or ())
+        return await self.relay(caller, number, oldest, ()) if self._admission.knows(caller, number) else None
 
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
@@ -81,7 +76,9 @@ class GroupHost:
         assert self._leases is not None
         return await self._leases.fetch(caller, token, limit, timeout, asking)
 
-    async def ack_some(self, loans: Sequence[tuple[Token, Sequence[Span]]]) -> tuple[list[Token], CommitFailed | None]:
+    async def ack_some(
+        self, loans: Sequence[tuple[Token, Sequence[Span] | None]]
+    ) -> tuple[list[Token], CommitFailed | None]:
         """Commit some rows of leases; return the finished leases and the error of those that failed."""
         assert self._leases is not None
         return await self._leases.give_back_some(loans)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from ray_messaging.cluster.lane_calls import (
@@ -20,6 +21,7 @@ from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.message import Messages
 from ray_messaging.receipt import Receipts
+from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Served(Protocol):
     """The group that the lane's callers reach."""
 
-    async def relay(self, caller: str, number: int, oldest: int, frames: list[bytes]) -> Receipts:
+    async def relay(self, caller: str, number: int, oldest: int, frames: Sequence[bytes]) -> Receipts:
         """Send the frames of a handle."""
 
     async def fetch(
@@ -36,7 +38,9 @@ class Served(Protocol):
     ) -> tuple[Token | None, Messages]:
         """Commit the lease of a token, and lease the next messages."""
 
-    async def ack_some(self, loans: list[tuple[Token, None]]) -> tuple[list[Token], CommitFailed | None]:
+    async def ack_some(
+        self, loans: Sequence[tuple[Token, Sequence[Span] | None]]
+    ) -> tuple[list[Token], CommitFailed | None]:
         """Commit leases."""
 
 
@@ -65,8 +69,8 @@ class GroupLaneServer:
         """Stop listening and drop all connections."""
         await self._lane.close()
 
-    async def _answer(self, body: bytes, *, patient: bool) -> bytes:  # noqa: ARG002 - a lane's
-        call, frames = parse_call(body)
+    async def _answer(self, request: bytes, *, patient: bool) -> bytes:  # noqa: ARG002 - a lane's
+        call, frames = parse_call(request)
         try:
             head, found = await self._result(call, frames)
         except MessagingError as error:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
@@ -15,14 +16,13 @@ from ray_messaging.cluster.handles.actor_calls import gone, insist, known_dead, 
 from ray_messaging.cluster.handles.group_lane import WAIT_S, GroupLane
 from ray_messaging.cluster.lane_calls import (
     AckCall,
-    Answer,
     Call,
-    Committed,
     FetchCall,
-    Lent,
     RelayCall,
-    Sent,
     messages_of,
+    parse_committed,
+    parse_lent,
+    parse_sent,
     receipts_of,
 )
 from ray_messaging.cluster.spec import Experiment
@@ -122,8 +122,8 @@ class Group:
                 self._waiting.add(number)
                 call = RelayCall(self._caller, number, min(self._waiting))
             answer = None if lane is None else lane.ask(call, frames)
-            if answer is not None and isinstance(answer[0], Sent):
-                return receipts_of(answer[0], batches)
+            if answer is not None:
+                return receipts_of(parse_sent(answer[0]), batches)
             return self._relay_by_ray(call, frames, lane.process if lane is not None and lane.begun else None)
         except OutcomeUnknown as error:
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
@@ -136,16 +136,13 @@ class Group:
 
     def _relay_by_ray(self, call: RelayCall, frames: list[bytes], begun_in: str | None) -> Receipts:
         """Make a call by Ray; `begun_in` names the process that may have begun it over the lane."""
-        receipts: Receipts | None
-        if begun_in is None:
-            ref = self.actor.relay.remote(call.caller, call.number, call.oldest, frames)
+        receipts: Receipts | None = None
+        if begun_in is not None:  # most often that process has the frames
+            ref = self.actor.relay_again.remote(*msgspec.structs.astuple(call), begun_in)
             receipts = result(ref, actor_name=self._actor_name, sends=True)
-            return receipts
-        for sent in (None, frames):  # most often the actor has the frames
-            ref = self.actor.relay_again.remote(call.caller, call.number, call.oldest, sent, begun_in)
+        if receipts is None:
+            ref = self.actor.relay.remote(*msgspec.structs.astuple(call), frames)
             receipts = result(ref, actor_name=self._actor_name, sends=True)
-            if receipts is not None:
-                break
         return receipts
 
     def fetch(
@@ -191,17 +188,18 @@ class Group:
         until = None if timeout is None else time.monotonic() + timeout
         wait_s = WAIT_S if timeout is None else min(WAIT_S, max(0.0, timeout))
         answer = self._ask(FetchCall(self._caller, self._token, limit, wait_s, options))
-        if answer is not None and isinstance(answer[0], Lent):
-            messages = messages_of(self._experiment.exp_id, *answer)
+        if answer is not None:
+            lent = parse_lent(answer[0])
+            messages = messages_of(self._experiment.exp_id, lent, answer[1])
             if messages or wait_s == timeout:
-                return answer[0].token, messages
+                return lent.token, messages
             self._token = None  # it is committed
         left = None if until is None else max(0.0, until - time.monotonic())
         arguments = (self._caller, self._token, limit, left, options)
         found: tuple[Token | None, Messages] = self._insist(lambda: self.actor.fetch.remote(*arguments))
         return found
 
-    def _ask(self, call: Call) -> tuple[Answer, list[bytes]] | None:
+    def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
         """Make a call that may be repeated over the lane; None: it must go by Ray."""
         lane = self._lane.connection()
         if lane is None:
@@ -231,8 +229,8 @@ class Group:
         answer = None
         if all(some is None for _, some in loans):
             answer = self._ask(AckCall(tuple(token for token, _ in loans)))
-        if answer is not None and isinstance(answer[0], Committed):
-            over, late = list(answer[0].over), None
+        if answer is not None:
+            over, late = list(parse_committed(answer[0]).over), None
         else:
             over, late = self._insist(lambda: self.actor.ack_some.remote(loans))
         for token in over:

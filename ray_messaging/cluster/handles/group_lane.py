@@ -18,7 +18,7 @@ from struct import unpack
 from typing import Any
 
 from ray_messaging.cluster.handles.actor_calls import result
-from ray_messaging.cluster.lane_calls import Answer, Call, body_of, parse_answer
+from ray_messaging.cluster.lane_calls import Call, body_of
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.errors import FrameError, MessagingError
@@ -118,8 +118,8 @@ class LaneConnection:
         """Close the connection: the actor stops waiting for messages on its behalf."""
         self._socket.close()
 
-    def ask(self, call: Call, frames: Sequence[bytes] = ()) -> tuple[Answer, list[bytes]] | None:
-        """Make a call; return its answer and the answer's frames, None where it has to go by Ray."""
+    def ask(self, call: Call, frames: Sequence[bytes] = ()) -> tuple[bytes, list[bytes]] | None:
+        """Make a call; return its answer's header and frames, None where it has to go by Ray."""
         head, _ = body_of(call, frames)
         size = REQUEST.size + len(head) + sum(map(len, frames))
         answered = False
@@ -146,7 +146,7 @@ class LaneConnection:
         for frame in frames:
             self._socket.sendall(frame)
 
-    def _answer(self) -> tuple[Answer, list[bytes]] | None:
+    def _answer(self) -> tuple[bytes, list[bytes]] | None:
         (size,) = _PREFIX.unpack(self._read(_PREFIX.size))
         self._read(NUMBER.size)
         if size == NUMBER.size:
@@ -158,7 +158,7 @@ class LaneConnection:
         if NUMBER.size + _PREFIX.size * (1 + count) + sum(sizes) != size:
             raise FrameError("the answer of a group's actor has another size than its parts")
         header, *frames = (self._read(each) for each in sizes)
-        return parse_answer(header), frames
+        return header, frames
 
     def _read(self, size: int) -> bytes:
         """Read exactly so many bytes: by one call, into the object that is returned."""

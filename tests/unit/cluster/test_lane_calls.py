@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray_messaging.transports.base import AckRange, Cursor
 
 from ray_messaging.cluster.lane_calls import (
     AckCall,
@@ -17,8 +16,10 @@ from ray_messaging.cluster.lane_calls import (
     fates_of,
     lent_of,
     messages_of,
-    parse_answer,
     parse_call,
+    parse_committed,
+    parse_lent,
+    parse_sent,
     receipts_of,
 )
 from ray_messaging.errors import FrameError
@@ -27,6 +28,7 @@ from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Outcome, Receipts
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
+from ray_messaging.transports.cursors import AckRange, Cursor
 
 texts = st.text(max_size=20)
 numbers = st.integers(0, 2**40)
@@ -83,7 +85,7 @@ def test_a_damaged_call_is_read_as_some_call_or_refused(call, given_frames, at, 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_call_or_refused(body):
-    for read in (parse_call, parse_answer):
+    for read in (parse_call, parse_committed, parse_lent, parse_sent):
         try:
             read(body)
         except FrameError:
@@ -105,7 +107,7 @@ def test_receipts_are_those_of_the_actor():
     outcome.keep_addresses(batch)
     outcome.done_at = 100.5
     there = Receipts([(outcome, 0, 3)])
-    answer = parse_answer(body_of(fates_of(there)).head[8:])
+    answer = parse_sent(body_of(fates_of(there)).head[8:])
     here = receipts_of(answer, [batch_of()])
     assert [repr(receipt) for receipt in here] == [repr(receipt) for receipt in there]
     assert [bool(receipt) for receipt in here] == [True, False, False]
@@ -127,7 +129,7 @@ def test_messages_are_those_of_the_actor():
     there = Messages("town", [Slice(batch, 1, 3), Slice(foreign, 0, 1, b"exps:*")], more=True)
     token = Token("p", 1, (), 5.0)
     head, given_frames = lent_of(token, there)
-    answer = parse_answer(head[4 * (2 + len(given_frames)) :])
+    answer = parse_lent(head[4 * (2 + len(given_frames)) :])
     here = messages_of("town", answer, given_frames)
     assert (answer.token, here.more) == (token, True)
     assert [message.payload for message in here] == [{"n": 1}, {"n": 2}, {"n": 0}]
@@ -137,4 +139,4 @@ def test_messages_are_those_of_the_actor():
 
 def test_what_was_committed_is_read_as_it_was_written():
     answer = Committed((Token("p", 1, (AckRange(Cursor("1-0", 0), Cursor("2-0", 3), 4),), 5.0),))
-    assert parse_answer(body_of(answer).head[8:]) == answer
+    assert parse_committed(body_of(answer).head[8:]) == answer
