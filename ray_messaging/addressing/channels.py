@@ -271,6 +271,22 @@ class Keys:
         """Build the key of a mailbox's lease, which its messager renews."""
         return f"{self.prefix}lease:{mailbox}"
 
+    def steps(self, part: str = "") -> str:
+        """Build the key of an experiment's steps, or of a part of them: closed, holds, news, the number of a step."""
+        return f"{self.prefix}steps:{part}" if part else f"{self.prefix}steps"
+
+    def step(self, group: str) -> str:
+        """Build the key of a group's progress through the steps."""
+        return f"{self.prefix}step:{group}"
+
+    def box(self, box: str) -> str:
+        """Build the key of a box's stream."""
+        return f"{self.prefix}box:{box}"
+
+    def cover(self, box: str) -> str:
+        """Build the key of a box's size and cover."""
+        return f"{self.prefix}cover:{box}"
+
     def sender(self, sender: str) -> str:
         """Build the key of a sender's epoch and sequence numbers."""
         return f"{self.prefix}sender:{sender}"

@@ -31,6 +31,7 @@ EITHER_REDIS = (
     "test_log_streams.py",
     "test_msg_payloads.py",
     "test_receiving.py",
+    "test_step_store.py",
     "test_transactions.py",
 )
 

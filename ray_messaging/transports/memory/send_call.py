@@ -79,10 +79,7 @@ class SendCall:
             return SendStatus.OK
         if request.directory_version != exp.directory:
             return SendStatus.STALE_DIRECTORY
-        if request.interceptor_epoch == -2:
-            return SendStatus.UNJUDGED if exp.interceptor else SendStatus.OK
-        counts = request.interceptor_epoch in {-1, exp.interceptor, exp.standing}
-        return SendStatus.OK if counts else SendStatus.STALE_VERDICTS
+        return exp.verdict_status(request.interceptor_epoch)
 
     def _decide(self, write: FrameWrite) -> FrameFate:
         """Return whether a frame fits behind those that are accepted, and accept it."""
@@ -93,15 +90,29 @@ class SendCall:
         rows, nbytes = rows + write.rows, nbytes + len(write.frame)
         if name not in {"", LOG}:
             box = self.exp.mailboxes.get(name)
+            if box is not None and name in self.exp.steps.members:
+                return self._decide_from_outside(write, rows, nbytes)
             if box is not None and done is not None and done.mailbox == name and done.cursor is not None:
                 box = copy(box)  # what the transaction handled makes room for what it sends
                 box.commit(done.cursor, done.messages, done.nbytes, done.acks)
             fate = FrameFate.GONE if box is None else box.fate(len(write.frame), rows, nbytes)
             if fate is not FrameFate.WRITTEN:
                 return fate
+        return self._accept(write, rows, nbytes)
+
+    def _decide_from_outside(self, write: FrameWrite, rows: int, nbytes: int) -> FrameFate:
+        """Return whether a frame for a stepped mailbox fits into its next box."""
+        steps = self.exp.steps
+        box = steps.next_box(write.mailbox)
+        if box is None:
+            return FrameFate.GONE
+        fits = steps.takes(steps.size_of(box), rows, nbytes)
+        return self._accept(write, rows, nbytes) if fits else FrameFate.TOO_LARGE
+
+    def _accept(self, write: FrameWrite, rows: int, nbytes: int) -> FrameFate:
         if write.noted is not None and not self._takes_note(write.noted):
             return FrameFate.LOG_FULL
-        self.accepted[name] = write.seq, rows, nbytes
+        self.accepted[write.mailbox] = write.seq, rows, nbytes
         return FrameFate.WRITTEN
 
     def _takes_note(self, noted: LoggedFrame) -> bool:
@@ -129,6 +140,8 @@ class SendCall:
         takers = [self.publish(publication) for publication in write.publish]
         if not name:
             self.sender.takers = reply.takers = takers
+        elif name in exp.steps.members:
+            exp.steps.put_from_outside(name, write.rows, write.frame)
         elif name != LOG:
             exp.entry += 1
             exp.mailboxes[name].append(exp.entry, write.rows, write.frame)

@@ -11,7 +11,8 @@ from ray_messaging.addressing.patterns import glob_pattern
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import LETTER_BYTES, DeadFacts, DeadFrame
 from ray_messaging.transports.log_store import LogItem
-from ray_messaging.transports.transport import LOG_STREAM, FrameFate, Ingress, Limits
+from ray_messaging.transports.memory.step_data import StepData
+from ray_messaging.transports.transport import LOG_STREAM, FrameFate, Ingress, Limits, SendStatus
 
 
 @dataclass
@@ -201,7 +202,14 @@ class Experiment:
     entry: int = 0
     born: int = 0
     log: Log = field(default_factory=Log)
+    steps: StepData = field(default_factory=StepData)
     written: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def verdict_status(self, epoch: int) -> SendStatus:
+        """Return whether verdicts count that were given under an epoch, or a number of delegated ones."""
+        if epoch == -2:
+            return SendStatus.UNJUDGED if self.interceptor else SendStatus.OK
+        return SendStatus.OK if epoch in {-1, self.interceptor, self.standing} else SendStatus.STALE_VERDICTS
 
     def wake(self) -> None:
         """Wake waiting readers."""

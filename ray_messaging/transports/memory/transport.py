@@ -16,6 +16,7 @@ from ray_messaging.transports.dead_letter_store import DeadFrame, kept_of
 from ray_messaging.transports.memory.log import MemoryLog
 from ray_messaging.transports.memory.send_call import SendCall
 from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
+from ray_messaging.transports.memory.steps import MemorySteps
 from ray_messaging.transports.transport import (
     LOG,
     DirectoryDelta,
@@ -50,6 +51,7 @@ class MemoryTransport:
         self.server, self.exp_id = server, exp_id
         self.exp = server.experiments[exp_id]
         self.log = MemoryLog(self.exp)
+        self.steps = MemorySteps(self.exp, exp_id)
         self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
 

@@ -19,10 +19,11 @@ from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
-from ray_messaging.transports.redis.connection.protocol import LARGE
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.server_runs import ServerRuns
+from ray_messaging.transports.redis.steps import RedisSteps
+from ray_messaging.transports.redis.write_arguments import add_writes
 from ray_messaging.transports.transport import (
     LOG,
     LOG_STREAM,
@@ -65,6 +66,7 @@ class RedisTransport:
         self._server_runs = ServerRuns(self.keys, script_text("raise_entry_ids"), config.timeout)
         self.link.greet = self._server_runs.greet
         self.log = RedisLog(self.link, self.keys, run)
+        self.steps = RedisSteps(self.link, self.keys)
         self._caller = secrets.token_hex(8)
         self._dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
@@ -88,6 +90,7 @@ class RedisTransport:
         await self.unsubscribe()
         self._reading.close()
         self.log.close()
+        self.steps.close_connections()
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
@@ -191,7 +194,6 @@ class RedisTransport:
 
     def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
         """Return the keys and arguments of the script for a call, and the places of large frames among these."""
-        large: list[int] = []
         keys = [self.keys.meta, self.keys.sender(request.sender)]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
         args.append(self.keys.prefix)
@@ -201,18 +203,10 @@ class RedisTransport:
             keys.append(self.keys.state(request.conclusion.mailbox))
             args += self._concluding(request.conclusion)
         for write in request.writes:
-            name, noted = write.mailbox, write.noted
+            name = write.mailbox
             if name and name != LOG:
                 keys += [self.keys.state(name), self.keys.lease(name)]
-            if len(write.frame) >= LARGE:
-                large.append(len(args) + 3)
-            args += [name, write.seq, write.rows, write.frame, -1 if noted is None else noted.rows]
-            args.append(len(write.publish))
-            for channel, data in write.publish:
-                args += [channel, data]
-            if noted is not None:
-                args += [noted.frame, noted.note]
-        return keys, args, large
+        return keys, args, add_writes(args, request.writes)
 
     def _concluding(self, done: Conclusion) -> list[Any]:
         """Return the arguments of the script that conclude a transaction."""

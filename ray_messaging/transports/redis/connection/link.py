@@ -77,10 +77,11 @@ def _passes(error: BaseException) -> bool:
 # Snippets that come before a script, by its name; both lie in the folders of `lua`.
 _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
+_STEPS = ("id_ceiling", "step_barrier")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
 _SHARED: dict[str, tuple[str, ...]] = {
-    "send": ("mailbox_limit", "send_one_frame", *_MOVE),
-    "conclude_transaction": ("mailbox_limit", *_MOVE, "send"),
+    "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
+    "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
     "take_sender_epoch": ("raise_number",),
     "take_mailbox": ("raise_number", *_LEASE),
     "take_over_mailbox": ("raise_number", *_LEASE, "take_mailbox"),
@@ -89,7 +90,11 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "raise_entry_ids": ("entry_order", "id_ceiling"),
     "note_written": ("entry_order",),
     **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "add_dead_letter")),
-    "requeue": ("mailbox_limit", "entry_order", "add_dead_letter"),
+    "requeue": ("mailbox_limit", "entry_order", "add_dead_letter", "step_box"),
+    **dict.fromkeys(("join_steps", "leave_steps", "open_step", "close_step"), _STEPS),
+    **dict.fromkeys(("target_steps", "hold_boxes", "read_progress"), _STEPS),
+    **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
+    "send_to_boxes": ("step_box",),
 }
 
 

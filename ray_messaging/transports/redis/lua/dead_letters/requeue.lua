@@ -17,8 +17,9 @@ if (redis.call('HGET', KEYS[1], 'directory') or '0') ~= ARGV[3] then return {2, 
 local boxes = {}
 local function look(name, at)
   local now = redis.call('HMGET', KEYS[at], 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born', 'logged',
-                         'unlogged', 'unlogged_bytes')
+                         'unlogged', 'unlogged_bytes', 'stepped')
   if not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[at + 1]) == 0) then return nil end
+  if now[10] then return next_box(ARGV[4], name) end
   return {state = KEYS[at], rows = tonumber(now[1]), bytes = tonumber(now[2]), max_rows = tonumber(now[3]),
           max_bytes = tonumber(now[4]), stream = ARGV[4] .. 'mailbox:' .. name .. ':' .. now[6], logged = now[7],
           unlogged = now[7] and tonumber(now[8] or 0) or 0, unlogged_bytes = now[7] and tonumber(now[9] or 0) or 0}
@@ -28,18 +29,24 @@ for arg = 6, #ARGV, 3 do
   local box = boxes[name] or look(name, 4 + 2 * (arg - 6) / 3)
   if not box then return {2, name} end
   boxes[name] = box
-  box.rows, box.bytes = box.rows + rows, box.bytes + nbytes
-  if box.logged then box.unlogged, box.unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + nbytes end
-  local fate = limit_fate(nbytes, box.max_rows, box.max_bytes, box.rows, box.bytes, box.unlogged, box.unlogged_bytes)
+  local fate
+  if box.limits then
+    fate = box_takes(box, box.limits, rows, nbytes) and 0 or 5
+  else
+    box.rows, box.bytes = box.rows + rows, box.bytes + nbytes
+    if box.logged then box.unlogged, box.unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + nbytes end
+    fate = limit_fate(nbytes, box.max_rows, box.max_bytes, box.rows, box.bytes, box.unlogged, box.unlogged_bytes)
+  end
   if fate ~= 0 then return {({[5] = 4, [2] = 3, [6] = 5})[fate], name} end
 end
 
 for arg = 6, #ARGV, 3 do
   local box = boxes[ARGV[arg]]
-  box.last = redis.call('XADD', box.stream, '*', 'f', ARGV[arg + 2])
+  if box.limits then put_from_outside(ARGV[4], box, tonumber(ARGV[arg + 1]), ARGV[arg + 2])
+  else box.last = redis.call('XADD', box.stream, '*', 'f', ARGV[arg + 2]) end
 end
 for _, box in pairs(boxes) do
-  redis.call('HSET', box.state, 'messages', box.rows, 'bytes', box.bytes, 'last', box.last)
+  if box.last then redis.call('HSET', box.state, 'messages', box.rows, 'bytes', box.bytes, 'last', box.last) end
   if box.logged then redis.call('HSET', box.state, 'unlogged', box.unlogged, 'unlogged_bytes', box.unlogged_bytes) end
 end
 local held = held_bytes(KEYS[2], KEYS[3], 0, 0) - weight(letter[2])

@@ -7,8 +7,8 @@
 --                  transactions = how many were committed
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
 --                  left, and what commit.lua names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
---                  max_bytes, leased, born, last = id of the last entry; while a log is registered: logged, unlogged,
---                  unlogged_bytes), lease
+--                  max_bytes, leased, born, last = id of the last entry, stepped = 1 where frames go to boxes: see
+--                  step_box.lua; while a log is registered: logged, unlogged, unlogged_bytes), lease
 -- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, or number of standing verdicts, or -1 of a user's own, or
 --         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
 --         we publish
@@ -101,9 +101,11 @@ local function box_of(s)
   local box = boxes[s.mailbox]
   if box then return box end
   local now = redis.call('HMGET', KEYS[s.key], 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born',
-                         'logged', 'unlogged', 'unlogged_bytes')
+                         'logged', 'unlogged', 'unlogged_bytes', 'stepped')
   if not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[s.key + 1]) == 0) then
     box = {gone = true}
+  elseif now[10] then
+    box = next_box(ARGV[5], s.mailbox) or {gone = true}
   else
     box = {messages = tonumber(now[1]), bytes = tonumber(now[2]), max_rows = tonumber(now[3]),
            max_bytes = tonumber(now[4]), stream = ARGV[5] .. 'mailbox:' .. s.mailbox .. ':' .. now[6], logged = now[7],
@@ -119,6 +121,7 @@ end
 local function fits(s)
   local rows, size, box = tonumber(ARGV[s.at + 2]), #ARGV[s.at + 3], box_of(s)
   if box.gone then return 3 end
+  if box.limits then return crowded(s) and 6 or box_takes(box, box.limits, rows, size) and 0 or 5 end
   local messages, bytes, unlogged, unlogged_bytes = box.messages + rows, box.bytes + size, 0, 0
   if box.logged then unlogged, unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size end
   local fate = limit_fate(size, box.max_rows, box.max_bytes, messages, bytes, unlogged, unlogged_bytes)
@@ -181,7 +184,11 @@ for i, s in ipairs(writes) do
     for at = s.at + 6, s.at + 4 + 2 * tonumber(ARGV[s.at + 5]), 2 do outgoing[#outgoing + 1] = {at, not s.boxed} end
     if s.boxed then
       local box = boxes[s.mailbox]
-      box.last, box.key = redis.call('XADD', box.stream, '*', 'f', ARGV[s.at + 3]), KEYS[s.key]
+      if box.limits then
+        put_from_outside(ARGV[5], box, tonumber(ARGV[s.at + 2]), ARGV[s.at + 3])
+      else
+        box.last, box.key = redis.call('XADD', box.stream, '*', 'f', ARGV[s.at + 3]), KEYS[s.key]
+      end
       note(s)
     elseif s.mailbox == '' then
       bare[#bare + 1] = s

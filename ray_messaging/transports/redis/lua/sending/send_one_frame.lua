@@ -5,11 +5,11 @@ if #ARGV == 12 and KEYS[4] and ARGV[6] == '0' and ARGV[11] == '-1' and ARGV[12] 
   local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. ARGV[7])
   local meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'standing')
   local box = redis.call('HMGET', KEYS[3], 'max_messages', 'max_bytes', 'messages', 'bytes', 'leased', 'born', 'logged',
-                         'unlogged', 'unlogged_bytes')
+                         'unlogged', 'unlogged_bytes', 'stepped')
   if sender[1] == ARGV[1] and tonumber(ARGV[8]) == tonumber(sender[2] or 0) + 1
       and (meta[1] or '0') == ARGV[2]
       and (meta[2] == ARGV[3] or meta[3] == ARGV[3] or ARGV[3] == '-1' or (ARGV[3] == '-2' and not meta[2]))
-      and box[1] and (box[5] ~= '1' or redis.call('EXISTS', KEYS[4]) == 1) then
+      and box[1] and not box[10] and (box[5] ~= '1' or redis.call('EXISTS', KEYS[4]) == 1) then
     local rows, size = tonumber(ARGV[9]), #ARGV[10]
     local max_rows, max_bytes, messages, bytes = tonumber(box[1]), tonumber(box[2]), box[3] + rows, box[4] + size
     local unlogged, unlogged_bytes = 0, 0

@@ -1,0 +1,213 @@
+"""Steps of one experiment in memory: members, boxes, and what the scripts of steps keep on Redis."""
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from ray_messaging.errors import Fenced
+from ray_messaging.transports.steps.errors import overtaken, unknown_group
+from ray_messaging.transports.steps.values import (
+    OUTSIDE,
+    BoxFrame,
+    ClosedStep,
+    Cover,
+    Driver,
+    Reason,
+    StepSettings,
+    StepTag,
+    WaitFor,
+    Waiting,
+    box_name,
+)
+
+_NAMES = 16  # in the answer to a driver that must wait
+
+
+@dataclass
+class Box:
+    """What one mailbox reads in one step; `rows` and `nbytes` are without those of dead attempts."""
+
+    step: int
+    frames: list[BoxFrame] = field(default_factory=list)
+    rows: int = 0
+    nbytes: int = 0
+    covers: dict[tuple[str, int], Cover] = field(default_factory=dict)
+
+
+@dataclass
+class Member:
+    """A group that has joined. `numbers` are the last ones by sender and box, `sent` rows and bytes by box."""
+
+    since: int
+    closed: int
+    hears: frozenset[str] | None
+    until: int | None = None
+    open: int | None = None
+    attempt: int = 0
+    driver: Driver | None = None
+    lease_s: float = 0.0
+    beat: int = 0
+    changed: float = field(default_factory=time.monotonic)
+    state: bytes | None = None
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+    sent: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def lease(self) -> str:
+        """Return the lease as it stands."""
+        return f"{self.attempt}:{self.beat}"
+
+    @property
+    def counts(self) -> bool:
+        """Tell whether it has steps to close."""
+        return self.until is None or self.closed + 1 < self.until
+
+    def check(self, group: str, attempt: int) -> None:
+        """Raise Fenced unless this attempt has the group."""
+        if self.attempt != attempt:
+            raise overtaken(group, attempt) if self.attempt > attempt else unknown_group(group, attempt)
+
+
+@dataclass
+class StepData:
+    """Steps of one experiment; without settings it has none."""
+
+    settings: StepSettings | None = None
+    sealed: int = -1
+    latest: int = -1
+    target: int | None = None
+    dropped: int = -1
+    joined: int = 0
+    entry: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    boxes: dict[str, Box] = field(default_factory=dict)
+    records: defaultdict[int, dict[str, ClosedStep]] = field(default_factory=lambda: defaultdict(dict))
+    outside: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    holds: dict[str, int] = field(default_factory=dict)
+    news: int = 0
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def given(self) -> StepSettings:
+        """Return the settings of an experiment that has steps."""
+        assert self.settings is not None
+        return self.settings
+
+    def tell(self) -> None:
+        """Wake those that wait for news."""
+        self.news += 1
+        self.told.set()
+        self.told = asyncio.Event()
+
+    def owned(self, group: str, attempt: int) -> Member:
+        """Return a group that this attempt has; raise Fenced."""
+        member = self.members.get(group)
+        if member is None:
+            raise unknown_group(group, attempt)
+        member.check(group, attempt)
+        return member
+
+    # -- boxes ----------------------------------------------------------------------------------------------------
+
+    def takes(self, held: tuple[int, int], rows: int, nbytes: int) -> bool:
+        """Tell whether a box with so many rows and bytes takes so many more."""
+        return held[0] + rows <= self.given.box_rows and held[1] + nbytes <= self.given.box_bytes
+
+    def size_of(self, box: str) -> tuple[int, int]:
+        """Return the rows and bytes of a box."""
+        found = self.boxes.get(box)
+        return (found.rows, found.nbytes) if found else (0, 0)
+
+    def put(self, box: str, frame: BoxFrame, nbytes: int) -> Box:
+        """Write a frame into a box."""
+        found = self.boxes.setdefault(box, Box(int(box.rpartition("@")[2])))
+        self.entry += 1
+        found.frames.append(frame._replace(entry=f"{self.entry}-0"))
+        found.rows += frame.rows
+        found.nbytes += nbytes
+        return found
+
+    def next_box(self, mailbox: str) -> str | None:
+        """Return the box for what comes from outside: nobody has opened its step yet. None: its group has left."""
+        member = self.members[mailbox]
+        step = max(self.latest + 1, member.since)
+        return None if member.until is not None and step >= member.until else box_name(mailbox, step)
+
+    def put_from_outside(self, mailbox: str, rows: int, frame: bytes) -> None:
+        """Write a frame from outside: it counts at once."""
+        name = self.next_box(mailbox)
+        assert name is not None
+        sent = int(name.rpartition("@")[2]) - 1
+        tag = StepTag(OUTSIDE, sent, 0)
+        box = self.put(name, BoxFrame("", tag, rows, frame, self.outside[sent]), len(frame))
+        self.outside[sent] += rows
+        before = box.covers.get((OUTSIDE, sent))
+        box.covers[OUTSIDE, sent] = Cover(*tag, rows + (before.rows if before else 0))
+
+    def abandon(self, member: Member) -> None:
+        """Give up the open step of a group: what its attempt has sent counts nowhere, nor against a limit."""
+        for name, (rows, nbytes) in member.sent.items():
+            if (box := self.boxes.get(name)) is not None:
+                box.rows -= rows
+                box.nbytes -= nbytes
+        member.open = None
+        member.sent.clear()
+        member.numbers.clear()
+
+    # -- the barrier ----------------------------------------------------------------------------------------------
+
+    def obstacle(self, step: int, hears: frozenset[str] | None) -> Waiting | None:
+        """Return what speaks against opening a step."""
+        settings = self.given
+        if step == 0 and self.joined < settings.groups:
+            return self._waiting(step, Reason.MISSING, [], settings.groups - self.joined)
+        if self.target is not None and step > self.target:
+            return self._waiting(step, Reason.PAUSED, [])
+        heard = None if settings.wait_for == WaitFor.ALL else hears
+        if late := self._behind(step - 2, heard):
+            return self._waiting(step, Reason.GROUPS, late)
+        if step > self.sealed + settings.window:
+            return self._waiting(step, Reason.WINDOW, self._behind(step - settings.window - 1, None))
+        if late := [name for name, through in self.holds.items() if step - through > settings.lag]:
+            return self._waiting(step, Reason.HOLD, late)
+        return None
+
+    def _behind(self, closed: int, among: frozenset[str] | None) -> list[str]:
+        return [
+            name
+            for name, member in self.members.items()
+            if member.counts and member.closed <= closed and (among is None or name in among)
+        ]
+
+    def _waiting(self, step: int, reason: Reason, names: list[str], total: int | None = None) -> Waiting:
+        total = len(names) if total is None else total
+        return Waiting(step, reason, tuple(names[:_NAMES]), total, f"{self.news}-0")
+
+    def seal(self) -> None:
+        """Seal the steps that all groups have closed by now."""
+        settings = self.given
+        sealed = min((member.closed for member in self.members.values() if member.counts), default=self.latest)
+        if sealed > self.sealed:
+            self.sealed = sealed
+            for step in [step for step in self.records if step < sealed - settings.horizon]:
+                del self.records[step]
+            self.drop()
+            self.tell()
+        elif settings.wait_for == WaitFor.SENDERS:
+            self.tell()
+
+    def drop(self) -> None:
+        """Delete the boxes of steps that are sealed, and handled by all holds."""
+        self.dropped = max(self.dropped, min([self.sealed, *self.holds.values()]))
+        for name in [name for name, box in self.boxes.items() if box.step <= self.dropped]:
+            del self.boxes[name]
+
+
+def is_fenced(member: Member, group: str, attempt: int) -> Fenced | None:
+    """Return the error of a driver that does not have the group any more."""
+    try:
+        member.check(group, attempt)
+    except Fenced as error:
+        return error
+    return None

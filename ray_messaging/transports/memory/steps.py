@@ -1,0 +1,280 @@
+"""Steps of an experiment on a MemoryServer."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+from ray_messaging.transports.epochs import new_epoch
+from ray_messaging.transports.memory.box_call import BoxCall
+from ray_messaging.transports.memory.server import Experiment, number
+from ray_messaging.transports.memory.step_data import Box, Member, StepData, is_fenced
+from ray_messaging.transports.steps.errors import (
+    leaving,
+    no_steps,
+    not_closable,
+    overtaken,
+    too_far,
+    without_steps,
+)
+from ray_messaging.transports.steps.values import (
+    BoxFrame,
+    BoxSize,
+    ClosedStep,
+    Closing,
+    Committed,
+    Cover,
+    Done,
+    Driven,
+    Driver,
+    GroupProgress,
+    Opened,
+    Progress,
+    Refused,
+    StepSettings,
+    StepTag,
+    Taken,
+    WaitFor,
+    Waiting,
+    box_name,
+)
+from ray_messaging.transports.transport import SendReply, SendRequest, SendStatus
+
+
+class MemorySteps:
+    """Steps of one experiment on a MemoryServer. Nothing within a call awaits but `wait`."""
+
+    def __init__(self, exp: Experiment, exp_id: str) -> None:
+        self._exp = exp
+        self._exp_id = exp_id
+
+    @property
+    def _data(self) -> StepData:
+        if self._exp.steps.settings is None:
+            raise without_steps(self._exp_id)
+        return self._exp.steps
+
+    async def begin(self, settings: StepSettings) -> StepSettings:
+        """Set the experiment's steps up, unless they are; return the settings that hold."""
+        data = self._exp.steps
+        data.settings = data.settings or settings
+        return data.settings
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    async def join(self, group: str, hears: Sequence[str] | None = None) -> int:
+        """Make a group a member, and its mailbox stepped; return the first step in which it counts."""
+        data, before = self._data, self._data.members.get(group)
+        if before is not None and before.until is None:
+            return before.since
+        if before is not None and before.counts:
+            raise leaving(group)
+        since = 0 if data.latest < 0 and before is None else data.latest + 2
+        member = Member(since, since - 1, None if hears is None else frozenset(hears))
+        if before is not None:
+            member.attempt, member.driver, member.lease_s = before.attempt, before.driver, before.lease_s
+            member.beat, member.state = before.beat, before.state
+        data.members[group] = member
+        data.joined += 1
+        data.tell()
+        return since
+
+    async def leave(self, group: str, *, at_once: bool = False) -> int:
+        """End a membership; return the first step in which the group does not count."""
+        data = self._data
+        member = self._member(group)
+        until = max(data.latest + 2, member.since) if member.until is None else member.until
+        if at_once and member.closed + 1 < until:
+            until = member.closed + 1
+            data.abandon(member)
+        member.until, member.changed = until, time.monotonic()
+        data.seal()
+        data.tell()
+        return until
+
+    def _member(self, group: str) -> Member:
+        member = self._data.members.get(group)
+        if member is None:
+            raise no_steps(group)
+        return member
+
+    async def take(self, group: str, driver: Driver, lease_s: float, over: str = "") -> Taken | Driven:
+        """Take a group to drive it; raise Fenced, UnknownName."""
+        member = self._member(group)
+        holder = member.driver
+        if holder is not None and holder.task == driver.task:
+            if driver.start < holder.start:
+                raise overtaken(group, member.attempt)
+        elif holder is not None and member.lease != over:
+            return Driven(holder, member.lease, member.lease_s)
+        if holder != driver:
+            member.attempt = new_epoch(member.attempt)
+            self._data.abandon(member)
+            member.driver, member.lease_s, member.changed = driver, lease_s, time.monotonic()
+        member.beat += 1
+        return Taken(member.attempt, member.closed, member.state, member.until)
+
+    async def renew(self, group: str, attempt: int) -> None:
+        """Change the lease of the driver; raise Fenced."""
+        self._data.owned(group, attempt).beat += 1
+
+    async def let_go(self, group: str, attempt: int) -> None:
+        """Give a group up, so that the next driver need not wait; an open step stays uncovered."""
+        member = self._data.members.get(group)
+        if member is not None and member.attempt == attempt:
+            self._data.abandon(member)
+            member.attempt = new_epoch(attempt)
+            member.driver, member.changed = None, time.monotonic()
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
+        """Open a step; raise Fenced."""
+        return self._open(group, attempt, step)
+
+    def _open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
+        data = self._data
+        member = data.owned(group, attempt)
+        if step <= member.closed or (member.until is not None and step >= member.until):
+            return Done(member.closed)
+        if step > member.closed + 1:
+            raise too_far(group, step, member.closed)
+        member.beat += 1
+        if member.open != step:
+            against = data.obstacle(step, member.hears)
+            if against is not None:
+                return against
+            data.abandon(member)
+            member.open, member.changed = step, time.monotonic()
+            data.latest = max(data.latest, step)
+        box = data.boxes.get(box_name(group, step), Box(step))
+        return Opened(step, tuple(box.covers.values()))
+
+    async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
+        """Write frames to boxes, atomically: nothing here awaits."""
+        data, member = self._data, self._data.members.get(tag.group)
+        if member is None or member.attempt != tag.attempt or member.open != tag.sent:
+            return SendReply(SendStatus.STEP_OVER)
+        return BoxCall(data, member, request, tag, self._exp.verdict_status(request.interceptor_epoch)).run()
+
+    async def close(
+        self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
+    ) -> Committed | Refused:
+        """Close a step; raise Fenced."""
+        data, member = self._data, self._data.members.get(group)
+        fenced = overtaken(group, attempt) if member is None else is_fenced(member, group, attempt)
+        done = fenced is None and member is not None and member.closed >= step
+        record = data.records.get(step, {}).get(group)
+        if not done and record is not None and record.attempt == attempt:
+            return Committed(step, data.sealed)
+        if not done:
+            if member is None or fenced is not None:
+                raise fenced or no_steps(group)
+            if member.open != step:
+                raise not_closable(group, step, member.closed)
+            if (refused := self._refused(group, member, step, closing)) is not None:
+                return refused
+            self._close(group, member, step, closing)
+        return Committed(step, data.sealed, self._open(group, attempt, step + 1) if go_on else None)
+
+    def _refused(self, group: str, member: Member, step: int, closing: Closing) -> Refused | None:
+        boxes = {name: rows for name, (rows, _) in member.sent.items() if not name.startswith(":")}
+        deaf = []
+        if self._data.given.wait_for == WaitFor.SENDERS:
+            mailboxes = dict.fromkeys(name.rpartition("@")[0] for name in boxes)
+            hearers = [(name, self._data.members[name]) for name in mailboxes if name in self._data.members]
+            deaf = [name for name, hearer in hearers if hearer.hears is not None and group not in hearer.hears]
+        rows = sum(boxes.values())
+        return Refused(step, rows, tuple(deaf)) if deaf or rows != closing.rows else None
+
+    def _close(self, group: str, member: Member, step: int, closing: Closing) -> None:
+        data = self._data
+        for name, (rows, _) in member.sent.items():
+            data.boxes[name].covers[group, step] = Cover(group, step, member.attempt, rows)
+        data.records[step][group] = ClosedStep(member.attempt, closing.counts)
+        if closing.state_changed:
+            member.state = closing.state
+        member.closed, member.open, member.changed = step, None, time.monotonic()
+        member.sent.clear()
+        member.numbers.clear()
+        member.beat += 1
+        data.seal()
+
+    async def wait(self, news: str, block_s: float) -> str:
+        """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""
+        data = self._data
+        try:
+            async with asyncio.timeout(block_s):
+                while data.news <= number(news):
+                    await data.told.wait()
+        except TimeoutError:
+            return news
+        return f"{data.news}-0"
+
+    # -- boxes ----------------------------------------------------------------------------------------------------
+
+    async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
+        """Return up to `count` frames of a box after an entry, those of all attempts."""
+        found, last = self._data.boxes.get(box), number(after)
+        return [frame for frame in found.frames if number(frame.entry) > last][:count] if found else []
+
+    async def covers(self, box: str) -> list[Cover]:
+        """Return all that counts of a box so far."""
+        found = self._data.boxes.get(box)
+        return list(found.covers.values()) if found else []
+
+    async def boxes(self, step: int) -> list[str]:
+        """Return the names of the boxes for a step."""
+        return sorted(name for name, box in self._data.boxes.items() if box.step == step)
+
+    async def box_size(self, box: str) -> BoxSize:
+        """Return the size of a box, and its limits."""
+        return BoxSize(*self._data.size_of(box), self._data.given.box_rows, self._data.given.box_bytes)
+
+    async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
+        """Return what each group left at the close of a step."""
+        return dict(self._data.records.get(step, {}))
+
+    # -- control --------------------------------------------------------------------------------------------------
+
+    async def hold(self, name: str, through: int) -> None:
+        """Keep the boxes of later steps than `through` until this name handles them."""
+        data = self._data
+        if through > data.holds.get(name, through - 1):
+            data.holds[name] = through
+            data.drop()
+            data.tell()
+
+    async def drop_hold(self, name: str) -> None:
+        """End a hold."""
+        self._data.holds.pop(name, None)
+        self._data.drop()
+        self._data.tell()
+
+    async def pause(self) -> int:
+        """Open no step that nobody has opened yet; return the last one that may be."""
+        data = self._data
+        data.target = data.latest if data.target is None else min(data.latest, data.target)
+        data.tell()
+        return data.target
+
+    async def resume(self, target: int | None = None) -> None:
+        """Open steps up to a target from now on (None: all)."""
+        self._data.target = target
+        self._data.tell()
+
+    async def progress(self) -> Progress:
+        """Return the progress of all groups."""
+        data, now = self._data, time.monotonic()
+        groups = {
+            name: GroupProgress(
+                member.closed,
+                member.open,
+                member.driver,
+                int((now - member.changed) * 1000),
+                member.since,
+                member.until,
+            )
+            for name, member in data.members.items()
+            if member.counts
+        }
+        return Progress(data.sealed, data.latest, data.target, groups, dict(data.holds), f"{data.news}-0")

@@ -1,0 +1,145 @@
+-- Shared by the scripts of steps: who may open a step, and what a seal does. `prefix` is that of the experiment's keys.
+--
+-- steps         hash: settings (JSON), wait_for (all, senders), groups, window, horizon, lag, box_rows, box_bytes: see
+--               StepSettings; sealed = last step that all groups have closed, latest = last one that some group has opened,
+--               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
+--               joined = how many groups have joined, news = last entry of steps:news
+-- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
+-- steps:holds   hash: name -> last step the boxes of which it has handled
+-- steps:news    stream: an entry (e = what) wakes those who wait
+-- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, outside = rows from outside
+-- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
+--               open (none: no step is), attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with
+--               each sign of life, changed = ms of the last change, state, hears = groups, with commas (none: all)
+-- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
+local function tell(prefix, what)
+  local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what)
+  redis.call('HSET', prefix .. 'steps', 'news', news)
+end
+
+-- Delete the boxes of steps that are sealed, and handled by all holds.
+local function drop_boxes(prefix)
+  local now = redis.call('HMGET', prefix .. 'steps', 'dropped', 'sealed')
+  local last = tonumber(now[2])
+  for _, through in ipairs(redis.call('HVALS', prefix .. 'steps:holds')) do last = math.min(last, tonumber(through)) end
+  for step = tonumber(now[1]) + 1, last do
+    local names = string.format('%ssteps:%.0f:boxes', prefix, step)
+    for _, name in ipairs(redis.call('SMEMBERS', names)) do
+      redis.call('UNLINK', prefix .. 'box:' .. name, prefix .. 'cover:' .. name)
+    end
+    redis.call('UNLINK', names)
+    redis.call('HSET', prefix .. 'steps', 'dropped', step)
+  end
+end
+
+-- Seal the steps that all groups have closed by now.
+local function seal(prefix)
+  local lowest = redis.call('ZRANGE', prefix .. 'steps:closed', 0, 0, 'WITHSCORES')
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'horizon', 'latest', 'wait_for')
+  local before, sealed = tonumber(now[1]), tonumber(lowest[2] or now[3])
+  if sealed > before then
+    redis.call('HSET', prefix .. 'steps', 'sealed', sealed)
+    for step = before + 1, sealed do
+      redis.call('UNLINK', string.format('%ssteps:%.0f', prefix, step - 1 - tonumber(now[2])))
+    end
+    drop_boxes(prefix)
+    tell(prefix, 'sealed')
+  elseif now[4] == 'senders' then
+    tell(prefix, 'closed')
+  end
+  return sealed > before and sealed or before
+end
+
+-- Give up the open step of a group: what its attempt has sent counts nowhere, nor against a limit.
+local function abandon(prefix, group)
+  local key = prefix .. 'step:' .. group
+  redis.call('HDEL', key, 'open')
+  local sent = redis.call('HGETALL', key .. ':sent')
+  for i = 1, #sent, 2 do
+    local box, rows, bytes = sent[i]:match('^r:(.*)$'), sent[i + 1]:match('^(%d+):(%d+)$')
+    if box and redis.call('EXISTS', prefix .. 'cover:' .. box) == 1 then
+      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'rows', -tonumber(rows))
+      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'bytes', -tonumber(bytes))
+    end
+  end
+  redis.call('UNLINK', key .. ':sent')
+end
+
+-- Whether a driver has a group: 1; 0: a later one has it; -1: the server knows neither.
+local function has_group(attempt, mine)
+  if attempt == mine then return 1 end
+  return attempt and tonumber(attempt) > tonumber(mine) and 0 or -1
+end
+
+-- The names of those who are too far behind, 16 at most, and how many there are, as an answer of open_step.
+local function waiting(reason, news, names, total)
+  local answer = {2, reason, total or #names, news or '0-0'}
+  for i = 1, math.min(#names, 16) do answer[#answer + 1] = names[i] end
+  return answer
+end
+
+local function behind(prefix, step, reason, news)
+  local set = prefix .. 'steps:closed'
+  local names = redis.call('ZRANGEBYSCORE', set, '-inf', step, 'LIMIT', 0, 16)
+  return waiting(reason, news, names, redis.call('ZCOUNT', set, '-inf', step))
+end
+
+-- What speaks against opening a step: an answer of open_step, or nil.
+local function obstacle(prefix, step, hears)
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'target', 'news', 'wait_for', 'window', 'lag', 'groups',
+                         'joined')
+  local sealed, news = tonumber(now[1]), now[3]
+  if step == 0 and tonumber(now[8] or 0) < tonumber(now[7]) then
+    return waiting('missing', news, {}, tonumber(now[7]) - tonumber(now[8] or 0))
+  end
+  if now[2] and step > tonumber(now[2]) then return waiting('paused', news, {}) end
+  if now[4] == 'senders' and hears then
+    local late = {}
+    for group in hears:gmatch('[^,]+') do
+      local closed = redis.call('ZSCORE', prefix .. 'steps:closed', group)
+      if closed and tonumber(closed) < step - 1 then late[#late + 1] = group end
+    end
+    if #late > 0 then return waiting('groups', news, late) end
+  elseif sealed < step - 1 then
+    return behind(prefix, step - 2, 'groups', news)
+  end
+  if step > sealed + tonumber(now[5]) then return behind(prefix, step - tonumber(now[5]) - 1, 'window', news) end
+  local holds, late = redis.call('HGETALL', prefix .. 'steps:holds'), {}
+  for i = 1, #holds, 2 do
+    if step - tonumber(holds[i + 1]) > tonumber(now[6]) then late[#late + 1] = holds[i] end
+  end
+  if #late > 0 then return waiting('hold', news, late) end
+  return nil
+end
+
+-- Open a step. Returns {1, then group, step sent, attempt, rows of each cover of its box}; {0} a later driver has the
+-- group; {-1} the server knows neither; {2, reason, how many, news, names...} it must wait; {3, closed} it is closed, or the
+-- group has left; {4, closed} it is beyond the next one
+local function open_step(prefix, group, attempt, step)
+  local key = prefix .. 'step:' .. group
+  local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'hears')
+  local has = has_group(now[1], attempt)
+  if has ~= 1 then return {has} end
+  local closed = tonumber(now[2])
+  if step <= closed or (now[4] and step >= tonumber(now[4])) then return {3, closed} end
+  if step > closed + 1 then return {4, closed} end
+  redis.call('HINCRBY', key, 'beat', 1)
+  if now[3] ~= string.format('%.0f', step) then
+    local against = obstacle(prefix, step, now[5])
+    if against then return against end
+    redis.call('HSET', key, 'open', step, 'changed', milliseconds())
+    redis.call('UNLINK', key .. ':sent')
+    if step > tonumber(redis.call('HGET', prefix .. 'steps', 'latest')) then
+      redis.call('HSET', prefix .. 'steps', 'latest', step)
+    end
+  end
+  local cover, answer = redis.call('HGETALL', string.format('%scover:%s@%.0f', prefix, group, step)), {1}
+  for i = 1, #cover, 2 do
+    local sent, from = cover[i]:match('^c:(-?%d+):(.*)$')
+    if sent then
+      local by, rows = cover[i + 1]:match('^(%d+):(%d+)$')
+      for _, value in ipairs({from, sent, by, rows}) do answer[#answer + 1] = value end
+    end
+  end
+  return answer
+end

@@ -1,0 +1,301 @@
+"""Steps of an experiment on a Redis or Valkey server."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.write_arguments import add_writes
+from ray_messaging.transports.steps.errors import (
+    leaving,
+    no_steps,
+    not_closable,
+    overtaken,
+    too_far,
+    unknown_group,
+    without_steps,
+)
+from ray_messaging.transports.steps.values import (
+    BoxFrame,
+    BoxSize,
+    ClosedStep,
+    Closing,
+    Committed,
+    Cover,
+    Done,
+    Driven,
+    Driver,
+    GroupProgress,
+    Opened,
+    Progress,
+    Reason,
+    Refused,
+    StepSettings,
+    StepTag,
+    Taken,
+    Waiting,
+)
+from ray_messaging.transports.transport import FrameFate, SendReply, SendRequest, SendStatus
+
+
+class RedisSteps:
+    """Steps of one experiment on a Redis or Valkey server."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+        self._steps = keys.steps()
+        self._news = BlockingReads(link)
+        self._reading = asyncio.Lock()
+        self._newest = "0-0"
+
+    def close_connections(self) -> None:
+        """Close the connection that waits for news."""
+        self._news.close()
+
+    async def begin(self, settings: StepSettings) -> StepSettings:
+        """Set the experiment's steps up, unless they are; return the settings that hold."""
+        fields = settings._asdict()
+        used = [(name, value) for name, value in fields.items() if name != "seed"]
+        args = [msgspec.json.encode(fields), *(part for pair in used for part in pair)]
+        kept = await self._link.script("begin_steps", [self._steps], args)
+        return StepSettings(**msgspec.json.decode(kept))
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    async def join(self, group: str, hears: Sequence[str] | None = None) -> int:
+        """Make a group a member, and its mailbox stepped; return the first step in which it counts."""
+        keys = [self._steps, self._keys.step(group), self._keys.state(group)]
+        since = await self._link.script(
+            "join_steps", keys, [*self._of(group), "*" if hears is None else ",".join(hears)]
+        )
+        if since == -1:
+            raise leaving(group)
+        if since == -2:
+            raise without_steps(self._keys.exp_id)
+        return int(since)
+
+    async def leave(self, group: str, *, at_once: bool = False) -> int:
+        """End a membership; return the first step in which the group does not count."""
+        until = await self._script("leave_steps", group, int(at_once))
+        if until == -1:
+            raise no_steps(group)
+        return int(until)
+
+    async def take(self, group: str, driver: Driver, lease_s: float, over: str = "") -> Taken | Driven:
+        """Take a group to drive it; raise Fenced, UnknownName."""
+        code, *rest = await self._script("take_group", group, *driver, int(lease_s * 1000), over)
+        if code == -1:
+            raise no_steps(group)
+        if code == 0:
+            raise overtaken(group, rest[0])
+        if code == 2:
+            task, start, lease, lease_ms = rest
+            return Driven(Driver(task.decode(), start), lease.decode(), lease_ms / 1000)
+        attempt, closed, state, until = rest
+        return Taken(attempt, closed, state, until)
+
+    async def renew(self, group: str, attempt: int) -> None:
+        """Change the lease of the driver; raise Fenced."""
+        has = await self._script("renew_driver", group, attempt, 1)
+        if has != 1:
+            raise _not_ours(has, group, attempt)
+
+    async def let_go(self, group: str, attempt: int) -> None:
+        """Give a group up, so that the next driver need not wait; an open step stays uncovered."""
+        await self._script("renew_driver", group, attempt, 0)
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
+        """Open a step; raise Fenced."""
+        reply = await self._link.script("open_step", [self._steps], [*self._of(group), attempt, step])
+        return _opening(reply, group, attempt, step)
+
+    async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
+        """Write frames to boxes in one script call."""
+        key = self._keys.step(tag.group)
+        args: list[Any] = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
+        large = add_writes(args, request.writes)
+        cuts: list[None] = []
+        keys = [self._keys.meta, self._steps, key, f"{key}:sent"]
+        reply = await self._link.script("send_to_boxes", keys, args, lambda: cuts.append(None), large)
+        return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
+
+    async def close(
+        self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
+    ) -> Committed | Refused:
+        """Close a step; raise Fenced."""
+        state: tuple[str, bytes] = "=", b""
+        if closing.state_changed:
+            state = ("-", b"") if closing.state is None else ("+", closing.state)
+        reply = await self._script("close_step", group, attempt, step, closing.rows, closing.counts, *state, int(go_on))
+        if reply[0] == 2:
+            return Refused(step, reply[1], tuple(name.decode() for name in reply[2:]))
+        if reply[0] == 3:
+            raise not_closable(group, step, reply[1])
+        if reply[0] != 1:
+            raise _not_ours(reply[0], group, attempt)
+        following = reply[2] if len(reply) > 2 else None
+        if following is None or following[0] <= 0:  # with a successor, the close of this step counts all the same
+            return Committed(step, reply[1])
+        return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
+
+    async def wait(self, news: str, block_s: float) -> str:
+        """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""
+        try:
+            async with asyncio.timeout(block_s):
+                await self._reading.acquire()
+        except TimeoutError:
+            return news
+        try:
+            if _place(self._newest) <= _place(news):  # else another one who waited here has seen it
+                found = await self._news.read({self._keys.steps("news"): news}, 1000, block_s)
+                if not found:
+                    return news
+                self._newest = found[0][1][-1][0].decode()
+            return self._newest
+        finally:
+            self._reading.release()
+
+    # -- boxes ----------------------------------------------------------------------------------------------------
+
+    async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
+        """Return up to `count` frames of a box after an entry, those of all attempts."""
+        entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
+        return [_box_frame(entry.decode(), fields) for entry, fields in entries]
+
+    async def covers(self, box: str) -> list[Cover]:
+        """Return all that counts of a box so far."""
+        found = await self._link.command("HGETALL", self._keys.cover(box))
+        return [
+            _cover(name, value) for name, value in zip(found[::2], found[1::2], strict=True) if name.startswith(b"c:")
+        ]
+
+    async def boxes(self, step: int) -> list[str]:
+        """Return the names of the boxes for a step."""
+        names = await self._link.command("SMEMBERS", self._keys.steps(f"{step}:boxes"))
+        return sorted(name.decode() for name in names)
+
+    async def box_size(self, box: str) -> BoxSize:
+        """Return the size of a box, and its limits."""
+        rows, nbytes = await self._link.command("HMGET", self._keys.cover(box), "rows", "bytes")
+        limit_rows, limit_bytes = await self._link.command("HMGET", self._steps, "box_rows", "box_bytes")
+        return BoxSize(int(rows or 0), int(nbytes or 0), int(limit_rows or 0), int(limit_bytes or 0))
+
+    async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
+        """Return what each group left at the close of a step."""
+        found = await self._link.command("HGETALL", self._keys.steps(str(step)))
+        fields = dict(zip(found[::2], found[1::2], strict=True))
+        return {
+            name[2:].decode(): ClosedStep(int(value), fields[b"n:" + name[2:]])
+            for name, value in fields.items()
+            if name.startswith(b"k:")
+        }
+
+    # -- control --------------------------------------------------------------------------------------------------
+
+    async def hold(self, name: str, through: int) -> None:
+        """Keep the boxes of later steps than `through` until this name handles them."""
+        await self._hold(name, through)
+
+    async def drop_hold(self, name: str) -> None:
+        """End a hold."""
+        await self._hold(name, "")
+
+    async def _hold(self, name: str, through: int | str) -> None:
+        keys = [self._steps, self._keys.steps("holds")]
+        if await self._link.script("hold_boxes", keys, [self._keys.prefix, name, through]) == 0:
+            raise without_steps(self._keys.exp_id)
+
+    async def pause(self) -> int:
+        """Open no step that nobody has opened yet; return the last one that may be."""
+        return await self._target("now")
+
+    async def resume(self, target: int | None = None) -> None:
+        """Open steps up to a target from now on (None: all)."""
+        await self._target("" if target is None else target)
+
+    async def _target(self, target: int | str) -> int:
+        found = await self._link.script("target_steps", [self._steps], [self._keys.prefix, target])
+        if found == -2:
+            raise without_steps(self._keys.exp_id)
+        return int(found)
+
+    async def progress(self) -> Progress:
+        """Return the progress of all groups."""
+        keys = [self._steps, self._keys.steps("closed"), self._keys.steps("holds")]
+        reply = await self._link.script("read_progress", keys, [self._keys.prefix])
+        if not reply:
+            raise without_steps(self._keys.exp_id)
+        (sealed, latest, target, news), holds, *groups = reply
+        return Progress(
+            int(sealed),
+            int(latest),
+            _int(target),
+            {name.decode(): _group(fields) for name, *fields in groups},
+            {name.decode(): int(through) for name, through in zip(holds[::2], holds[1::2], strict=True)},
+            (news or b"0-0").decode(),
+        )
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _of(self, group: str) -> list[str]:
+        return [self._keys.prefix, group]
+
+    async def _script(self, name: str, group: str, *args: Any) -> Any:  # noqa: ANN401 - a reply
+        keys = [self._steps, self._keys.step(group)]
+        return await self._link.script(name, keys, [*self._of(group), *args])
+
+
+def _not_ours(has: int, group: str, attempt: int) -> Exception:
+    return overtaken(group, attempt) if has == 0 else unknown_group(group, attempt)
+
+
+def _opening(reply: list[Any], group: str, attempt: int, step: int) -> Opened | Waiting | Done:
+    code, *rest = reply
+    if code == 1:
+        parts = zip(rest[::4], rest[1::4], rest[2::4], rest[3::4], strict=True)
+        return Opened(
+            step, tuple(Cover(name.decode(), int(sent), int(by), int(rows)) for name, sent, by, rows in parts)
+        )
+    if code == 2:
+        reason, total, news, *names = rest
+        return Waiting(step, Reason(reason.decode()), tuple(name.decode() for name in names), total, news.decode())
+    if code == 3:
+        return Done(rest[0])
+    if code == 4:
+        raise too_far(group, step, rest[0])
+    raise _not_ours(code, group, attempt)
+
+
+def _place(news: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in news.split("-"))
+
+
+def _int(value: bytes | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _group(fields: list[Any]) -> GroupProgress:
+    closed, opened, task, start, idle_ms, since, until = fields
+    driver = Driver(task.decode(), int(start)) if task else None
+    return GroupProgress(int(closed), _int(opened), driver, int(idle_ms), int(since), _int(until))
+
+
+def _cover(name: bytes, value: bytes) -> Cover:
+    _, sent, group = name.split(b":", 2)
+    attempt, _, rows = value.partition(b":")
+    return Cover(group.decode(), int(sent), int(attempt), int(rows))
+
+
+def _box_frame(entry: str, fields: list[bytes]) -> BoxFrame:
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    sent, attempt, rows, first, group = found[b"t"].split(b":", 4)
+    publish = tuple(value for name, value in zip(fields[::2], fields[1::2], strict=True) if name in {b"c", b"d"})
+    tag = StepTag(group.decode(), int(sent), int(attempt))
+    return BoxFrame(entry, tag, int(rows), found.get(b"f", b""), int(first), found.get(b"n"), publish)

@@ -1,0 +1,1 @@
+"""Steps of an experiment, as every server keeps them."""

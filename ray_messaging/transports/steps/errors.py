@@ -1,0 +1,53 @@
+"""Errors of step stores."""
+
+from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, UnknownName
+
+
+def overtaken(group: str, attempt: int) -> Fenced:
+    """Build the error for a driver that has a successor."""
+    return Fenced(
+        f"a later driver has group {group!r}, or this one gave it up (our attempt is {attempt}): nothing of the open "
+        "step counts. End this task",
+        name=group,
+        epoch=attempt,
+    )
+
+
+def unknown_group(group: str, attempt: int) -> Fenced:
+    """Build the error for a driver of which the server knows nothing."""
+    return Fenced(
+        f"the server knows nothing of attempt {attempt} of group {group!r}: it was flushed, or restored from older "
+        "data. End this task, and begin anew",
+        name=group,
+        epoch=attempt,
+    )
+
+
+def no_steps(group: str) -> UnknownName:
+    """Build the error for a group that has not joined the steps."""
+    return UnknownName(f"group {group!r} has not joined the steps of its experiment", kind="group", value=group)
+
+
+def leaving(group: str) -> AlreadyExists:
+    """Build the error for a group that joins before it has left."""
+    return AlreadyExists(
+        f"group {group!r} is leaving and has steps to close before: join it again after these",
+        kind="group",
+        value=group,
+        owner=None,
+    )
+
+
+def without_steps(exp_id: str) -> ConfigError:
+    """Build the error for an experiment without steps."""
+    return ConfigError(f"experiment {exp_id!r} has no steps: start it with steps=Steps()")
+
+
+def too_far(group: str, step: int, closed: int) -> ValueError:
+    """Build the error for opening a step that is not the next one."""
+    return ValueError(f"group {group!r} cannot open step {step}: the last one that it closed is {closed}")
+
+
+def not_closable(group: str, step: int, closed: int) -> ValueError:
+    """Build the error for closing a step that is not open."""
+    return ValueError(f"group {group!r} cannot close step {step}, which it has not opened; it has closed {closed}")

@@ -1,0 +1,226 @@
+"""Values that go to a step store, and that it returns."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from ray_messaging.common.limits import BOX_BYTES, BOX_ROWS
+
+OUTSIDE = ""  # the group of frames from outside
+NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
+PUBLICATIONS = ":out"  # the box of messages for plain channels
+
+
+class WaitFor(StrEnum):
+    """Groups that a group waits for before it opens a step."""
+
+    ALL = "all"
+    SENDERS = "senders"  # those that it hears
+
+
+class StepSettings(NamedTuple):
+    """Settings of an experiment's steps; they stay for as long as the experiment."""
+
+    seed: int = 0
+    wait_for: WaitFor = WaitFor.ALL
+    groups: int = 0  # step 0 waits until so many have joined
+    window: int = 8  # how many steps a group may be ahead of the slowest
+    horizon: int = 64  # how many steps ahead a message may be sent
+    lag: int = 4  # how many steps a hold may be behind
+    box_rows: int = BOX_ROWS
+    box_bytes: int = BOX_BYTES
+
+
+class Driver(NamedTuple):
+    """Task that drives a group; `start` counts how often it was started, so that a restarted task follows itself."""
+
+    task: str
+    start: int = 0
+
+
+class Taken(NamedTuple):
+    """A group that is ours to drive: the attempt, the last closed step (-1: none), and the state that it left.
+
+    `until` is the first step in which the group does not count any more; None: it stays.
+    """
+
+    attempt: int
+    closed: int
+    state: bytes | None
+    until: int | None
+
+
+class Driven(NamedTuple):
+    """A group that another driver has. `lease` changes with each sign of life, at least every `lease_s` seconds.
+
+    A caller that sees the same lease for so long passes it as `over` to take the group.
+    """
+
+    driver: Driver
+    lease: str
+    lease_s: float
+
+
+class Cover(NamedTuple):
+    """Part of a box that counts: the rows that one attempt of a group sent in one step.
+
+    For OUTSIDE the attempt is 0.
+    """
+
+    group: str
+    sent: int
+    attempt: int
+    rows: int
+
+
+class Opened(NamedTuple):
+    """An open step, and all that counts of the group's box for it."""
+
+    step: int
+    covers: tuple[Cover, ...]
+
+
+class Reason(StrEnum):
+    """Reason why a step cannot be opened yet."""
+
+    GROUPS = "groups"  # some have not closed an earlier step
+    MISSING = "missing"  # step 0: fewer groups have joined than the settings say
+    WINDOW = "window"  # some are too far behind
+    HOLD = "hold"  # a hold is too far behind
+    PAUSED = "paused"
+
+
+class Waiting(NamedTuple):
+    """A step that cannot be opened yet: a few names of what it waits for, their total, and a place in the news."""
+
+    step: int
+    reason: Reason
+    names: tuple[str, ...]
+    total: int
+    news: str
+
+
+class Done(NamedTuple):
+    """A step that the group has closed, or in which it does not count any more; `closed` is its last closed one."""
+
+    closed: int
+
+
+class Closing(NamedTuple):
+    """What closes a step: rows that the attempt wrote to mailboxes' boxes, as acknowledged, the counts and the state.
+
+    `counts` is opaque here. With `state_changed` the group's state becomes `state` (None: there is none).
+    """
+
+    rows: int
+    counts: bytes = b""
+    state: bytes | None = None
+    state_changed: bool = False
+
+
+class Committed(NamedTuple):
+    """A step that is closed: the last sealed one, and the answer for the next one where it was asked for."""
+
+    step: int
+    sealed: int
+    following: Opened | Waiting | Done | None = None
+
+
+class Refused(NamedTuple):
+    """A step that cannot be closed, so that its attempt must end: nothing of it counts.
+
+    The server has `rows` rows, which are not as many as were acknowledged, or the mailboxes `deaf` do not hear it.
+    """
+
+    step: int
+    rows: int
+    deaf: tuple[str, ...] = ()
+
+
+class StepTag(NamedTuple):
+    """Origin of a frame in a box: group, step in which it was sent, attempt."""
+
+    group: str
+    sent: int
+    attempt: int
+
+
+class BoxFrame(NamedTuple):
+    """Frame in a box. For OUTSIDE, `first` counts the rows from outside that the step had before this frame.
+
+    In NOTES, `note` belongs to the frame. In PUBLICATIONS, `publish` holds channels and data by turns.
+    """
+
+    entry: str
+    tag: StepTag
+    rows: int
+    frame: bytes
+    first: int = 0
+    note: bytes | None = None
+    publish: tuple[bytes, ...] = ()
+
+
+class BoxSize(NamedTuple):
+    """Rows and bytes of a box, without those of dead attempts, and its limits."""
+
+    rows: int
+    nbytes: int
+    limit_rows: int
+    limit_bytes: int
+
+
+class ClosedStep(NamedTuple):
+    """What a group left at a close: the attempt that counts, and its counts."""
+
+    attempt: int
+    counts: bytes
+
+
+class GroupProgress(NamedTuple):
+    """Progress of a group: last closed step, open step (None: none), its driver (None: none), ms since the last change.
+
+    It counts from step `since` until before `until` (None: it stays).
+    """
+
+    closed: int
+    open: int | None
+    driver: Driver | None
+    idle_ms: int
+    since: int
+    until: int | None
+
+
+class Progress(NamedTuple):
+    """Progress of all groups; steps are -1 where there is none yet.
+
+    `target` is the last step that may be opened (None: no end). `holds` are the last steps that each hold has handled.
+    """
+
+    sealed: int
+    latest: int
+    target: int | None
+    groups: dict[str, GroupProgress]
+    holds: dict[str, int]
+    news: str
+
+    def waiting_for(self) -> dict[str, int]:
+        """Return the groups that hold up the next seal, with the step that each has to close."""
+        return {
+            name: group.closed + 1
+            for name, group in self.groups.items()
+            if group.closed <= self.sealed and (group.until is None or group.closed + 1 < group.until)
+        }
+
+
+def box_name(mailbox: str, step: int) -> str:
+    """Return the name of the box of a mailbox (or NOTES, PUBLICATIONS) for a step."""
+    return f"{mailbox}@{step}"
+
+
+def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFrame] | None:
+    """Return the frames of a box that its covers name; None: rows are missing, so read the box again from its start."""
+    left = {StepTag(cover.group, cover.sent, cover.attempt): cover.rows for cover in covers}
+    found = [frame for frame in frames if frame.tag in left]
+    for frame in found:
+        left[frame.tag] -= frame.rows
+    return None if any(left.values()) else found

@@ -1,0 +1,710 @@
+"""What every step store promises: one barrier, boxes that only closed steps fill, drivers that follow one another."""
+
+import asyncio
+
+import pytest
+
+from ray_messaging.addressing.directory import Record
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, UnknownName
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import (
+    NOTES,
+    OUTSIDE,
+    PUBLICATIONS,
+    Closing,
+    Committed,
+    Cover,
+    Done,
+    Driven,
+    Driver,
+    Opened,
+    Reason,
+    Refused,
+    StepSettings,
+    StepTag,
+    Taken,
+    WaitFor,
+    Waiting,
+    box_name,
+    counted,
+)
+from ray_messaging.transports.transport import (
+    LOG,
+    FrameFate,
+    FrameWrite,
+    Limits,
+    LoggedFrame,
+    Published,
+    SendRequest,
+    SendStatus,
+)
+
+WAIT_S = 10.0
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def server(request):
+    """Give each kind of server that keeps steps."""
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def transport(server, exp_id):
+    opened = open_transport(server, exp_id, MessagingConfig())
+    await opened.connect()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def another(server, exp_id):
+    """Open a second transport, as another process would."""
+    opened = open_transport(server, exp_id, MessagingConfig())
+    await opened.connect()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def steps(transport):
+    return transport.steps
+
+
+class Actor:
+    """One attempt of a group: it numbers its frames, counts their rows and closes with that count."""
+
+    def __init__(self, steps, group, attempt, name="writer"):
+        self.steps, self.group, self.attempt, self.name = steps, group, attempt, name
+        self.numbers, self.rows, self.step = {}, 0, None
+
+    async def open(self, step):
+        answer = await self.steps.open(self.group, self.attempt, step)
+        if isinstance(answer, Opened):
+            self.begin(step)
+        return answer
+
+    def begin(self, step):
+        self.numbers, self.rows, self.step = {}, 0, step
+
+    def write(self, box, frame, rows=1, **more):
+        self.numbers[box] = self.numbers.get(box, 0) + 1
+        return FrameWrite(box, self.numbers[box], rows, frame, **more)
+
+    def request(self, *writes, epoch=-1):
+        return SendRequest(self.name, 0, 0, epoch, writes)
+
+    async def call(self, request):
+        return await self.steps.send(request, StepTag(self.group, self.step, self.attempt))
+
+    async def send(self, box, frame, rows=1):
+        reply = await self.call(self.request(self.write(box, frame, rows)))
+        assert reply.status is SendStatus.OK
+        if reply.fates == [FrameFate.WRITTEN]:
+            self.rows += rows
+        return reply.fates[0]
+
+    async def close(self, *, go_on=False, **more):
+        return await self.steps.close(self.group, self.attempt, self.step, Closing(self.rows, **more), go_on=go_on)
+
+    async def inbox(self, step):
+        answer = await self.steps.open(self.group, self.attempt, step)
+        assert isinstance(answer, Opened)
+        return await frames_of(self.steps, box_name(self.group, step), answer.covers)
+
+
+async def frames_of(steps, box, covers):
+    found = []
+    while more := await steps.read_box(box, found[-1].entry if found else "0-0", 2):
+        found += more
+    frames = counted(found, covers)
+    assert frames is not None
+    return sorted(frame.frame for frame in frames)
+
+
+async def member(steps, group, hears=None, task=None):
+    """Have a group join, and take it."""
+    await steps.join(group, hears)
+    return await taken(steps, group, task or group)
+
+
+async def taken(steps, group, task, start=0, **more):
+    found = await steps.take(group, Driver(task, start), 30.0, **more)
+    assert isinstance(found, Taken)
+    return Actor(steps, group, found.attempt)
+
+
+async def pair(steps, **settings):
+    await steps.begin(StepSettings(**settings))
+    return await member(steps, "a"), await member(steps, "b")
+
+
+async def run(*actors, step):
+    """Let groups open and close a step in which they send nothing."""
+    for actor in actors:
+        assert isinstance(await actor.open(step), Opened)
+    for actor in actors:
+        assert isinstance(await actor.close(), Committed)
+
+
+# -- settings and members -------------------------------------------------------------------------------------------
+
+
+async def test_the_first_settings_hold(steps):
+    first = StepSettings(seed=2**63, wait_for=WaitFor.SENDERS, groups=3, window=2)
+    assert await steps.begin(first) == first
+    assert await steps.begin(StepSettings(seed=8)) == first
+
+
+async def test_an_experiment_without_steps(steps):
+    for call in (steps.join("a"), steps.pause(), steps.resume(), steps.progress(), steps.hold("log", 0)):
+        with pytest.raises(ConfigError, match="has no steps"):
+            await call
+
+
+async def test_a_group_that_has_not_joined(steps):
+    await steps.begin(StepSettings())
+    with pytest.raises(UnknownName, match="'a' has not joined"):
+        await steps.take("a", Driver("t"), 1.0)
+    with pytest.raises(UnknownName):
+        await steps.leave("a")
+    with pytest.raises(Fenced, match="knows nothing"):
+        await steps.open("a", 1, 0)
+
+
+async def test_step_0_waits_until_so_many_have_joined(steps):
+    await steps.begin(StepSettings(groups=2))
+    a = await member(steps, "a")
+    waiting = await a.open(0)
+    assert (waiting.reason, waiting.total) == (Reason.MISSING, 1)
+    await steps.join("b")
+    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    assert isinstance(await a.open(0), Opened)
+
+
+async def test_a_group_that_joins_later_counts_from_a_step_whose_senders_nobody_has_opened(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    assert await steps.join("c") == 2
+    assert await steps.join("c") == 2
+    await b.open(0)
+    await a.close()
+    await b.close()
+    await run(a, b, step=1)  # c need not do anything
+    c = await taken(steps, "c", "c")
+    assert isinstance(await a.open(2), Opened)
+    assert await c.open(1) == Done(1)
+    assert isinstance(await c.open(2), Opened)
+    await a.close()
+    await b.open(2)
+    await b.close()
+    waiting = await a.open(3)
+    assert (waiting.reason, waiting.names) == (Reason.GROUPS, ("c",))
+
+
+async def test_a_group_that_leaves_closes_the_steps_before(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    assert await steps.leave("b") == 2
+    assert await steps.leave("b") == 2
+    with pytest.raises(AlreadyExists, match="is leaving"):
+        await steps.join("b")
+    await b.open(0)
+    await a.close()
+    await b.close()
+    assert isinstance(await a.open(1), Opened)
+    await a.close()
+    assert isinstance(await a.open(2), Waiting)
+    await b.open(1)
+    await b.close()
+    assert await b.open(2) == Done(1)
+    await run(a, step=2)
+    assert await steps.join("b") == 4
+    await run(a, step=3)
+    assert (await a.open(4)) == Opened(4, ())
+    await a.close()
+    assert (await a.open(5)).names == ("b",)
+
+
+async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await b.send("a@1", b"never")
+    await a.close()
+    waiting = await a.open(1)
+    assert waiting.names == ("b",)
+    assert await steps.leave("b", at_once=True) == 0
+    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    assert await a.inbox(1) == []
+    assert (await b.call(b.request(b.write("a@1", b"late")))).status is SendStatus.STEP_OVER
+
+
+# -- the barrier ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_sent_in_one_step_is_read_in_the_next(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    assert await a.send("b@1", b"one", 3) is FrameFate.WRITTEN
+    await b.open(0)
+    await b.send("b@1", b"two")
+    await b.send("a@1", b"three")
+    await b.close(counts=b"c")
+    assert isinstance(await b.open(1), Waiting)
+    assert await a.close() == Committed(0, 0)
+    opened = await b.open(1)
+    assert set(opened.covers) == {Cover("a", 0, a.attempt, 3), Cover("b", 0, b.attempt, 1)}
+    assert await b.inbox(1) == [b"one", b"two"]
+    assert await a.inbox(1) == [b"three"]
+    assert (await steps.closed_step(0))["b"] == (b.attempt, b"c")
+
+
+async def test_news_wakes_all_who_wait(steps, another):
+    a, b = await pair(steps)
+    await a.open(0)
+    await a.close()
+    await b.open(0)
+    waiting = await a.open(1)
+    assert (waiting.reason, waiting.names, waiting.total) == (Reason.GROUPS, ("b",), 1)
+    waiters = [asyncio.create_task(store.wait(waiting.news, WAIT_S)) for store in (steps, steps, another.steps)]
+    await b.close()
+    places = await asyncio.wait_for(asyncio.gather(*waiters), WAIT_S)
+    assert waiting.news not in places
+    assert isinstance(await a.open(1), Opened)
+    assert await steps.wait(places[0], 0.01) == places[0]
+
+
+async def test_close_and_open_the_next_step_in_one_call(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await a.send("b@1", b"x")
+    closed = await a.close(go_on=True)
+    assert isinstance(closed.following, Waiting)
+    closed = await b.close(go_on=True)
+    assert (closed.sealed, closed.following) == (0, Opened(1, (Cover("a", 0, a.attempt, 1),)))
+
+
+async def test_only_groups_that_it_hears_hold_a_group_up(steps):
+    await steps.begin(StepSettings(wait_for=WaitFor.SENDERS, window=3))
+    a, b, c = await member(steps, "a", ["b"]), await member(steps, "b", []), await member(steps, "c")
+    await run(b, step=0)
+    await run(a, step=0)
+    assert (await c.open(0)) == Opened(0, ())
+    await b.open(1)
+    await b.send("a@2", b"early")
+    assert await a.inbox(1) == []
+    await b.close()
+    a.begin(1)
+    await a.close()
+    assert await a.inbox(2) == [b"early"]
+    await run(b, step=2)
+    waiting = await b.open(3)
+    assert (waiting.reason, waiting.names) == (Reason.WINDOW, ("c",))
+    await c.close()
+    waiting = await c.open(1)
+    assert isinstance(waiting, Opened)
+
+
+async def test_a_send_to_a_group_that_does_not_hear_it_closes_no_step(steps):
+    await steps.begin(StepSettings(wait_for=WaitFor.SENDERS))
+    a = await member(steps, "a", ["b"])
+    await member(steps, "c", ["a"])
+    await a.open(0)
+    await a.send("c@1", b"fine")
+    await a.send("a@1", b"not heard")
+    assert await a.close() == Refused(0, 2, ("a",))
+    assert await steps.covers("c@1") == []
+
+
+async def test_pause_and_advance(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    assert await steps.pause() == 0
+    assert isinstance(await b.open(0), Opened)  # as somebody has opened it
+    await a.close()
+    await b.close()
+    waiting = await a.open(1)
+    assert waiting.reason is Reason.PAUSED
+    assert await steps.pause() == 0
+    await steps.resume(1)
+    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    await run(a, b, step=1)
+    assert (await steps.progress()).target == 1
+    assert (await a.open(2)).reason is Reason.PAUSED
+    await steps.resume()
+    assert isinstance(await a.open(2), Opened)
+
+
+async def test_holds_keep_boxes_and_hold_groups_up_that_are_too_far_ahead(steps):
+    a, b = await pair(steps, lag=2)
+    await steps.hold("log", -1)
+    for step in range(2):
+        await a.open(step)
+        await b.open(step)
+        await a.send(f"b@{step + 1}", b"%d" % step)
+        await a.close()
+        await b.close()
+    waiting = await a.open(2)
+    assert (waiting.reason, waiting.names) == (Reason.HOLD, ("log",))
+    assert await steps.boxes(1) == ["b@1"]
+    assert await frames_of(steps, "b@1", await steps.covers("b@1")) == [b"0"]
+    await steps.hold("log", 1)
+    await steps.hold("log", 0)
+    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    assert await steps.boxes(1) == []
+    assert await steps.read_box("b@1") == []
+    assert isinstance(await a.open(2), Opened)
+    assert await steps.boxes(2) == ["b@2"]
+    await steps.drop_hold("log")
+    assert (await steps.progress()).holds == {}
+
+
+async def test_a_sealed_step_leaves_no_boxes(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await a.send("b@1", b"x")
+    await a.close()
+    await b.close()
+    assert await b.inbox(1) == [b"x"]
+    await a.open(1)
+    await a.close()
+    assert await steps.boxes(1) == ["b@1"]
+    b.begin(1)
+    await b.close()
+    assert await steps.boxes(1) == []
+    assert await steps.covers("b@1") == []
+
+
+async def test_who_is_being_waited_for(steps):
+    a, _ = await pair(steps)
+    await steps.join("c")
+    await run(a, step=0)
+    await a.open(1)
+    c = await taken(steps, "c", "task", start=2)
+    await c.open(0)
+    progress = await steps.progress()
+    assert (progress.sealed, progress.latest, progress.target) == (-1, 0, None)
+    assert progress.waiting_for() == {"b": 0, "c": 0}
+    assert (progress.groups["a"].closed, progress.groups["a"].open) == (0, None)
+    assert (progress.groups["c"].open, progress.groups["c"].driver) == (0, Driver("task", 2))
+    assert progress.groups["b"].open is None
+    assert 0 <= progress.groups["c"].idle_ms < 60_000
+
+
+# -- drivers --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_successor_has_the_same_inbox_and_what_was_sent_before_never_was(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await a.send("b@1", b"for b", 5)
+    await a.close(state=b"after 0", state_changed=True)
+    await b.close()
+    assert await b.inbox(1) == [b"for b"]
+    b.begin(1)
+    await b.send("a@2", b"dead", 7)
+    assert (await steps.box_size("a@2")).rows == 7
+    late = b.request(b.write("a@2", b"late"))
+    again = await taken(steps, "b", "b", start=1)
+    assert again.attempt > b.attempt
+    assert (await steps.box_size("a@2"))[:2] == (0, 0)
+    assert (await b.call(late)).status is SendStatus.STEP_OVER
+    for call in (b.close(), b.open(1), steps.renew("b", b.attempt)):
+        with pytest.raises(Fenced):
+            await call
+    await steps.let_go("b", b.attempt)
+    assert await again.inbox(1) == [b"for b"]
+    again.begin(1)
+    assert (await b.call(late)).status is SendStatus.STEP_OVER
+    await again.send("a@2", b"alive")
+    assert await again.close() == Committed(1, 0)
+    await run(a, step=1)
+    assert await a.inbox(2) == [b"alive"]
+    assert (await steps.take("a", Driver("a"), 1.0)).state == b"after 0"
+
+
+async def test_a_close_that_counted_is_told_to_a_driver_that_was_overtaken(steps):
+    a, _ = await pair(steps)
+    await a.open(0)
+    await a.send("b@1", b"x")
+    await a.close()
+    again = await taken(steps, "a", "a", start=1)
+    assert await a.close() == Committed(0, -1)
+    assert await a.close(go_on=True) == Committed(0, -1)
+    assert await steps.covers("b@1") == [Cover("a", 0, a.attempt, 1)]
+    assert await again.open(0) == Done(0)
+
+
+async def test_drivers_do_not_fence_each_other_for_ever(steps):
+    await steps.begin(StepSettings())
+    await steps.join("a")
+    first = await steps.take("a", Driver("x"), 5.0)
+    assert await steps.take("a", Driver("x"), 5.0) == first
+    held = await steps.take("a", Driver("y"), 5.0)
+    assert (held.driver, held.lease_s) == (Driver("x"), 5.0)
+    await steps.renew("a", first.attempt)
+    changed = await steps.take("a", Driver("y"), 5.0, over=held.lease)
+    assert isinstance(changed, Driven)
+    assert changed.lease != held.lease
+    second = await steps.take("a", Driver("y"), 5.0, over=changed.lease)
+    assert second.attempt > first.attempt
+    third = await steps.take("a", Driver("y", 1), 5.0)
+    assert third.attempt > second.attempt
+    with pytest.raises(Fenced):
+        await steps.take("a", Driver("y", 0), 5.0)
+    await steps.let_go("a", second.attempt)
+    assert isinstance(await steps.take("a", Driver("z"), 5.0), Driven)
+    await steps.let_go("a", third.attempt)
+    await steps.let_go("a", third.attempt)
+    with pytest.raises(Fenced):
+        await steps.open("a", third.attempt, 0)
+    assert (await steps.take("a", Driver("z"), 5.0)).attempt > third.attempt
+
+
+async def test_opening_and_closing_are_signs_of_life(steps):
+    a, _ = await pair(steps)
+    leases = [(await steps.take("a", Driver("other"), 1.0)).lease]
+    for call in (a.open(0), a.close(), a.open(1)):
+        await call
+        leases.append((await steps.take("a", Driver("other"), 1.0)).lease)
+    assert len(set(leases)) == 4
+
+
+async def test_the_state_stays_is_replaced_and_goes(steps):
+    await steps.begin(StepSettings())
+    a = await member(steps, "a")
+    states = []
+    for step, more in enumerate(({}, {"state": b"1"}, {}, {"state": b""}, {"state": None})):
+        await a.open(step)
+        await a.close(state_changed=bool(more), **more)
+        states.append((await steps.take("a", Driver("a"), 1.0)).state)
+    assert states == [None, b"1", b"1", b"", None]
+
+
+async def test_steps_in_the_wrong_order(steps):
+    a, _ = await pair(steps)
+    with pytest.raises(ValueError, match="cannot open step 1"):
+        await a.open(1)
+    a.begin(0)
+    with pytest.raises(ValueError, match="cannot close step 0"):
+        await a.close()
+    await run(a, step=0)
+    assert await a.open(0) == Done(0)
+
+
+# -- frames ---------------------------------------------------------------------------------------------------------
+
+
+async def test_each_call_may_be_repeated(steps):
+    a, b = await pair(steps)
+    assert await steps.join("a") == 0
+    for _ in range(2):
+        assert isinstance(await a.open(0), Opened)
+    request = a.request(a.write("b@1", b"x", 2), a.write("b@1", b"y", 3))
+    assert (await a.call(request)).fates == [FrameFate.WRITTEN] * 2
+    assert (await a.call(request)).fates == [FrameFate.DUPLICATE] * 2
+    await steps.open("a", a.attempt, 0)
+    assert (await a.call(request)).fates == [FrameFate.DUPLICATE] * 2
+    a.rows = 5
+    for _ in range(2):
+        assert await a.close() == Committed(0, -1)
+    assert (await a.call(request)).status is SendStatus.STEP_OVER
+    for _ in range(2):
+        await b.open(0)
+    for _ in range(2):
+        assert await b.close() == Committed(0, 0)
+    assert await b.inbox(1) == [b"x", b"y"]
+    assert (await steps.box_size("b@1"))[:2] == (5, 2)
+
+
+async def test_a_frame_with_a_gap_before_it_is_not_written(steps):
+    a, _ = await pair(steps)
+    await a.open(0)
+    one, two = a.write("b@1", b"1"), a.write("b@1", b"2")
+    other = a.write("a@1", b"3")
+    assert (await a.call(a.request(two, other, one))).fates == [FrameFate.GAP, FrameFate.WRITTEN, FrameFate.GAP]
+    assert (await a.call(a.request(one, two))).fates == [FrameFate.WRITTEN] * 2
+
+
+async def test_numbers_begin_anew_with_each_step_and_writer(steps):
+    a, b = await pair(steps)
+    part = Actor(steps, "a", a.attempt, name="part")
+    await a.open(0)
+    part.begin(0)
+    await a.send("b@1", b"a")
+    await part.send("b@1", b"part")
+    await a.send("b@2", b"later")
+    a.rows += part.rows
+    assert isinstance(await a.close(), Committed)
+    await run(b, step=0)
+    await a.open(1)
+    assert await a.send("b@2", b"next") is FrameFate.WRITTEN
+    await a.close()
+    assert await b.inbox(1) == [b"a", b"part"]
+    await run(b, step=1)
+    assert await b.inbox(2) == [b"later", b"next"]
+    covers = {Cover("a", 0, a.attempt, 1), Cover("a", 1, a.attempt, 1)}
+    assert set(await steps.covers("b@2")) == covers
+
+
+@pytest.mark.parametrize("box", ["b@3", "b@2", "b@8", "b", "@4", "b@x", ":other@4", "b@4@4"])
+async def test_there_is_no_box_but_for_later_steps_within_the_horizon(steps, box):
+    a, b = await pair(steps, horizon=4)
+    for step in range(3):
+        await run(a, b, step=step)
+    await a.open(3)
+    assert await a.send(box, b"x") is FrameFate.GONE
+    assert await a.send("b@7", b"x") is FrameFate.WRITTEN
+
+
+async def test_a_full_box_is_too_large_at_once(steps):
+    a, b = await pair(steps, box_rows=10, box_bytes=100)
+    await a.open(0)
+    await b.open(0)
+    assert await a.send("b@1", b"x" * 60, 6) is FrameFate.WRITTEN
+    assert await b.send("b@1", b"x", 5) is FrameFate.TOO_LARGE
+    b.begin(0)
+    assert await b.send("b@1", b"x" * 41) is FrameFate.TOO_LARGE
+    assert await steps.box_size("b@1") == (6, 60, 10, 100)
+    b.begin(0)
+    small, large, after = b.write("b@1", b"y" * 40, 4), b.write("b@1", b"z"), b.write("b@1", b"")
+    fates = [FrameFate.WRITTEN, FrameFate.TOO_LARGE, FrameFate.TOO_LARGE]
+    assert (await b.call(b.request(small, large, after))).fates == fates
+    b.rows = 4
+    assert isinstance(await b.close(), Committed)
+
+
+async def test_rows_that_the_server_lost_close_no_step(steps):
+    a, _ = await pair(steps)
+    await a.open(0)
+    await a.send("b@1", b"x", 4)
+    a.rows = 5
+    assert await a.close() == Refused(0, 4)
+    assert (await steps.progress()).groups["a"].closed == -1
+    frames, cover = await steps.read_box("b@1"), Cover("a", 0, a.attempt, 4)
+    assert counted(frames, []) == []
+    assert counted([], [cover]) is None
+    assert counted(frames, [cover]) == frames
+
+
+async def test_notes_and_publications_have_boxes_of_their_own(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    noted, published = LoggedFrame(b"blocked", b"why", 2), [Published(f"news:{n}", b"%d" % n) for n in range(1001)]
+    writes = [
+        a.write("b@1", b"x", noted=noted),
+        a.write(LOG, b"", 0, noted=noted),
+        a.write("", b"", 1001, publish=published, noted=noted),
+    ]
+    assert (await a.call(a.request(*writes))).fates == [FrameFate.WRITTEN] * 3
+    assert (await a.call(a.request(*writes))).fates == [FrameFate.DUPLICATE] * 3
+    a.rows = 1
+    assert isinstance(await a.close(), Committed)
+    await run(b, step=0)
+    assert await steps.boxes(1) == [box_name(NOTES, 1), box_name(PUBLICATIONS, 1), "b@1"]
+    notes = await steps.read_box(box_name(NOTES, 1))
+    assert [(note.frame, note.note, note.rows) for note in notes] == [(b"blocked", b"why", 2)] * 3
+    assert await steps.covers(box_name(NOTES, 1)) == [Cover("a", 0, a.attempt, 6)]
+    out = [part for frame in await steps.read_box(box_name(PUBLICATIONS, 1)) for part in frame.publish]
+    assert out == [part for channel, data in published for part in (channel.encode(), data)]
+    assert await a.inbox(1) == []
+
+
+async def test_verdicts_that_do_not_count_write_nothing(steps, transport, store, exp_id):
+    a, _ = await pair(steps)
+    await a.open(0)
+    await store.set_interceptor(5)
+    write = a.write("b@1", b"x")
+    for epoch, status in ((-2, SendStatus.UNJUDGED), (4, SendStatus.STALE_VERDICTS)):
+        reply = await a.call(a.request(write, epoch=epoch))
+        assert (reply.status, reply.fates) == (status, [FrameFate.FULL])
+    assert (await a.call(a.request(write, epoch=5))).fates == [FrameFate.WRITTEN]
+
+
+# -- from outside ---------------------------------------------------------------------------------------------------
+
+
+class Outsider:
+    """A plain messager's transport: it hosts the groups' mailboxes, and sends to them by their plain names."""
+
+    def __init__(self, transport):
+        self.transport, self.numbers = transport, {}
+
+    async def host(self, *names):
+        for name in names:
+            version = (await self.transport.load_directory(-1)).version
+            limits = Limits(1000, 10_000, 60.0, leased=False)
+            assert await self.transport.listen(Record(name, [], [], []), version, limits, owner="", epoch=None)
+        self.version = (await self.transport.load_directory(-1)).version
+        self.epoch = (await self.transport.take_sender_epoch("user", keep_s=60.0)).epoch
+
+    def request(self, mailbox, frame, rows=1):
+        self.numbers[mailbox] = self.numbers.get(mailbox, 0) + 1
+        write = FrameWrite(mailbox, self.numbers[mailbox], rows, frame)
+        return SendRequest("user", self.epoch, self.version, -1, [write])
+
+    async def send(self, mailbox, frame, rows=1):
+        reply = await self.transport.send(self.request(mailbox, frame, rows))
+        assert reply.status is SendStatus.OK
+        return reply.fates[0]
+
+
+async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(steps, transport):
+    user = Outsider(transport)
+    await user.host("a", "b", "plain")
+    a, b = await pair(steps)
+    assert await user.send("b", b"before", 2) is FrameFate.WRITTEN
+    opened = await a.open(0)
+    assert opened.covers == ()
+    request = user.request("b", b"in 0", 3)
+    assert (await transport.send(request)).fates == [FrameFate.WRITTEN]
+    assert (await transport.send(request)).fates == [FrameFate.DUPLICATE]
+    assert await user.send("a", b"to a") is FrameFate.WRITTEN
+    assert await user.send("plain", b"as ever") is FrameFate.WRITTEN
+    assert await b.inbox(0) == [b"before"]
+    b.begin(0)
+    await b.send("b@1", b"own")
+    await a.close()
+    await b.close()
+    assert set((await b.open(1)).covers) == {Cover(OUTSIDE, 0, 0, 3), Cover("b", 0, b.attempt, 1)}
+    assert await b.inbox(1) == [b"in 0", b"own"]
+    assert [frame.first for frame in await steps.read_box("b@1")] == [0, 0]
+    assert [frame.first for frame in await steps.read_box("a@1")] == [3]
+    assert await user.send("a", b"next") is FrameFate.WRITTEN
+    assert await a.inbox(1) == [b"to a"]
+    assert await transport.read("b", "0-0", 10, 0.01) == []
+    assert [frame for _, frame in await transport.read("plain", "0-0", 10, 0.01)] == [b"as ever"]
+
+
+async def test_a_call_that_writes_to_stepped_and_plain_mailboxes(steps, transport):
+    user = Outsider(transport)
+    await user.host("a", "plain")
+    await steps.begin(StepSettings(box_rows=5))
+    a = await member(steps, "a")
+    writes = [FrameWrite(name, seq, 2, b"x") for name, seq in (("a", 1), ("plain", 1), ("a", 2), ("a", 3))]
+    reply = await transport.send(SendRequest("user", user.epoch, user.version, -1, writes))
+    assert reply.fates == [FrameFate.WRITTEN] * 3 + [FrameFate.TOO_LARGE]
+    assert (await steps.box_size("a@0"))[:2] == (4, 2)
+    assert (await a.open(0)).covers == (Cover(OUTSIDE, -1, 0, 4),)
+
+
+async def test_what_comes_from_outside_for_groups_that_come_and_go(steps, transport):
+    user = Outsider(transport)
+    await user.host("a", "b")
+    await steps.begin(StepSettings())
+    a = await member(steps, "a")
+    await a.open(0)
+    assert await steps.join("b") == 2
+    assert await user.send("b", b"early") is FrameFate.WRITTEN
+    assert await steps.boxes(2) == ["b@2"]
+    await a.close()
+    await run(a, step=1)
+    b = await taken(steps, "b", "b")
+    assert await b.inbox(2) == [b"early"]
+    await steps.leave("b", at_once=True)
+    assert await user.send("b", b"too late") is FrameFate.GONE
