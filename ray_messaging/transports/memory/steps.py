@@ -68,13 +68,14 @@ class MemorySteps:
             return before.since
         if before is not None and before.counts:
             raise leaving(group)
-        since = 0 if data.latest < 0 and before is None else data.latest + 2
+        since = max(0 if data.latest < 0 else data.latest + 2, data.sealed + 1)
         member = Member(since, since - 1, None if hears is None else frozenset(hears))
         if before is not None:
             member.attempt, member.driver, member.lease_s = before.attempt, before.driver, before.lease_s
             member.beat, member.state = before.beat, before.state
         data.members[group] = member
         data.joined += 1
+        data.seal()  # where all others count from a later step, too
         data.tell()
         return since
 

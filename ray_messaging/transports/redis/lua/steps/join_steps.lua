@@ -3,18 +3,19 @@
 -- KEYS[1] steps  [2] step:<group>: see step_barrier.lua  [3] state of its mailbox: stepped = 1 from now on
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] groups that it hears, with commas; "*": all
 -- Returns the first step in which it counts; -1: it is still leaving; -2: the experiment has no steps
-local now = redis.call('HMGET', KEYS[1], 'latest', 'settings')
+local now = redis.call('HMGET', KEYS[1], 'latest', 'settings', 'sealed')
 local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed')
 if not now[2] then return -2 end
 redis.call('HSET', KEYS[3], 'stepped', 1)
 if group[1] and not group[2] then return tonumber(group[1]) end
 if group[1] and tonumber(group[3]) + 1 < tonumber(group[2]) then return -1 end
 local latest = tonumber(now[1])
-local since = latest < 0 and not group[1] and 0 or latest + 2
+local since = math.max(latest < 0 and 0 or latest + 2, tonumber(now[3]) + 1)
 redis.call('HSET', KEYS[2], 'since', since, 'closed', since - 1, 'changed', milliseconds())
 redis.call('HDEL', KEYS[2], 'until', 'hears')
 if ARGV[3] ~= '*' then redis.call('HSET', KEYS[2], 'hears', ARGV[3]) end
 redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
 redis.call('HINCRBY', KEYS[1], 'joined', 1)
+seal(ARGV[1])  -- where all others count from a later step, too
 tell(ARGV[1], 'joined')
 return since

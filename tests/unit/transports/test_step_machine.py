@@ -1,0 +1,277 @@
+"""Steps on a MemoryServer under any order of calls: repeated, late, by overtaken drivers, with lost replies."""
+
+import asyncio
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from ray_messaging.errors import AlreadyExists, Fenced
+from ray_messaging.transports.memory import MemoryServer, MemoryTransport
+from ray_messaging.transports.steps.values import (
+    OUTSIDE,
+    Closing,
+    Committed,
+    Done,
+    Driven,
+    Driver,
+    Opened,
+    Reason,
+    Refused,
+    StepSettings,
+    StepTag,
+    WaitFor,
+    box_name,
+    counted,
+)
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest, SendStatus
+
+GROUPS = ("a", "b", "c")
+HORIZON = 3
+EXTERNAL = {Reason.PAUSED, Reason.HOLD, Reason.MISSING}  # an operator or the log ends these
+groups = st.sampled_from(GROUPS)
+
+
+class Attempt:
+    """What one driver believes: it learns of the server by answers alone."""
+
+    def __init__(self, group, attempt, closed):
+        self.group, self.attempt, self.closed = group, attempt, closed
+        self.step, self.numbers, self.rows, self.last = None, {}, 0, None
+
+
+class StepMachine(RuleBasedStateMachine):
+    """Drivers, outsiders and operators in any order; a model beside them knows which attempts count."""
+
+    attempts = Bundle("attempts")
+
+    @initialize(
+        wait_for=st.sampled_from(WaitFor),
+        window=st.integers(1, 3),
+        expected=st.sampled_from([0, 2]),
+        held=st.booleans(),
+        hears=st.fixed_dictionaries({name: st.none() | st.sets(groups) for name in GROUPS}),
+    )
+    def begin(self, wait_for, window, expected, held, hears):
+        self.loop = asyncio.new_event_loop()
+        transport = MemoryTransport(MemoryServer(), "town")
+        self.steps, self.data = transport.steps, transport.exp.steps
+        self.hears = hears
+        given = StepSettings(wait_for=wait_for, window=window, groups=expected, horizon=HORIZON, lag=2)
+        self.do(self.steps.begin(given))
+        if held:
+            self.do(self.steps.hold("log", -1))
+        self.frames = self.tasks = 0
+        self.wrote = {}  # tag -> [(box, frame)]
+        self.counts = {}  # (group, step) -> attempt
+
+    def do(self, call):
+        return self.loop.run_until_complete(call)
+
+    def seen(self):
+        """Return all that the server keeps."""
+        return {name: repr(value) for name, value in vars(self.data).items() if name != "told"}
+
+    def frame(self):
+        self.frames += 1
+        return b"%d" % self.frames
+
+    def counting(self, box):
+        """Return what the model says a box holds."""
+        tags = [StepTag(name, step, attempt) for (name, step), attempt in self.counts.items()]
+        tags += [tag for tag in self.wrote if tag.group == OUTSIDE]
+        return sorted(frame for tag in tags for at, frame in self.wrote.get(tag, ()) if at == box)
+
+    async def holding(self, box, covers):
+        frames = counted(await self.steps.read_box(box, count=10_000), covers)
+        return sorted(frame.frame for frame in frames)
+
+    # -- members ------------------------------------------------------------------------------------------------------
+
+    @rule(group=groups)
+    def join(self, group):
+        try:
+            since = self.do(self.steps.join(group, self.hears[group]))
+        except AlreadyExists:
+            assert self.data.members[group].until is not None
+        else:
+            assert self.do(self.steps.join(group, self.hears[group])) == since
+
+    @rule(group=groups, at_once=st.booleans())
+    def leave(self, group, at_once):
+        if group in self.data.members:
+            until = self.do(self.steps.leave(group, at_once=at_once))
+            assert self.do(self.steps.leave(group, at_once=at_once)) == until
+
+    @rule(target=attempts, group=groups)
+    def take(self, group):
+        if group not in self.data.members:
+            return multiple()
+        self.tasks += 1
+        driver = Driver(f"task-{self.tasks}")
+        found = self.do(self.steps.take(group, driver, 1.0))
+        if isinstance(found, Driven):
+            found = self.do(self.steps.take(group, driver, 1.0, over=found.lease))
+        return Attempt(group, found.attempt, found.closed)
+
+    @rule(attempt=attempts)
+    def let_go(self, attempt):
+        before, owner = self.seen(), self.owns(attempt)
+        self.do(self.steps.let_go(attempt.group, attempt.attempt))
+        assert not self.owns(attempt)
+        assert owner or self.seen() == before
+
+    def owns(self, attempt):
+        return self.data.members[attempt.group].attempt == attempt.attempt
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    @rule(attempt=attempts)
+    def open(self, attempt):
+        self._open(attempt)
+
+    def _open(self, attempt):
+        before, step = self.seen(), attempt.closed + 1
+        try:
+            answer = self.do(self.steps.open(attempt.group, attempt.attempt, step))
+        except Fenced:
+            assert not self.owns(attempt)
+            assert self.seen() == before
+            return None
+        assert self.owns(attempt)
+        if isinstance(answer, Opened):
+            self.opened(attempt, answer)
+        elif isinstance(answer, Done):
+            attempt.closed = max(attempt.closed, answer.closed)
+        return answer
+
+    def opened(self, attempt, answer):
+        if attempt.step != answer.step:
+            attempt.step, attempt.numbers, attempt.rows, attempt.last = answer.step, {}, 0, None
+        box = box_name(attempt.group, answer.step)
+        assert self.do(self.holding(box, answer.covers)) == self.counting(box)
+
+    @rule(attempt=attempts, mailbox=groups, ahead=st.integers(1, HORIZON), rows=st.integers(1, 3))
+    def send(self, attempt, mailbox, ahead, rows):
+        if attempt.step is None:
+            return
+        before, tag = self.seen(), StepTag(attempt.group, attempt.step, attempt.attempt)
+        box, frame = box_name(mailbox, attempt.step + ahead), self.frame()
+        write = FrameWrite(box, attempt.numbers.get(box, 0) + 1, rows, frame)
+        attempt.last = SendRequest("writer", 0, 0, -1, [write])
+        reply = self.do(self.steps.send(attempt.last, tag))
+        if reply.status is SendStatus.STEP_OVER:
+            assert self.seen() == before
+            assert not self.owns(attempt) or self.data.members[attempt.group].open != attempt.step
+            return
+        assert (reply.status, reply.fates) == (SendStatus.OK, [FrameFate.WRITTEN])
+        attempt.numbers[box] = write.seq
+        attempt.rows += rows
+        self.wrote.setdefault(tag, []).append((box, frame))
+
+    @rule(attempt=attempts)
+    def send_again(self, attempt):
+        if attempt.last is None:
+            return
+        before, tag = self.seen(), StepTag(attempt.group, attempt.step, attempt.attempt)
+        reply = self.do(self.steps.send(attempt.last, tag))
+        assert reply.status is SendStatus.STEP_OVER or reply.fates == [FrameFate.DUPLICATE]
+        assert self.seen() == before
+
+    @rule(attempt=attempts, lost=st.booleans(), go_on=st.booleans())
+    def close(self, attempt, lost, go_on):
+        if attempt.step is not None:
+            self._close(attempt, lost=lost, go_on=go_on)
+
+    def _close(self, attempt, *, lost, go_on):
+        before, key = self.seen(), (attempt.group, attempt.step)
+        closing = Closing(attempt.rows, b"counts")
+        try:
+            answer = self.do(self.steps.close(attempt.group, attempt.attempt, attempt.step, closing, go_on=go_on))
+        except Fenced:
+            assert not self.owns(attempt)
+            answer = None
+        except ValueError:  # it gave the step up, as its group left and joined again
+            assert self.owns(attempt)
+            answer = None
+        if answer is None:
+            assert self.seen() == before
+            assert self.counts.get(key) != attempt.attempt
+            return
+        if isinstance(answer, Refused):
+            assert answer.deaf
+            assert all(attempt.group not in self.hears[name] for name in answer.deaf)
+            assert self.seen() == before
+            return
+        assert isinstance(answer, Committed)
+        assert self.counts.setdefault(key, attempt.attempt) == attempt.attempt
+        if not lost:
+            attempt.closed = max(attempt.closed, attempt.step)
+            attempt.step = None
+            if isinstance(answer.following, Opened):
+                self.opened(attempt, answer.following)
+
+    # -- others -------------------------------------------------------------------------------------------------------
+
+    @rule(mailbox=groups, rows=st.integers(1, 3))
+    def send_from_outside(self, mailbox, rows):
+        member = self.data.members.get(mailbox)
+        if member is None:
+            return
+        step, frame = max(self.data.latest + 1, member.since), self.frame()
+        if member.until is not None and step >= member.until:
+            assert self.data.next_box(mailbox) is None
+            return
+        self.data.put_from_outside(mailbox, rows, frame)
+        self.wrote.setdefault(StepTag(OUTSIDE, step - 1, 0), []).append((box_name(mailbox, step), frame))
+
+    @rule()
+    def pause(self):
+        assert self.do(self.steps.pause()) <= self.data.latest
+
+    @rule(ahead=st.none() | st.integers(0, 2))
+    def resume(self, ahead):
+        self.do(self.steps.resume(None if ahead is None else self.data.latest + ahead))
+
+    @rule()
+    def log_handles_what_is_final(self):
+        if "log" in self.data.holds:
+            self.do(self.steps.hold("log", min(self.data.sealed + 1, self.data.latest)))
+
+    @invariant()
+    def some_group_can_go_on(self):
+        counting = [member for member in self.data.members.values() if member.counts]
+        against = [self.data.obstacle(member.closed + 1, member.hears) for member in counting if member.open is None]
+        stuck = [waiting for waiting in against if waiting is not None and waiting.reason not in EXTERNAL]
+        assert not counting or len(stuck) < len(counting)
+
+    @invariant()
+    def each_box_counts_what_closed_attempts_sent(self):
+        for name, box in self.data.boxes.items():
+            assert self.do(self.holding(name, list(box.covers.values()))) == self.counting(name)
+
+    def teardown(self):
+        """Let all groups go two steps on: each inbox is checked, and nothing can hold them up."""
+        if hasattr(self, "loop"):
+            try:
+                self.go_on_to_the_end()
+            finally:
+                self.loop.close()
+
+    def go_on_to_the_end(self):
+        self.do(self.steps.resume())
+        self.do(self.steps.drop_hold("log"))
+        for group in GROUPS:
+            self.join(group)
+        attempts = [self.take(group) for group in GROUPS]
+        end = self.data.latest + 3
+        while any(member.counts and member.closed < end for member in self.data.members.values()):
+            before = {name: member.closed for name, member in self.data.members.items()}
+            for attempt in attempts:
+                if isinstance(self._open(attempt), Opened):
+                    self._close(attempt, lost=False, go_on=False)
+            assert {name: member.closed for name, member in self.data.members.items()} != before
+
+
+TestStepMachine = StepMachine.TestCase
+TestStepMachine.settings = settings(max_examples=150, stateful_step_count=40)
