@@ -162,7 +162,8 @@ class InFlight:
 
     def ack(self, low: int, high: int) -> int:
         """Acknowledge rows by their numbers; return how many of them were not acknowledged before."""
-        low = max(low, self.front)
+        if low < self.front:
+            low = self.front
         if low >= high:
             return 0
         starts, stops = self._starts, self._ends
@@ -227,8 +228,9 @@ class InFlight:
                 self.cursor = Cursor(last.entry, 0 if last.whole else last.high)
                 self.nbytes, self._head = self._nbytes, 0
                 parts.clear()
-                self._firsts.clear()
-                self._by_entry.clear()
+                if self._firsts:
+                    self._firsts.clear()
+                    self._by_entry.clear()
             return
         begin = self._head
         while (part := parts[self._head]).first + part.high - part.low <= self.front:

@@ -142,6 +142,8 @@ class RedisLink:
     def __init__(self, config: RedisConfig, patience_s: float) -> None:
         self.config = config
         self.patience_s = patience_s
+        # Seconds for a reply, and without any movement of the connection.
+        self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
         self._client: aioredis.Redis | None = None
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
@@ -218,9 +220,8 @@ class RedisLink:
         return self._wire
 
     def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
-        patience_s = self.patience_s
         self._calls += 1
-        return wire.call(args, min(self.config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3))
+        return wire.call(args, self._reply_s, self._stall_s)
 
     def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a blocking read or a subscription."""
@@ -284,7 +285,7 @@ class RedisLink:
             command = LargeCommand(command, [before + place for place in large])
         wire = self._wire
         if wire is not None and wire is self._greeted and wire.is_open:
-            return self._once(command)
+            return self._over(wire, command)
         return self._greeting(command)
 
     async def _greeting(self, command: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
