@@ -1,4 +1,4 @@
-"""Few experiments for the whole session, and agents of its own for each test."""
+"""A few experiments for the whole session, and separate agents for each test."""
 
 import itertools
 import uuid
@@ -27,14 +27,14 @@ def logged(ray_cluster, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def ruled(ray_cluster):
-    """Give an experiment the rules of which tests may change, and groups of ten, west and east."""
+    """Give an experiment with rules for tests to change, and groups of ten, west and east."""
     with Messaging.start(f"ruled-{uuid.uuid4().hex[:8]}") as started:
         yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
 
 
 @pytest.fixture
 def town(ruled):
-    """Return a function that gives that experiment rules; afterwards it has none, nor counts, nor messages."""
+    """Return a function that sets the experiment's rules; afterwards rules, counters and messages are cleared."""
     messaging, west, east = ruled
 
     def give(*listed):
@@ -74,7 +74,7 @@ def make_group():
 
 @pytest.fixture(scope="session")
 def pairs():
-    """Keep the groups that tests leave behind empty for the next test: making a group takes half a second."""
+    """Keep used groups empty for the next test: making a group takes half a second."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""An experiment on a real Ray cluster whose server is of the test's own kind: the cluster names no server."""
+"""An experiment on a real Ray cluster with a backend of the test's own: the cluster names no server."""
 
 import sys
 from collections import Counter
@@ -14,7 +14,7 @@ from ray_messaging.transports.redis.backend import RedisBackend
 
 
 class Counted:
-    """A store, each use of which leaves its name in a file."""
+    """A store that writes the name of each used method to a file."""
 
     def __init__(self, store, path):
         self._store, self._path = store, path
@@ -36,7 +36,7 @@ class CountedStores:
 
 
 class CountedBackend:
-    """A backend that counts: a real one would talk to another kind of server."""
+    """A backend that counts; a real one would connect to another kind of server."""
 
     def __init__(self, config):
         self._path = config.path
@@ -82,7 +82,7 @@ def counted(ray_cluster, redis_config, tmp_path):
     ray.cloudpickle.unregister_pickle_by_value(here)
 
 
-def test_an_experiment_on_a_backend_of_the_tests_own(counted, exp_id, tmp_path):
+def test_an_experiment_runs_on_a_custom_backend(counted, exp_id, tmp_path):
     config, uses = counted
     limits = [rules.BlackList([(1, 4)]), rules.RateLimit(1000)]
     with Messaging.start(exp_id, redis=config, rules=limits, log_dir=tmp_path / "log") as messaging:
@@ -92,7 +92,7 @@ def test_an_experiment_on_a_backend_of_the_tests_own(counted, exp_id, tmp_path):
         assert [message.payload for message in east.fetch(timeout=20)] == [{"n": 3}]
         east.ack()
         west.send(2, 4, {"n": 5})
-        messaging.remove_group("east")  # with a message that nobody has read
+        messaging.remove_group("east")  # with an unread message
         assert [letter.mailbox for letter in messaging.dead_letters] == ["east"]
         assert messaging.dead_letters.drop(everything=True) == 1
         assert messaging.closed_messagers() == []

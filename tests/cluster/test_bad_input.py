@@ -1,4 +1,4 @@
-"""What the facade answers to input that cannot work: an error that names the value and the remedy."""
+"""Invalid input to `Messaging` and `Group`: errors name the value and the remedy."""
 
 import pickle
 import threading
@@ -25,7 +25,7 @@ from ray_messaging.transports.memory import MemoryServer
 
 
 def raised(error_type, call, /, *words, **facts):
-    """Check that a call raises exactly this kind, naming these words, with these fields, and that it pickles."""
+    """Check that a call raises exactly this class, with these words and fields, and that the error pickles."""
     with pytest.raises(MessagingError) as caught:
         call()
     error = caught.value
@@ -39,12 +39,12 @@ def raised(error_type, call, /, *words, **facts):
     return error
 
 
-def test_an_experiment_that_does_not_run(ray_cluster):
+def test_an_unknown_experiment_is_refused(ray_cluster):
     raised(UnknownName, lambda: Messaging.connect("nowhere"), "'nowhere'", "start", kind="experiment", value="nowhere")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "é", "x" * 201, 7, None])
-def test_names_that_cannot_be_used(messaging, name):
+def test_invalid_names_are_refused(messaging, name):
     for call in (
         lambda: Messaging.start(name),
         lambda: Messaging.connect(name),
@@ -65,11 +65,11 @@ def test_names_that_cannot_be_used(messaging, name):
     ],
     ids=["memory", "mqtt", "mqtt url", "int", "dict", "settings"],
 )
-def test_what_is_no_redis_server(redis, words):
+def test_invalid_servers_are_refused(redis, words):
     raised(ConfigError, lambda: Messaging.start("never", redis=redis), *words)
 
 
-def test_an_experiment_that_runs_already(messaging):
+def test_a_running_experiment_cannot_be_started_again(messaging):
     for on_existing in ("error", "resume"):
         raised(
             AlreadyExists,
@@ -82,7 +82,7 @@ def test_an_experiment_that_runs_already(messaging):
     assert messaging.stats()["epoch"] >= 1  # it is as it was
 
 
-def test_an_unknown_group_or_agent(messaging, pair):
+def test_an_unknown_group_or_agent_is_refused(messaging, pair):
     raised(UnknownName, lambda: messaging.group("moon"), "'moon'", pair[0].name, kind="group", value="moon")
     raised(UnknownName, lambda: messaging.remove_group("moon"), "'moon'", kind="group", value="moon")
     raised(UnknownName, lambda: messaging.group_of(-77), "-77", "create_group", kind="agent", value=-77)
@@ -90,7 +90,7 @@ def test_an_unknown_group_or_agent(messaging, pair):
     assert pair[0].send(pair[0].agents[0], -77, {}).fate == "undeliverable"
 
 
-def test_a_group_name_used_twice(messaging, pair):
+def test_a_second_group_of_a_name_is_refused(messaging, pair):
     name = pair[0].name
     raised(AlreadyExists, lambda: messaging.create_group(name, [-1]), repr(name), "another", kind="group", value=name)
     assert pair[0].send(pair[0].agents[0], pair[0].agents[1], {}).fate == "delivered"  # the first one lives
@@ -98,7 +98,7 @@ def test_a_group_name_used_twice(messaging, pair):
     pair[0].ack()
 
 
-def test_an_agent_that_two_groups_claim(messaging, pair):
+def test_an_agent_of_another_group_is_refused(messaging, pair):
     agent = pair[0].agents[2]
     raised(
         AlreadyExists,
@@ -110,7 +110,7 @@ def test_an_agent_that_two_groups_claim(messaging, pair):
         value=agent,
         owner=pair[0].name,
     )
-    # Nothing is left of the group that could not be.
+    # Nothing is left of the refused group.
     group = messaging.create_group("thief", [-5])
     assert group.agents == [-5]
     messaging.remove_group("thief")
@@ -128,7 +128,7 @@ def test_group_names_are_taken_across_processes(messaging, pair):
 
 
 @pytest.mark.parametrize("agents", ["ann", b"ann", 7, None, [1.5], [True], [None], ["a:b"], [2**63]])
-def test_agents_that_are_none(messaging, agents):
+def test_invalid_agents_are_refused(messaging, agents):
     bad = agents[0] if isinstance(agents, list) else agents
     raised(InvalidAddress, lambda: messaging.create_group("none", agents), repr(bad), value=bad)
     with pytest.raises(UnknownName):
@@ -136,13 +136,13 @@ def test_agents_that_are_none(messaging, agents):
 
 
 @pytest.mark.parametrize("subtopic", ["", "a:b", "x*", 7])
-def test_subtopics_that_cannot_be_used(messaging, pair, subtopic):
+def test_invalid_subtopics_of_a_group_are_refused(messaging, pair, subtopic):
     west = pair[0]
     raised(InvalidAddress, lambda: messaging.create_group("none", [-1], subtopics=[subtopic]), repr(subtopic))
     raised(InvalidAddress, lambda: west.send(1, 2, {}, subtopic), repr(subtopic), value=subtopic)
 
 
-def test_settings_that_make_no_sense(ray_cluster):
+def test_invalid_settings_are_refused(ray_cluster):
     raised(ConfigError, lambda: Messaging.start("x", on_existing="overwrite"), "'overwrite'", "'resume'")
     raised(ConfigError, lambda: Messaging.start("x", redis="http://localhost"), "'http'", "redis://")
     secret = raised(ConfigError, lambda: Messaging.start("x", redis="redis://:secret@host:99999/0"), "port")
@@ -175,7 +175,7 @@ def test_a_server_that_does_not_start_says_why(monkeypatch):
     raised(ServerFailed, supervisor.config, "no Valkey binary", log="")
 
 
-def test_messages_that_cannot_be_sent(messaging, pair):
+def test_invalid_messages_are_refused(messaging, pair):
     west, east = pair
     a, b = west.agents[0], east.agents[0]
     elsewhere = Outgoing("exps:elsewhere:agents:1:agent-chat", {})
@@ -194,7 +194,7 @@ def test_messages_that_cannot_be_sent(messaging, pair):
     assert len(east.fetch(timeout=0.1)) == 0
 
 
-def test_bad_changes_of_the_black_list_keep_their_type(messaging):
+def test_invalid_black_list_changes_raise_rule_errors(messaging):
     with pytest.raises(RuleError, match="is no pair"):
         ray.get(messaging.interceptor.add_to_black_set.remote([(1, 2, 3)]))
     with pytest.raises(InvalidAddress, match=r"1\.5"):

@@ -17,7 +17,7 @@ BANNED = 0  # see conftest.logged
 
 
 def block(west, count, start=0):
-    """Have messages blocked, with as many between them that are not."""
+    """Send blocked messages, with as many passing ones between them."""
     receipts = west.send_columns(
         [BANNED, 1] * count, [11] * 2 * count, [p for p in numbered(count, start) for _ in "ab"]
     )
@@ -33,7 +33,7 @@ def seen(events):
     return [event.payload["n"] for event in events]
 
 
-async def test_what_is_blocked_from_now_on(logged):
+async def test_a_new_listener_gets_later_blocked_messages(logged):
     messaging, west, _ = logged
     await asyncio.to_thread(block, west, 3)
     events = messaging.blocked()
@@ -50,7 +50,7 @@ async def test_what_is_blocked_from_now_on(logged):
     assert [each.cursor for each in first + found] == list(range(first[0].cursor, first[0].cursor + 5))
 
 
-async def test_who_gives_up_waiting_misses_nothing(logged):
+async def test_a_cancelled_wait_misses_no_blocked_message(logged):
     messaging, west, _ = logged
     events = messaging.blocked()
     with pytest.raises(TimeoutError):
@@ -74,7 +74,7 @@ def listen(messaging, after, count):
     "crash",
     [pytest.param(False, id="the log lives"), pytest.param(True, id="the log dies", marks=pytest.mark.long)],
 )
-def test_another_process_goes_on_at_a_cursor(logged, crash):
+def test_another_process_continues_at_a_cursor(logged, crash):
     messaging, west, _ = logged
     start = ray.get(messaging.log_actor.count_blocked.remote())
     block(west, 30)
@@ -111,7 +111,7 @@ def test_a_callback_that_raises_is_called_again(logged, caplog):
     assert called.empty()
     assert ["callback failed" in record.message for record in caplog.records] == [True]
     assert "KeyError: 'mine'" in caplog.text
-    # Where it stopped it goes on.
+    # It continues where it stopped.
     with messaging.on_blocked(callback, after=listener.cursor):
         assert [called.get(timeout=PATIENCE_S).payload["n"] for _ in range(2)] == [5, 6]
 
@@ -132,7 +132,7 @@ def test_a_callback_may_close_its_listener(logged):
     assert called.empty()
 
 
-def test_there_is_no_listening_without_a_log(messaging):
+def test_listening_without_a_log_raises(messaging):
     for ask in (messaging.blocked, lambda: messaging.on_blocked(print)):
         with pytest.raises(ConfigError, match="log_dir="):
             ask()
@@ -140,7 +140,7 @@ def test_there_is_no_listening_without_a_log(messaging):
         ray.get(messaging.interceptor.get_log_list.remote())
 
 
-async def test_the_end_of_the_experiment_ends_the_listening(ray_cluster, tmp_path):
+async def test_shutdown_ends_listeners(ray_cluster, tmp_path):
     messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
     events = messaging.blocked()
     waiting = asyncio.create_task(anext(events))
@@ -156,14 +156,14 @@ async def test_the_end_of_the_experiment_ends_the_listening(ray_cluster, tmp_pat
 
 @pytest.fixture
 def unhandled(monkeypatch):
-    """Return what Ray would print of errors that nobody took."""
+    """Return Ray's report of errors without a reader."""
     found = []
     monkeypatch.setattr(ray._private.worker.logger, "error", lambda *args: found.append(args))
     return found
 
 
 @pytest.mark.long
-async def test_a_listener_that_was_closed_before_the_end_prints_nothing(ray_cluster, tmp_path, unhandled):
+async def test_a_listener_closed_before_the_end_prints_nothing(ray_cluster, tmp_path, unhandled):
     messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
     log = messaging.log_actor
     events, listener = messaging.blocked(), messaging.on_blocked(print)

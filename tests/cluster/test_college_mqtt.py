@@ -1,4 +1,4 @@
-"""A real trace over MQTT, interceptor and log on, while the broker is killed: the account to the last row."""
+"""A real trace over MQTT with interceptor and log, while the broker is killed: every message is accounted for."""
 
 import uuid
 from collections import Counter
@@ -27,7 +27,7 @@ class Town:
     def __init__(self, host, port, exp_id, name):
         self.exp_id = exp_id
         self.messager = mqtt.Messager(host, port, exp_id=exp_id, name=name)
-        self.told = {}
+        self.sent_fates = {}
 
     async def open(self, agents):
         await self.messager.connect()
@@ -42,11 +42,11 @@ class Town:
                 [Outgoing(f"exps/{self.exp_id}/agents/{to}/agent-chat", {"n": n}, str(by)) for n, by, to in chunk]
             )
             for (n, _, _), message_id, code in zip(chunk, receipts.message_ids, receipts.codes, strict=True):
-                self.told[n] = message_id, FATES[code]
-        return self.told
+                self.sent_fates[n] = message_id, FATES[code]
+        return self.sent_fates
 
     async def sent(self):
-        return len(self.told)
+        return len(self.sent_fates)
 
     async def receive(self, count):
         """Fetch until so many have come; return them as (number, sender, receiver)."""
@@ -59,7 +59,7 @@ class Town:
         return found
 
     async def more(self, agents):
-        """Return how many come after the last one, here and where a successor of this name goes on."""
+        """Return the number of later arrivals, here and at a successor of this name."""
         found = len(await self.messager.fetch_messages(timeout=0.2))
         await self.messager.stop()
         await self.open(agents)
@@ -92,12 +92,12 @@ class Played:
     def sent(self):
         return sum(ray.get([town.sent.remote() for town in self.towns], timeout=PATIENCE_S))
 
-    def told(self):
+    def sent_fates(self):
         """Wait until all are sent; return each row's message id and fate."""
-        return {n: fate for told in ray.get(self._sending, timeout=PATIENCE_S) for n, fate in told.items()}
+        return {n: fate for sent_fates in ray.get(self._sending, timeout=PATIENCE_S) for n, fate in sent_fates.items()}
 
     def received(self):
-        """Wait until all have come; return them, each town's in the order of its inbox. Nothing comes after them."""
+        """Wait until all have arrived; return them in the order of each town's inbox. Nothing arrives after them."""
         found = [row for town in ray.get(self._receiving, timeout=PATIENCE_S) for row in town]
         assert self.on_all("more", self.agents) == [0] * len(self.towns)
         return found
@@ -126,7 +126,7 @@ def rows_of(path):
 
 
 def check_received(found, rows):
-    """Hold what arrived against the file: each row once, in order for each pair."""
+    """Compare the arrivals with the file: each row once, in order for each pair."""
     assert Counter(found).most_common(1)[0][1] == 1
     same = sorted(found) == rows
     assert same  # outside of the assert: pytest would print the rows
@@ -140,7 +140,7 @@ def columns(rows):
     return np.array([sender for _, sender, _ in rows]), np.array([receiver for *_, receiver in rows])
 
 
-def test_the_broker_is_killed_half_way_and_started_again(ray_cluster, data, tmp_path, mosquitto):
+def test_a_broker_killed_half_way_loses_nothing(ray_cluster, data, tmp_path, mosquitto):
     rows = rows_of(data("collegemsg/CollegeMsg.txt.gz"))
     assert len(rows) == 59_835
     with (
@@ -151,13 +151,13 @@ def test_the_broker_is_killed_half_way_and_started_again(ray_cluster, data, tmp_
         mosquitto.kill()
         assert play.sent() < len(rows)
         mosquitto.start()
-        told = play.told()
-        assert Counter(fate for _, fate in told.values()) == {"delivered": len(rows)}
+        sent_fates = play.told()
+        assert Counter(fate for _, fate in sent_fates.values()) == {"delivered": len(rows)}
         check_received(play.received(), rows)
-        check_log(messaging.log, told, ["delivered"] * len(rows), *columns(rows))
+        check_log(messaging.log, sent_fates, ["delivered"] * len(rows), *columns(rows))
 
 
-def test_what_is_blocked_and_what_is_delivered_makes_what_was_sent(ray_cluster, data, tmp_path, mosquitto):
+def test_blocked_and_delivered_messages_add_up_to_the_sent_ones(ray_cluster, data, tmp_path, mosquitto):
     rows = rows_of(data("collegemsg/CollegeMsg.txt.gz"))[:SOME]
     banned = {sender for sender, _ in Counter(sender for _, sender, _ in rows).most_common(BANNED)}
     expected = ["blocked" if sender in banned else "delivered" for _, sender, _ in rows]
@@ -166,10 +166,10 @@ def test_what_is_blocked_and_what_is_delivered_makes_what_was_sent(ray_cluster, 
         experiment(tmp_path, [(agent, None) for agent in banned]) as messaging,
         played(mosquitto, messaging, 2, rows, {n for n, *_ in passing}) as play,
     ):
-        told = play.told()
-        assert [told[n][1] for n in range(SOME)] == expected
+        sent_fates = play.told()
+        assert [sent_fates[n][1] for n in range(SOME)] == expected
         check_received(play.received(), passing)
-        check_log(messaging.log, told, expected, *columns(rows))
+        check_log(messaging.log, sent_fates, expected, *columns(rows))
         blocked = messaging.log.query(fate="blocked")
         assert set(blocked["rule"].to_pylist()) == {"black_list"}
         assert set(blocked["from_id"].to_pylist()) == banned

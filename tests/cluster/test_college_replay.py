@@ -1,4 +1,4 @@
-"""A real trace under rules, with the log on, while the interceptor is killed ten times: the account to the last row."""
+"""A real trace with rules and log, while the interceptor is killed ten times: every message is accounted for."""
 
 import threading
 import uuid
@@ -20,7 +20,7 @@ BANNED, PER_ROUND = 20, 100
 
 
 class Share(threading.Thread):
-    """Send a group's part of the trace, chunk by chunk; note each row's fate and message id."""
+    """Send a group's part of the trace in chunks; record each row's fate and message id."""
 
     def __init__(self, group, rows, senders, receivers, told):
         super().__init__()
@@ -41,8 +41,8 @@ class Share(threading.Thread):
             self.error = error
 
 
-class Ear(threading.Thread):
-    """Fetch whatever arrives, until told that nothing more comes."""
+class Receiver(threading.Thread):
+    """Fetch arrivals until told that no more will come."""
 
     def __init__(self, group):
         super().__init__()
@@ -57,8 +57,8 @@ class Ear(threading.Thread):
                 return self.group.ack()
 
 
-def rules_say(senders):
-    """Return each row's fate: the most active senders are banned, the others have a limit."""
+def expected_fates(senders):
+    """Return each row's expected fate: the most active senders are banned, the others have a limit."""
     banned = {sender for sender, _ in Counter(senders.tolist()).most_common(BANNED)}
     count, fates = Counter(), []
     for sender in senders.tolist():
@@ -68,7 +68,7 @@ def rules_say(senders):
 
 
 def kill_while_they_send(messaging, shares, total):
-    """Kill the interceptor again and again; return the epochs that it had."""
+    """Kill the interceptor repeatedly; return its epochs."""
     epochs = []
     for number in range(1, KILLS + 1):
         wait_for(
@@ -84,7 +84,7 @@ def kill_while_they_send(messaging, shares, total):
 
 
 def check_log(log, told, expected, senders, receivers):
-    """Hold the log against the receipts, and its edges against the file."""
+    """Compare the log with the receipts, and its edges with the file."""
     table = log.query()
     assert dict(zip(table["message_id"].to_pylist(), table["fate"].to_pylist(), strict=True)) == dict(told.values())
     assert table.num_rows == len(told) == log.balance().sends
@@ -101,7 +101,7 @@ def check_log(log, told, expected, senders, receivers):
 def test_the_interceptor_dies_ten_times_during_a_replay(ray_cluster, data, tmp_path):
     trace = read_trace(data("collegemsg/CollegeMsg.txt.gz"))
     senders, receivers = np.array(trace.senders), np.array(trace.receivers)
-    banned, expected = rules_say(senders)
+    banned, expected = expected_fates(senders)
     assert Counter(expected) == {"delivered": 37_529, "blocked": 22_306}
     messaging = Messaging.start(
         f"college-{uuid.uuid4().hex[:8]}",
@@ -113,7 +113,7 @@ def test_the_interceptor_dies_ten_times_during_a_replay(ray_cluster, data, tmp_p
         groups = [messaging.create_group(f"college-{n}", trace.agents[n::GROUPS]) for n in range(GROUPS)]
         home, told = np.array([place[sender] for sender in trace.senders]), {}
         shares = [Share(g, np.flatnonzero(home == n), senders, receivers, told) for n, g in enumerate(groups)]
-        ears = [Ear(group) for group in groups]
+        ears = [Receiver(group) for group in groups]
         for thread in (*shares, *ears):
             thread.start()
         try:

@@ -1,4 +1,4 @@
-"""Real traffic through groups: friends who write to each other, games with text, a room that all listen to."""
+"""Real traffic through groups: friends' messages, games with text, a room with many listeners."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def society(experiment, make_group):
 
 @ray.remote(num_cpus=0)
 def receive_rows(group, count):
-    """Fetch until all is there and one more fetch found nothing; return senders, receivers and payloads."""
+    """Fetch until all has arrived and one more fetch is empty; return senders, receivers and payloads."""
     found = []
     while sum(map(len, found)) < count:
         found.append(group.fetch(timeout=PATIENCE_S))
@@ -55,7 +55,7 @@ def receive_rows(group, count):
 
 @ray.remote(num_cpus=0)
 def send_rows(group, senders, receivers, payloads):
-    """Send what a group's agents say, chunk by chunk; return how many were delivered."""
+    """Send the messages of a group's agents in chunks; return the number of delivered ones."""
     delivered = 0
     for low in range(0, len(senders), CHUNK):
         part = slice(low, low + CHUNK)
@@ -64,7 +64,7 @@ def send_rows(group, senders, receivers, payloads):
 
 
 def exchange(groups, group_of, senders, receivers, payloads):
-    """Have Ray tasks send everything and receive it at the same time; return what each group received."""
+    """Send and receive everything at the same time in Ray tasks; return each group's arrivals."""
     shares, expected = defaultdict(list), Counter(group_of[receiver] for receiver in receivers)
     for row, sender in enumerate(senders):
         shares[group_of[sender]].append(row)
@@ -158,7 +158,7 @@ def test_a_room_of_gitter(data, society, encoded):
 
 @ray.remote(num_cpus=0)
 def count_texts(group, count):
-    """Return the texts that each agent of a group heard, in order."""
+    """Return the texts that each agent of a group received, in order."""
     decoded, heard, left = {}, defaultdict(list), count
     while left:
         messages = group.fetch(timeout=PATIENCE_S)
@@ -173,7 +173,7 @@ def count_texts(group, count):
 
 
 def test_a_fan_out_holds_its_text_once(experiment, society, encoded):
-    """From the sender to each mailbox: one frame with one text for all recipients there."""
+    """From the sender to each mailbox there is one frame with one text for all recipients there."""
     members = [f"member {n}" for n in range(400)]
     groups, _ = society(members)
     text = "said once " * 50

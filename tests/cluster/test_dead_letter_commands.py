@@ -1,4 +1,4 @@
-"""Dead letters of a real experiment, by its facade and from the command line."""
+"""Dead letters of a real experiment, in Python and on the command line."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ GARBAGE = b"\x1b[31mno frame"
 
 
 def ask(*args, code=0):
-    """Run `ray-messaging deadletters ...`; return what it printed, errors where it is to fail."""
+    """Run `ray-messaging deadletters ...`; return its output, for an expected failure its errors."""
     found = CliRunner().invoke(app, ["deadletters", *map(str, args)])
     assert found.exit_code == code, found.output
     return found.stderr if code else found.stdout
@@ -41,7 +41,7 @@ def town(ray_cluster, tmp_path_factory):
 
 @pytest.fixture
 def letters(town):
-    """Give its dead letters; afterwards there are none."""
+    """Give its dead letters; afterwards drop them."""
     found = town[0].dead_letters
     yield found
     found.drop(everything=True)
@@ -53,7 +53,7 @@ def url(town):
     return f"redis://:{config.password}@{config.server}:{config.port}"
 
 
-def kill_off(town, name, agents, count):
+def make_dead_letters(town, name, agents, count):
     """Make a group, send to it from west, and remove it unread; return the messages' ids."""
     messaging, west, _ = town
     messaging.create_group(name, agents)
@@ -70,10 +70,10 @@ def write(town, mailbox, frame):
     client.xadd(keys.stream(f"{mailbox}:{client.hget(keys.state(mailbox), 'born').decode()}"), {"f": frame})
 
 
-def test_a_group_that_is_removed_leaves_letters_that_its_successor_gets(town, letters):
+def test_letters_of_a_removed_group_are_requeued_to_its_successor(town, letters):
     messaging = town[0]
     before = messaging.log.stats()["rows"]
-    sent = kill_off(town, "east", [100, 101], 5)
+    sent = make_dead_letters(town, "east", [100, 101], 5)
     (letter,) = letters
     assert (letter.mailbox, letter.reason, letter.rows, letter.readable) == ("east", "the mailbox was removed", 5, True)
     assert [message.id for message in letter.messages] == sent
@@ -87,12 +87,12 @@ def test_a_group_that_is_removed_leaves_letters_that_its_successor_gets(town, le
     assert letters.requeue(everything=True) == (1, 5, {})
     assert [message.id for message in east.fetch(timeout=10)] == sent
     assert letters.requeue(letter.id).left == {letter.id: "there is no such dead letter"}
-    assert messaging.log.stats()["rows"] - before == 5  # the log had them, and takes none again
+    assert messaging.log.stats()["rows"] - before == 5  # the log had them, and logs none twice
     assert messaging.log.balance().fates["delivered"] >= 5
     messaging.remove_group("east")
 
 
-def test_what_cannot_be_decoded_is_told_apart(town, letters):
+def test_unreadable_letters_are_marked(town, letters):
     west = town[1]
     write(town, "west", GARBAGE)
     receipt = west.send(0, 1, {"n": 1})
@@ -113,7 +113,7 @@ def test_what_cannot_be_decoded_is_told_apart(town, letters):
 def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
     messaging, west, _ = town
     exp_id = messaging.exp_id
-    kill_off(town, "south", [300], 2)
+    make_dead_letters(town, "south", [300], 2)
     write(town, "west", GARBAGE)
     west.send(0, 1, {})
     west.fetch(timeout=10)
@@ -152,7 +152,7 @@ def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
     assert ask("list", exp_id).startswith("0 dead letters")
 
 
-def test_bad_input_is_told_in_a_line(town, letters, url):
+def test_bad_input_gets_an_error_of_one_line(town, letters, url):
     exp_id = town[0].exp_id
     for args, words in (
         (["list", "nowhere"], "no experiment 'nowhere' runs"),
@@ -170,13 +170,13 @@ def test_bad_input_is_told_in_a_line(town, letters, url):
         assert str(town[0].redis.password) not in error
 
 
-async def test_they_can_be_asked_for_where_a_loop_runs(town):
+async def test_dead_letters_work_inside_a_running_event_loop(town):
     messaging = town[0]
     assert len(DeadLetters(messaging.redis, messaging.exp_id).check()) == 0
 
 
 @pytest.mark.long
-def test_a_reset_takes_the_dead_letters_along(ray_cluster, redis_config, exp_id):
+def test_a_reset_deletes_dead_letters(ray_cluster, redis_config, exp_id):
     with Messaging.start(exp_id, redis=redis_config) as messaging:
         west = messaging.create_group("west", [1])
         west.send(1, 1, {})
@@ -189,7 +189,7 @@ def test_a_reset_takes_the_dead_letters_along(ray_cluster, redis_config, exp_id)
         messaging.shutdown(erase=True)
 
 
-def test_ctrl_c_ends_what_would_take_long(town, monkeypatch):
+def test_ctrl_c_ends_a_long_command(town, monkeypatch):
     async def take_long(self):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
@@ -203,7 +203,7 @@ def test_ctrl_c_ends_what_would_take_long(town, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_dropping_all_counts_anew_what_was_lost(town, letters):
+def test_dropping_all_resets_the_count_of_dropped_letters(town, letters):
     messaging, _, client = town
     client.hset(Keys(messaging.exp_id).state(":dead"), mapping={"dropped": 3, "dropped_bytes": 900})
     assert messaging.health().of("dead letters")[0].level == "critical"

@@ -1,4 +1,4 @@
-"""Who takes the name of a dead owner: at once where Ray knows of the death, and never beside an owner that lives."""
+"""Taking over a dead owner's name: at once if Ray knows of the death, never beside a live owner."""
 
 import uuid
 
@@ -10,12 +10,12 @@ from ray_messaging import AlreadyExists, Messaging, MessagingConfig
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
-LEASE_S = 3600.0  # nobody can wait for that
+LEASE_S = 3600.0  # longer than any test
 
 
 @ray.remote(num_cpus=0)
 class Member:
-    """Be a group in an actor of the user's own, or in a task's worker where `run` is called."""
+    """A group in an actor of the user's own, or in a task's worker that calls `run`."""
 
     def __init__(self, messaging):
         self.messaging = messaging
@@ -41,7 +41,7 @@ def waits_for_a_dead_owner(messaging, name):
     )
 
 
-def test_an_actor_takes_a_dead_ones_name_at_once(town):
+def test_an_actor_takes_over_a_dead_actors_name_at_once(town):
     west = town.create_group("west", [1])
     first, rival = Member.remote(town), Member.remote(town)
     ray.get(first.open.remote("own"))
@@ -58,7 +58,7 @@ def test_an_actor_takes_a_dead_ones_name_at_once(town):
         ray.get(Member.remote(town).open.remote("own"))
 
 
-def test_a_group_takes_a_dead_ones_name_at_once(town):
+def test_a_group_takes_over_a_dead_groups_name_at_once(town):
     west, east = town.create_group("west", [1]), town.create_group("east", [2])
     ray.kill(east.actor)
     wait_for(lambda: waits_for_a_dead_owner(town, "east"), "the finding")
@@ -68,7 +68,7 @@ def test_a_group_takes_a_dead_ones_name_at_once(town):
 
 @ray.remote(num_cpus=0, max_retries=0)
 def open_and_die(messaging, name):
-    """Hold a name in a worker that is no actor, and take the worker along."""
+    """Hold a name in a worker that is no actor, and kill the worker."""
     import asyncio
     import os
 
@@ -79,7 +79,7 @@ def open_and_die(messaging, name):
     asyncio.run(run())
 
 
-def test_an_actor_takes_the_name_of_a_dead_worker_at_once(town):
+def test_an_actor_takes_over_a_dead_workers_name_at_once(town):
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(open_and_die.remote(town, "own"))
     wait_for(lambda: waits_for_a_dead_owner(town, "own"), "the finding")

@@ -1,4 +1,4 @@
-"""The facade on a running Ray: handles that go anywhere, groups that come and go, verdicts that change."""
+"""`Messaging` on a running Ray: handles in tasks and actors, new and removed groups, changing rules."""
 
 import pickle
 import threading
@@ -29,7 +29,7 @@ def test_start_connect_and_shutdown(ray_cluster):
                 "ann", [3, 3], [{"content": "short"}, {"content": "too long"}]
             )
         ] == ["delivered", "blocked"]
-        found.shutdown()  # it only lets go
+        found.shutdown()  # it only disconnects
         assert found.stats()["judged"] == 2
         with redis.Redis(found.redis.server, found.redis.port, password=found.redis.password) as client:
             listener = client.pubsub()
@@ -62,7 +62,7 @@ def test_a_group_keeps_its_experiment_alive(ray_cluster):
     group._keep.close(erase=False)
 
 
-def test_groups_are_found(messaging, make_group):
+def test_groups_are_found_by_name_and_agent(messaging, make_group):
     one, two = make_group(messaging), make_group(messaging, ["ann the first", "bob"])
     assert {one.name, two.name} <= {group.name for group in messaging.groups()}
     assert messaging.group(one.name).name == one.name
@@ -111,7 +111,7 @@ def test_handles_travel_into_tasks_and_actors(messaging, pair):
     ray.kill(receiver)
 
 
-def test_a_task_makes_a_group_that_the_driver_uses(messaging):
+def test_the_driver_uses_a_group_made_by_a_task(messaging):
     @ray.remote(num_cpus=0)
     class Maker:
         def make(self, messaging):
@@ -126,7 +126,7 @@ def test_a_task_makes_a_group_that_the_driver_uses(messaging):
     ray.kill(maker)
 
 
-def test_a_step_is_stamped(pair):
+def test_messages_of_a_group_carry_the_step(pair):
     west, east = pair
     west.step = 7
     west.send(west.agents[0], east.agents[0], {"n": 0})
@@ -158,7 +158,7 @@ def fates(group, from_id, to_ids):
     return [receipt.fate for receipt in group.send_columns(from_id, to_ids, {"content": "hello"})]
 
 
-def test_a_black_list_changes_while_messages_run(messaging, pair):
+def test_the_black_list_can_change_while_messages_are_sent(messaging, pair):
     west, east = pair
     a, b = west.agents[:2]
     c, d = east.agents[:2]
@@ -183,8 +183,8 @@ def test_a_black_list_changes_while_messages_run(messaging, pair):
     drain(east, 5)
 
 
-def test_once_the_black_list_has_changed_no_send_escapes_it(messaging, pair):
-    """Sends run all the while; those that began after the change had returned are all stopped."""
+def test_no_send_escapes_a_changed_black_list(messaging, pair):
+    """Send all the time; each send that begins after the change has returned is blocked."""
     west, east = pair
     pair_ids = (west.agents[0], east.agents[0])
 
@@ -241,7 +241,7 @@ class Society:
         await self.messager.close()
 
 
-def test_a_group_in_your_own_actor(messaging, pair):
+def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
     west, _ = pair
     society = Society.remote(messaging, "society", ["carl", "dora"])
     rival = Society.remote(messaging, "society", ["eve"])

@@ -1,4 +1,4 @@
-"""What cannot start again at once tries on, says why, and lets nothing pass meanwhile."""
+"""Actors that cannot restart at once: they retry, report the reason, and pass nothing meanwhile."""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +46,7 @@ def start(ray_cluster, redis_process):
 
 
 class Memory:
-    """Have a server say that its memory is full."""
+    """A server that can report full memory."""
 
     def __init__(self, config):
         self.client = redis.Redis(host=config.server, port=config.port, password=config.password)
@@ -70,14 +70,14 @@ def memory(redis_process):
 
 
 def rules_of(messaging):
-    """Return the rules of an interceptor that judges; None: it cannot."""
+    """Return the rules of a working interceptor, or None."""
     try:
         return control(messaging, "rules")
     except ray.exceptions.RayTaskError:
         return None
 
 
-async def test_a_host_that_could_not_start_judges_nothing():
+async def test_an_interceptor_that_could_not_start_judges_nothing():
     broken = PickledRule("black_list", b"cannot be unpickled here")
     spec = InterceptorSpec("x", "run", MessagingConfig(), (broken,), "error")
     host = InterceptorHost(spec, RedisConfig(server="127.0.0.1", port=1))
@@ -90,7 +90,7 @@ async def test_a_host_that_could_not_start_judges_nothing():
         host.interceptor.answer(b"")
 
 
-def test_an_interceptor_that_dies_while_the_memory_is_full(start, memory):
+def test_an_interceptor_killed_while_the_memory_is_full_returns_later(start, memory):
     messaging, west, east = start(rules.BlackList([(1, 11)]), send_timeout_s=0.3, interceptor_timeout_s=2)
     assert fates(west.send_columns([1, 2], [11, 11], numbered(2))) == ["blocked", "delivered"]
     memory.fill()
@@ -107,7 +107,7 @@ def test_an_interceptor_that_dies_while_the_memory_is_full(start, memory):
     assert numbers(drain(east, 2)) == [1, 4]
 
 
-def test_an_interceptor_that_has_lost_its_rules_says_so_until_it_finds_them(start):
+def test_an_interceptor_without_its_rules_reports_it_until_it_finds_them(start):
     messaging, west, east = start(interceptor_timeout_s=1)
     control(messaging, "insert_rule", Shouting())
     assert west.send(1, 11, {"n": 0})
@@ -132,7 +132,7 @@ def test_an_interceptor_that_has_lost_its_rules_says_so_until_it_finds_them(star
     assert numbers(drain(east, 2)) == [0, 1]
 
 
-def test_a_group_that_dies_while_the_memory_is_full(start, memory):
+def test_a_group_killed_while_the_memory_is_full_returns_later(start, memory):
     _, west, east = start(send_timeout_s=0.3)
     assert west.send(1, 11, {"n": 0})
     memory.fill()
@@ -148,7 +148,7 @@ def test_a_group_that_dies_while_the_memory_is_full(start, memory):
     assert numbers(drain(east, 1)) == [1]
 
 
-def test_a_change_while_the_server_is_away_is_in_force_and_kept_later(start, redis_process):
+def test_a_change_while_the_server_is_away_is_in_force_and_stored_later(start, redis_process):
     messaging, west, _ = start(send_timeout_s=1)
     redis_process.kill()
     with pytest.raises(ConnectionFailed, match=r"in force, but not kept.*within 1 s") as caught:

@@ -1,4 +1,4 @@
-"""Processes that die in the middle of their work: nothing acknowledged is lost, nothing comes twice."""
+"""Processes that die in the middle of their work: no acknowledged message is lost, none comes twice."""
 
 import uuid
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(90)
 
 @pytest.fixture
 def groups(pair):
-    """Give two groups; whoever dies comes back, and may die again in the next test."""
+    """Give two groups; a killed one restarts, and may be killed again in the next test."""
     return pair
 
 
@@ -23,7 +23,7 @@ def send(west, east, count, start=0):
 
 
 class Talk(Busy):
-    """Send small batches in order until told to stop; note what was acknowledged, and what became of it."""
+    """A thread that sends small batches in order until stopped; it records receipts and fates."""
 
     def __init__(self, group, from_id, to_id):
         super().__init__()
@@ -47,7 +47,7 @@ class Talk(Busy):
 
 @pytest.fixture
 def talk():
-    """Return a function that starts to talk; at the end all fall silent, before their groups go."""
+    """Return a function that starts a sender; at the end all senders stop, before their groups."""
     started = []
 
     def start(group, from_id, to_id):
@@ -74,7 +74,7 @@ def assert_exactly_once(talk, messages):
 
 
 @pytest.mark.parametrize("how", ["held", "acknowledged", "in a with block"])
-def test_a_handle_goes_on_where_it_was_when_its_group_died(messaging, groups, how):
+def test_a_handle_continues_after_the_death_of_its_group(messaging, groups, how):
     west, east = groups
     send(west, east, 300)
     found = numbers(east.fetch(limit=100, timeout=10))
@@ -92,19 +92,19 @@ def test_a_handle_goes_on_where_it_was_when_its_group_died(messaging, groups, ho
     assert messaging.stats()["waiting"][east.name] == 0
 
 
-def test_what_a_dead_group_had_not_committed_comes_again(messaging, groups):
+def test_uncommitted_messages_of_a_dead_group_come_again(messaging, groups):
     west, east = groups
     send(west, east, 300)
     dead = new_handle(east)
     assert numbers(dead.fetch(limit=100, timeout=10)) == list(range(100))
     assert numbers(dead.fetch(limit=100, timeout=10)) == list(range(100, 200))
     kill(east.actor)
-    # Who held the second batch died, too.
+    # The holder of the second batch died, too.
     assert numbers(drain(east, 200)) == list(range(100, 300))
 
 
 @pytest.mark.long
-def test_two_handles_when_their_group_dies(groups):
+def test_two_handles_continue_after_the_death_of_their_group(groups):
     west, east = groups
     send(west, east, 300)
     other = new_handle(east)
@@ -149,7 +149,7 @@ def test_a_group_dies_while_it_sends(groups, talk):
 
 @pytest.mark.long
 def test_a_large_group_comes_back(messaging, make_group):
-    """What Ray keeps for a restart does not hold 30,000 ids."""
+    """Ray's arguments for a restart do not hold 30,000 ids."""
     low = 50_000_000
     group = make_group(messaging, range(low, low + 30_000))
     kill(group.actor)
@@ -199,7 +199,7 @@ def test_the_interceptor_dies_while_others_send(messaging, groups, talk):
 
 @pytest.mark.long
 def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
-    """Ray keeps no large arguments for a restart by itself."""
+    """Ray keeps no large arguments for a restart."""
     pairs = [(n, n + 1) for n in range(50_000)]
     with Messaging.start(f"long-{uuid.uuid4().hex[:8]}", rules=[rules.BlackList(pairs)]) as messaging:
         group = messaging.create_group("all", range(10))
@@ -208,7 +208,7 @@ def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
 
 
 @pytest.mark.long
-def test_everybody_dies(messaging, groups):
+def test_all_actors_may_die_together(messaging, groups):
     west, east = groups
     send(west, east, 50)
     assert numbers(east.fetch(limit=20, timeout=10)) == list(range(20))

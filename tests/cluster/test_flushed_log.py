@@ -1,4 +1,4 @@
-"""FLUSHALL while an experiment with a log runs: what queries have answered with is in a file, and the loss is told."""
+"""FLUSHALL while an experiment with a log runs: rows in query results are in a file, and the loss is reported."""
 
 import logging
 import uuid
@@ -26,13 +26,13 @@ def valkey_process(tmp_path):
 
 @pytest.fixture(params=["valkey", "redis"])
 def config(request):
-    """Give a server that the test may flush."""
+    """Give a server for the test to flush."""
     return request.getfixturevalue(f"{request.param}_process").config
 
 
 @pytest.fixture
 def messaging(config, tmp_path):
-    """Run an experiment whose log has rows that a query has answered with, and no file."""
+    """Run an experiment with logged rows that a query has returned, and no file."""
     exp_id = f"flushed-{uuid.uuid4().hex[:8]}"
     with Messaging.start(exp_id, redis=config, log_dir=tmp_path / "log") as messaging:
         group = messaging.create_group("all", range(10))
@@ -51,7 +51,7 @@ def findings(messaging):
     return [finding for finding in messaging.health().of("log") if finding.level == "critical"]
 
 
-def test_what_was_answered_with_is_in_a_file_and_all_say_that_rows_are_missing(messaging, config, tmp_path, caplog):
+def test_queried_rows_are_in_a_file_and_missing_rows_are_reported(messaging, config, tmp_path, caplog):
     flush(config)
     with pytest.raises(LogError, match="lost the data"):
         messaging.log.query()
@@ -69,7 +69,7 @@ def test_what_was_answered_with_is_in_a_file_and_all_say_that_rows_are_missing(m
         log.balance()
 
 
-def test_a_shutdown_right_after_it_writes_what_was_read_and_says_so(messaging, config, tmp_path, caplog):
+def test_a_shutdown_after_a_flush_writes_the_read_rows_and_reports_the_loss(messaging, config, tmp_path, caplog):
     flush(config)
     with caplog.at_level(logging.ERROR):
         messaging.shutdown()
@@ -77,7 +77,7 @@ def test_a_shutdown_right_after_it_writes_what_was_read_and_says_so(messaging, c
     assert len(EventLog.open(tmp_path / "log").query()) == ROWS
 
 
-def test_a_log_that_is_killed_after_it_says_that_what_it_held_is_missing(messaging, config, tmp_path, caplog):
+def test_a_log_killed_after_a_flush_reports_its_unwritten_rows_as_missing(messaging, config, tmp_path, caplog):
     flush(config)
     kill(messaging.log_actor)
     [finding] = wait_for(lambda: [each for each in findings(messaging) if "lost" in each.value], "the finding")

@@ -1,4 +1,4 @@
-"""What a group's handles acknowledge is committed, whatever others hold before it; what comes too late is an error."""
+"""Acknowledgements by a group's handles: committed despite messages held by others; late ones raise."""
 
 import pickle
 import uuid
@@ -14,7 +14,7 @@ from ray_messaging.config import MessagingConfig
 
 @pytest.fixture(scope="module")
 def hasty(ray_cluster):
-    """Give an experiment in which a loan ends soon."""
+    """Give an experiment with short delivery leases."""
     settings = MessagingConfig(loan_s=0.5, inbox_messages=40, complete_messages=500)
     with Messaging.start(f"hasty-{uuid.uuid4().hex[:8]}", settings=settings) as started:
         yield started
@@ -26,7 +26,7 @@ def fill(group, count, start=0):
 
 
 def expired(group, held):
-    """Wait until what another handle holds has gone to a new one; return what that has."""
+    """Wait until a new handle gets the messages of another one; return them."""
     thief = new_handle(group)
     return thief, wait_for(lambda: thief.fetch(timeout=1.0), "the end of the loan")
 
@@ -34,7 +34,7 @@ def expired(group, held):
 # -- durably -------------------------------------------------------------------------------------------------------
 
 
-def test_a_block_that_ended_well_is_committed_though_another_handle_holds_something_before_it(messaging, pair):
+def test_a_with_block_commits_although_another_handle_holds_earlier_messages(messaging, pair):
     west, _ = pair
     fill(west, 4)
     holder, other = new_handle(west), new_handle(west)
@@ -47,20 +47,20 @@ def test_a_block_that_ended_well_is_committed_though_another_handle_holds_someth
 
 
 @pytest.mark.long
-def test_what_was_held_over_a_restart_is_acknowledged_by_its_handle(messaging, pair):
+def test_messages_held_over_a_restart_can_be_acknowledged(messaging, pair):
     west, _ = pair
     fill(west, 6)
     first, second, third = (new_handle(west) for _ in range(3))
     assert [numbers(each.fetch(limit=2, timeout=10)) for each in (first, second, third)] == [[0, 1], [2, 3], [4, 5]]
     kill_and_wait(west.actor)
-    second.ack()  # behind what the first one holds
+    second.ack()  # behind the first handle's messages
     second.ack()
     kill_and_wait(west.actor)
     assert numbers(new_handle(west).fetch(timeout=10, complete=True)) == [0, 1, 4, 5]
 
 
 @pytest.mark.long
-def test_what_was_held_over_a_restart_and_has_gone_to_another_handle_is_an_error(pair):
+def test_an_ack_of_messages_redelivered_after_a_restart_raises(pair):
     west, _ = pair
     fill(west, 2)
     holder = new_handle(west)
@@ -99,7 +99,7 @@ def test_handlers_in_threads_each_acknowledge_their_own_message(messaging, pair)
     assert len(handle._unacked) == 0
 
 
-def test_a_block_over_what_ack_alone_commits_commits_that(messaging, pair):
+def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
     west, _ = pair
     fill(west, 4)
     held = west.fetch(limit=1, timeout=10, commit="acked")
@@ -122,7 +122,7 @@ def test_messages_of_another_group_are_not_acknowledged(pair):
 # -- too late ------------------------------------------------------------------------------------------------------
 
 
-def test_an_ack_of_what_has_gone_to_another_handle_is_an_error(hasty, make_group):
+def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, make_group):
     group = make_group(hasty)
     fill(group, 3)
     holder = new_handle(group)
@@ -135,12 +135,12 @@ def test_an_ack_of_what_has_gone_to_another_handle_is_an_error(hasty, make_group
     assert (error.group, error.messages, error.loan_s) == (group.name, 3, 0.5)
     assert error.held_s >= 0.5
     thief.ack()
-    holder.ack()  # it holds nothing any more
+    holder.ack()  # it holds no more messages
     assert hasty.stats()["waiting"][group.name] == 0
 
 
 @pytest.mark.parametrize("returned", [False, True])
-def test_a_block_that_lasted_too_long_ends_with_an_error(hasty, make_group, returned):
+def test_a_with_block_that_lasts_too_long_raises(hasty, make_group, returned):
     group = make_group(hasty)
     fill(group, 3)
     with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch(timeout=10):  # noqa: PT012
@@ -149,7 +149,7 @@ def test_a_block_that_lasted_too_long_ends_with_an_error(hasty, make_group, retu
             thief.ack()
 
 
-def test_the_next_fetch_tells_too(hasty, make_group):
+def test_the_next_fetch_raises_for_redelivered_messages(hasty, make_group):
     group = make_group(hasty)
     fill(group, 3)
     holder = new_handle(group)
@@ -161,7 +161,7 @@ def test_the_next_fetch_tells_too(hasty, make_group):
     thief.ack()
 
 
-def test_one_message_that_went_to_another_handle_is_an_error_the_others_are_not(hasty, make_group):
+def test_only_redelivered_messages_of_an_ack_raise(hasty, make_group):
     group = make_group(hasty)
     fill(group, 3)
     holder = new_handle(group)
@@ -204,7 +204,7 @@ def test_more_is_true_while_parts_are_left(hasty, make_group):
     group.ack()
 
 
-def test_a_complete_fetch_has_what_others_gave_up_too(hasty, make_group):
+def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group):
     group = make_group(hasty)
     fill(group, 6)
     holder = new_handle(group)
@@ -216,7 +216,7 @@ def test_a_complete_fetch_has_what_others_gave_up_too(hasty, make_group):
         assert numbers(messages)[:2] == [0, 1]
 
 
-def test_too_much_for_a_complete_fetch_is_an_error_that_takes_nothing(hasty, make_group):
+def test_too_many_messages_for_a_groups_complete_fetch_raise_and_take_none(hasty, make_group):
     group = make_group(hasty)
     for low in range(0, 600, 20):
         fill(group, 20, start=low)
@@ -229,14 +229,14 @@ def test_too_much_for_a_complete_fetch_is_an_error_that_takes_nothing(hasty, mak
     group.ack()
 
 
-def test_limits_that_make_no_sense(pair):
+def test_invalid_fetch_limits_are_refused(pair):
     with pytest.raises(ConfigError, match="leave out the limit"):
         pair[0].fetch(limit=1, complete=True)
     with pytest.raises(ConfigError, match="commit must be"):
         pair[0].fetch(commit="soon")
 
 
-def test_a_task_acknowledges_what_the_driver_has_fetched(messaging, pair):
+def test_a_task_acknowledges_messages_fetched_by_the_driver(messaging, pair):
     west, _ = pair
     fill(west, 2)
     messages = west.fetch(timeout=10, commit="acked")

@@ -1,4 +1,4 @@
-"""What a group's handle promises: order, sends that happen once, messages that are lent until they are handled."""
+"""Promises of a group's handle: order, sends that happen once, delivery leases until messages are handled."""
 
 import threading
 import uuid
@@ -19,7 +19,7 @@ LIMIT = 2**20
 
 @pytest.fixture(scope="module")
 def hasty(ray_cluster):
-    """Give an experiment in which a loan ends soon."""
+    """Give an experiment with short delivery leases."""
     with Messaging.start(f"hasty-{uuid.uuid4().hex[:8]}", settings=MessagingConfig(loan_s=0.5)) as started:
         yield started
 
@@ -192,13 +192,13 @@ def test_two_handles_get_different_messages(messaging, pair):
     assert found == [sent[:30], sent[30:60], sent[60:]]
     assert west.stats()["lent"] == 60
     west.ack()
-    # What was returned waits no more, though the cursor passes only what all before it was returned.
+    # Acknowledged messages free their room, although the cursor waits for earlier ones.
     assert messaging.stats()["waiting"][west.name] == 30
     other.ack()
     assert messaging.stats()["waiting"][west.name] == 0
 
 
-def test_a_lost_answer_is_given_again(pair, caller):
+def test_a_lost_answer_is_repeated(pair, caller):
     west, _ = pair
     sent = fill(west, 50)
     token, first = ray.get(west.actor.fetch.remote(caller, None, 20, 10.0))
@@ -209,7 +209,7 @@ def test_a_lost_answer_is_given_again(pair, caller):
     assert ids(ray.get(west.actor.fetch.remote(caller, lost[1][0], None, 10.0))[1]) == sent[40:]
 
 
-def test_what_is_given_again_keeps_to_the_limit(messaging, pair):
+def test_messages_given_up_are_fetched_again_within_the_limit(messaging, pair):
     west, _ = pair
     sent = fill(west, 50)
     west.fetch(timeout=10)
@@ -222,13 +222,13 @@ def test_what_is_given_again_keeps_to_the_limit(messaging, pair):
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_that_makes_no_sense(pair, limit):
+def test_an_invalid_limit_is_refused(pair, limit):
     with pytest.raises(ConfigError, match=f"limit must be at least 1, not {limit}"):
         pair[0].fetch(limit=limit)
 
 
 @pytest.mark.long
-def test_what_a_dead_task_held_goes_to_the_next(hasty, make_group):
+def test_messages_of_a_dead_task_go_to_the_next_caller(hasty, make_group):
     group = make_group(hasty)
     sent = fill(group, 30)
 
@@ -248,14 +248,14 @@ def test_what_a_dead_task_held_goes_to_the_next(hasty, make_group):
     assert hasty.stats()["waiting"][group.name] == 0
 
 
-def test_who_already_waits_gets_what_a_dead_caller_held(hasty, make_group):
+def test_a_waiting_fetch_gets_the_messages_of_a_dead_caller(hasty, make_group):
     group = make_group(hasty)
     sent = fill(group, 3)
     assert ids(ray.get(group.actor.fetch.remote("dead", None, None, 10.0))[1]) == sent
     assert ids(group.fetch(timeout=None)) == sent
 
 
-def test_a_handle_that_was_passed_on_is_one_of_its_own(pair):
+def test_a_copy_of_a_handle_is_a_separate_handle(pair):
     west, _ = pair
     fill(west, 4)
 
@@ -268,10 +268,10 @@ def test_a_handle_that_was_passed_on_is_one_of_its_own(pair):
     assert found == [[0, 1], [2, 3]]
 
 
-# -- whose messages a group sends ---------------------------------------------------------------------------------
+# -- agents that a group may send for -----------------------------------------------------------------------------
 
 
-def test_a_group_sends_for_its_own_agents_alone(pair):
+def test_a_group_sends_only_for_its_own_agents(pair):
     west, east = pair
     (a, *_), (b, *_) = west.agents, east.agents
     for who in (b, "nobody", -77):
@@ -287,7 +287,7 @@ def test_a_group_sends_for_its_own_agents_alone(pair):
     with pytest.raises(UnknownSender, match="no from_id"):
         west.send_many([Outgoing.to_agent(b, {"n": 0}, a), Outgoing.to_agent(b, {"n": 0})])
     for send in (
-        lambda: west.send(None, b, {"n": 1}),  # the user, as it is written
+        lambda: west.send(None, b, {"n": 1}),  # the user, explicitly
         lambda: west.send_many([Outgoing.to_agent(b, {"n": 2}, None)])[0],
         lambda: west.send_columns([None], [b], {"n": 3})[0],
         lambda: west.send(a, b, {"n": 4}),
@@ -297,7 +297,7 @@ def test_a_group_sends_for_its_own_agents_alone(pair):
     assert [(message.from_id, message.payload["n"]) for message in found] == [(None, 1), (None, 2), (None, 3), (a, 4)]
 
 
-def test_a_group_that_was_told_so_sends_for_anybody(ray_cluster):
+def test_a_group_without_strict_senders_sends_for_any_agent(ray_cluster):
     lenient = MessagingConfig(strict_senders=False)
     with Messaging.start(f"lenient-{uuid.uuid4().hex[:8]}", settings=lenient) as messaging:
         group = messaging.create_group("west", [1])
@@ -306,7 +306,7 @@ def test_a_group_that_was_told_so_sends_for_anybody(ray_cluster):
         assert [message.from_id for message in drain(group, 3)] == [13, None, "bob"]
 
 
-def test_a_group_that_died_still_knows_its_agents(messaging, make_group):
+def test_a_restarted_group_knows_its_agents(messaging, make_group):
     group = make_group(messaging)
     kill_and_wait(group.actor)
     assert group.send(group.agents[0], group.agents[1], {"n": 0}).fate == "delivered"
@@ -330,7 +330,7 @@ class Own:
         return told
 
 
-def test_a_group_in_an_actor_of_ones_own_sends_for_its_own_agents_alone(messaging):
+def test_a_group_in_an_own_actor_sends_only_for_its_agents(messaging):
     name, agent = f"own-{uuid.uuid4().hex[:8]}", f"own-{uuid.uuid4().hex[:8]}"
     own = Own.remote()
     told = ray.get(own.told.remote(messaging, name, agent))

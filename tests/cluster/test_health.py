@@ -1,4 +1,4 @@
-"""How an experiment is: what `messaging.health()` and the doctor find, with actors that hang or are dead."""
+"""Findings of `messaging.health()` and the doctor, also with hanging or dead actors."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ SHORT_S = 1.5
 
 @pytest.fixture
 def hanging(monkeypatch):
-    """Return a context manager in which a process stands still, and who hangs is given up soon."""
+    """Return a context manager that stops a process; hanging calls are given up soon."""
 
     @contextmanager
     def hanging(pid):
@@ -54,11 +54,11 @@ def problems(health):
     return found
 
 
-def test_an_experiment_that_is_well(logged, run):
+def test_a_healthy_experiment_has_no_problems(logged, run):
     messaging, west, _ = logged
     west.send(1, 11, {"n": 1})
     health = messaging.health()
-    # How much room and time this machine has is not the test's.
+    # The machine's disk space and load are not part of the test.
     assert not {what for what in problems(health) if "disk" not in what and "clock" not in what and "trip" not in what}
     for name in ("interceptor", "log", "server's actor", "group 'west'", "group 'east'"):
         assert [finding.level for finding in health.of(name)] == ["ok"], name
@@ -78,7 +78,7 @@ def test_an_experiment_that_is_well(logged, run):
     assert plain.stdout.splitlines()[-1].startswith(f"Health of experiment '{messaging.exp_id}': ")
 
 
-def test_it_can_be_asked_from_a_task(messaging):
+def test_health_works_in_a_task(messaging):
     @ray.remote(num_cpus=0)
     def ask(messaging):
         return messaging.health()
@@ -88,7 +88,7 @@ def test_it_can_be_asked_from_a_task(messaging):
     assert health.of("server")[0].level == "ok"  # though no pickle holds its password
 
 
-def test_from_another_process_by_the_address_of_ray(messaging):
+def test_health_works_in_another_process_by_rays_address(messaging):
     env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     env.pop("RAY_AUTH_MODE", None)  # Ray's own default, with which an address alone does not open a cluster
     command = [sys.executable, "-m", "ray_messaging.cli", "doctor", messaging.exp_id, "--json"]
@@ -97,7 +97,7 @@ def test_from_another_process_by_the_address_of_ray(messaging):
     assert json.loads(found.stdout)["subject"] == f"experiment {messaging.exp_id!r}"
 
 
-def test_the_head_of_ray_that_hangs_holds_nothing_up(messaging, monkeypatch):
+def test_a_hanging_ray_head_does_not_delay_health(messaging, monkeypatch):
     group = messaging.create_group(f"known-{uuid.uuid4().hex[:8]}", [f"known-{uuid.uuid4().hex[:8]}"])
     hanging = threading.Event()
     try:
@@ -114,7 +114,7 @@ def test_the_head_of_ray_that_hangs_holds_nothing_up(messaging, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_group_that_hangs_and_one_that_comes_back(messaging, make_group, hanging, run):
+def test_a_hanging_and_a_returning_group_are_found(messaging, make_group, hanging, run):
     group = make_group(messaging)
     name, pid = f"group {group.name!r}", pid_of(group.actor)
     with hanging(pid):
@@ -130,7 +130,7 @@ def test_a_group_that_hangs_and_one_that_comes_back(messaging, make_group, hangi
     wait_for(lambda: "restarts: 1" in str(messaging.health().of(name)), "the restart")
 
 
-def test_a_loop_that_ended(messaging, make_group):
+def test_an_ended_task_of_a_group_is_found(messaging, make_group):
     group = make_group(messaging)
 
     def end(self):
@@ -144,13 +144,13 @@ def test_a_loop_that_ended(messaging, make_group):
 
 @pytest.fixture
 def doomed():
-    """Give an experiment that will not survive its test, and its group."""
+    """Give an experiment that the test destroys, and its group."""
     with Messaging.start(f"doomed-{uuid.uuid4().hex[:8]}") as started:
         yield started, started.create_group("all", [1, 2])
 
 
 @pytest.mark.long
-def test_what_hangs_or_is_dead(doomed, hanging, run):
+def test_hanging_and_dead_actors_are_found(doomed, hanging, run):
     messaging, group = doomed
     assert group.send(1, 2, {"n": 1})
     with hanging(pid_of(messaging.interceptor)):
@@ -178,7 +178,7 @@ def test_what_hangs_or_is_dead(doomed, hanging, run):
         assert "interceptor" in found
 
 
-def test_a_server_that_does_not_keep_its_data(redis_process, caplog):
+def test_a_server_without_persistence_is_found(redis_process, caplog):
     config, exp_id = redis_process.config, f"own-{uuid.uuid4().hex[:8]}"
     with redis_process.client() as client:
         client.config_set("appendonly", "no")
@@ -193,7 +193,7 @@ def test_a_server_that_does_not_keep_its_data(redis_process, caplog):
             Messaging.start(exp_id, redis=config)
 
 
-def test_an_experiment_that_does_not_run(messaging, run):
+def test_health_of_an_unknown_experiment_raises(messaging, run):
     found = run("nowhere")
     assert (found.exit_code, found.stdout) == (2, "")
     assert "no experiment 'nowhere' runs" in found.stderr

@@ -1,4 +1,4 @@
-"""The interceptor dies, stands still, has a successor beside it: what it must not forget, and nothing unfiltered."""
+"""The interceptor dies, is stopped, or has a successor: its state survives, and nothing passes unfiltered."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ def start(ray_cluster):
 # -- what is there after kill -9 ----------------------------------------------------------------------------------
 
 
-def test_everything_that_was_counted_and_changed_is_there_again(town):
+def test_counts_and_changes_survive_the_interceptor(town):
     bad = rules.Pattern(words=["bad"], name="words")
     messaging, west, east = town(
         rules.BlackList([(9, 19)]),
@@ -69,7 +69,7 @@ def test_everything_that_was_counted_and_changed_is_there_again(town):
     )
 
     class Whisper(rules.Rule):
-        """Say all in small letters; a class of this test only."""
+        """A rule that turns texts to lower case; its class exists in this test only."""
 
         needs_payload = True
 
@@ -112,7 +112,7 @@ def test_everything_that_was_counted_and_changed_is_there_again(town):
     assert {message.labels for message in found} == {("whispered",)}
 
 
-def test_what_was_emptied_stays_empty(town):
+def test_cleared_lists_stay_empty(town):
     messaging, west, _ = town(rules.BlackList([(1, 11)]))
     control(messaging, "remove_from_black_set", (1, 11))
     kill(messaging.interceptor)
@@ -123,10 +123,10 @@ def test_what_was_emptied_stays_empty(town):
     assert fates(west.send_columns([1, 2], [11, 12], {})) == ["delivered", "blocked"]
 
 
-def test_a_change_that_ray_repeats_happens_once(town, tmp_path):
+def test_a_change_repeated_by_ray_happens_once(town, tmp_path):
     messaging, _, _ = town(rules.MaxLength(50), Careful(tmp_path / "popped"), Careful(tmp_path / "replaced", "second"))
     before = pid_of(messaging.interceptor)
-    # Taken out, the rule ends the process before anybody is answered.
+    # When it is removed, the rule ends the process before the answer.
     assert control(messaging, "pop_rule", 1)["name"] == "careful"
     assert [rule["name"] for rule in control(messaging, "rules")] == ["max_length", "second"]
     control(messaging, "replace_rule", -1, rules.MaxLength(70, name="last"))
@@ -159,7 +159,7 @@ def test_rules_outlast_a_server_that_is_away_when_the_interceptor_comes_back(ray
 
 
 class Chatter(threading.Thread):
-    """Send batches in which some shout; note what became of each message."""
+    """Send batches with some texts in capitals; record each message's fate."""
 
     def __init__(self, group, pair):
         super().__init__()
@@ -177,7 +177,7 @@ class Chatter(threading.Thread):
             self.errors.append(error)
 
 
-def test_each_batch_counts_once_however_often_the_interceptor_dies(town):
+def test_each_batch_counts_once_over_interceptor_deaths(town):
     messaging, west, east = town(rules.RateLimit(per_round=10**9), Shouting())
     chatters = [Chatter(west, (n, 10 + n)) for n in range(3)]
     for chatter in chatters:
@@ -207,10 +207,10 @@ def test_each_batch_counts_once_however_often_the_interceptor_dies(town):
     assert [r.rule for r in west.send_columns([0] * 2, [10] * 2, {})] == [None, "rate_limit"]
 
 
-# -- an old one beside its successor ------------------------------------------------------------------------------
+# -- an old interceptor beside its successor ----------------------------------------------------------------------
 
 
-async def test_an_interceptor_that_has_a_successor_lets_nothing_through(start):
+async def test_an_interceptor_with_a_successor_passes_nothing(start):
     messaging, west, east = start(rules.BlackList([(1, 11)]), interceptor_timeout_s=2)
     await asyncio.to_thread(west.send, 2, 11, {"n": 0})
     experiment = messaging._connection.experiment
@@ -242,10 +242,10 @@ async def test_an_interceptor_that_has_a_successor_lets_nothing_through(start):
     assert numbers(await asyncio.to_thread(drain, east, 2)) == [0, 4]
 
 
-# -- nobody judges ------------------------------------------------------------------------------------------------
+# -- no working interceptor ---------------------------------------------------------------------------------------
 
 
-def test_nothing_passes_while_the_interceptor_stands_still(start):
+def test_nothing_passes_while_the_interceptor_is_stopped(start):
     messaging, west, east = start(rules.BlackList([(1, 11)]), interceptor_timeout_s=1.5)
     assert west.send(2, 11, {"n": 0})
     with stopped(pid_of(messaging.interceptor)):
@@ -266,7 +266,7 @@ def test_nothing_passes_while_the_interceptor_stands_still(start):
     assert len(east.fetch()) == 0
 
 
-def test_a_rule_that_hangs_holds_nobody_up_for_ever(start, tmp_path):
+def test_a_hanging_rule_delays_others_only_for_its_timeout(start, tmp_path):
     messaging, west, east = start(Hangs(tmp_path / "hung"), rule_timeout_s=0.6)
     before = pid_of(messaging.interceptor)
     receipt = west.send(1, 11, {"hang": "python"})
@@ -274,7 +274,7 @@ def test_a_rule_that_hangs_holds_nobody_up_for_ever(start, tmp_path):
     assert "interrupted" in receipt.reason
     assert west.send(2, 11, {"n": 1})
     assert pid_of(messaging.interceptor) == before
-    # What cannot be interrupted ends the process, and is judged by the next one.
+    # An uninterruptible rule ends the process; the next one judges the message.
     others = Chatter(east, (12, 3))
     others.start()
     try:

@@ -1,4 +1,4 @@
-"""What rules must not forget: under names of any kind, and in a table of the user's own."""
+"""State of rules over restarts: under any rule name, and in a table of the user's own."""
 
 from support.cluster import fates, kill
 
@@ -10,7 +10,7 @@ from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 
 
-async def test_a_rule_that_is_named_like_another_ones_next_table_keeps_its_own(valkey_config, exp_id):
+async def test_rules_with_confusable_names_keep_separate_tables(valkey_config, exp_id):
     transport = RedisTransport(valkey_config, exp_id, patience_s=5)
     await transport.connect()
     try:
@@ -27,9 +27,9 @@ async def test_a_rule_that_is_named_like_another_ones_next_table_keeps_its_own(v
         await transport.close()
 
 
-def test_a_table_of_a_users_rule_outlives_the_interceptor(town):
+def test_a_users_table_outlives_the_interceptor(town):
     class Chattiest(rules.Rule):
-        """Let an agent write so many times in all: the example of docs/rules.md."""
+        """A rule that lets each agent send a number of messages: the example of docs/rules.md."""
 
         def __init__(self, limit):
             self.limit = limit

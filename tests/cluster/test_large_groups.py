@@ -10,7 +10,7 @@ from support.cluster import drain, kill_and_wait
 from ray_messaging import Messaging
 from ray_messaging.errors import AlreadyExists
 
-AGENTS = 12_000  # with three subtopics: above what is subscribed to one by one
+AGENTS = 12_000  # with three subtopics: above the limit of single subscriptions
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""However a driver ends: no server, no guard and no data of its run are left."""
+"""After any end of a driver: no server, no guard and no data of its run remain."""
 
 import os
 import shutil
@@ -64,7 +64,7 @@ with messaging:
 
 @pytest.fixture
 def home():
-    """Give a short path: Ray puts sockets there, whose paths may have 107 bytes."""
+    """Give a short path: Ray puts sockets there, with paths of at most 107 bytes."""
     path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -96,7 +96,7 @@ class Driver:
         return self.process.returncode, errors
 
     def servers(self):
-        """Return the processes whose working directory is in our home: Valkey's is its data directory."""
+        """Return the processes with a working directory in our home: Valkey's is its data directory."""
         return [pid for pid in processes() if where(pid).startswith(f"{self.home}/ray_messaging-valkey-")]
 
     def related(self):
@@ -149,7 +149,7 @@ def environment_of(pid):
     [(RETURNS, 0, ""), (SHUTS_DOWN, 0, ""), (RAISES, 1, "RuntimeError: on purpose")],
     ids=["returns", "shuts down twice", "raises"],
 )
-def test_a_driver_that_ends(home, body, code, words):
+def test_a_driver_that_ends_leaves_nothing(home, body, code, words):
     driver = Driver(body, home)
     driver.process.stdout.readline()
     found, errors = driver.wait_end()
@@ -161,7 +161,7 @@ def test_a_driver_that_ends(home, body, code, words):
 
 
 @pytest.mark.parametrize("body", [SENDS, SENDS_IN_A_BLOCK], ids=["bare", "in a with block"])
-def test_a_driver_that_is_interrupted(home, body):
+def test_an_interrupted_driver_leaves_nothing(home, body):
     """Ctrl-C goes to the whole group of processes."""
     driver = Driver(body, home)
     driver.wait_ready()
@@ -172,7 +172,7 @@ def test_a_driver_that_is_interrupted(home, body):
     driver.assert_nothing_left()
 
 
-def test_a_driver_that_is_killed(home):
+def test_a_killed_driver_leaves_nothing(home):
     driver = Driver(SENDS, home)
     driver.wait_ready()
     driver.process.kill()

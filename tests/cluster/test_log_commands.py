@@ -1,4 +1,4 @@
-"""The log from the command line: of an experiment that runs, and of the folder that it leaves."""
+"""The log on the command line: of a running experiment, and of the folder that it leaves."""
 
 import json
 import uuid
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(90)
 
 
 def ask(*args, code=0):
-    """Run `ray-messaging log ...`; return what it printed, errors where it is to fail."""
+    """Run `ray-messaging log ...`; return its output, for an expected failure its errors."""
     found = CliRunner().invoke(app, ["log", *map(str, args)])
     assert found.exit_code == code, found.output
     return found.stderr if code else found.stdout
@@ -25,7 +25,7 @@ def objects(text):
 
 @pytest.fixture(scope="module")
 def town(ray_cluster, tmp_path_factory):
-    """Give an experiment in which 0 may not write to 10, with what it is asked by while it runs."""
+    """Give an experiment in which 0 may not write to 10, and the answers that it gives while running."""
     log_dir = tmp_path_factory.mktemp("cli") / "log"
     exp_id = f"town-{uuid.uuid4().hex[:8]}"
     only = [rules.BlackList([(0, 10)]), rules.Pattern(["casino"], action="mask")]
@@ -36,7 +36,7 @@ def town(ray_cluster, tmp_path_factory):
         yield messaging
 
 
-def test_what_was_sent_is_there_at_once(town):
+def test_sent_messages_are_in_the_log_at_once(town):
     assert "10 rows, from " in ask("stats", town.exp_id)
     (blocked,) = objects(ask("query", town.exp_id, "--json", "--fate", "blocked"))
     assert (blocked["from_id"], blocked["to_id"], blocked["rule"]) == (0, 10, "black_list")
@@ -50,18 +50,18 @@ def test_the_tail_ends_at_its_limit(town):
     assert all(" -> " in line for line in lines)
 
 
-def test_a_name_that_does_not_run(ray_cluster):
+def test_an_unknown_experiment_gets_an_error(ray_cluster):
     error = ask("stats", "nowhere", code=2)
     assert error.startswith(
         "error: there is no folder 'nowhere' here, and no experiment 'nowhere' runs in the Ray cluster"
     )
 
 
-def test_an_experiment_without_a_log(messaging):
+def test_an_experiment_without_a_log_gets_an_error(messaging):
     assert "keeps no event log" in ask("stats", messaging.exp_id, code=2)
 
 
-def test_the_folder_says_the_same_afterwards(town, tmp_path):
+def test_the_folder_gives_the_same_answers_afterwards(town, tmp_path):
     asked = [["query", "--json"], ["conversation", 0, 10]]
     running = [ask(name, town.exp_id, *rest) for name, *rest in asked]
     folder = town._connection.experiment.log_dir

@@ -1,4 +1,4 @@
-"""Where the event log of an experiment is kept, and who says so."""
+"""The place of an experiment's event log, and the warnings about it."""
 
 import logging
 import uuid
@@ -18,7 +18,7 @@ def session(ray_cluster):
     return Path(context.get_temp_dir()) / context.get_session_name()
 
 
-def test_a_relative_log_dir_in_rays_session_folder_is_warned_of(session, monkeypatch, caplog):
+def test_a_relative_log_dir_in_rays_session_folder_causes_a_warning(session, monkeypatch, caplog):
     trial = session / "artifacts" / uuid.uuid4().hex / "working_dirs" / "trial"
     trial.mkdir(parents=True)
     monkeypatch.chdir(trial)
@@ -33,7 +33,7 @@ def test_a_relative_log_dir_in_rays_session_folder_is_warned_of(session, monkeyp
     assert list((trial / "town-log").iterdir())
 
 
-def test_other_folders_are_told_and_not_warned_of(session, tmp_path, monkeypatch, caplog):
+def test_other_folders_are_logged_without_a_warning(session, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.INFO, "ray_messaging"):
         assert absolute("town-log") == str(tmp_path / "town-log")

@@ -1,4 +1,4 @@
-"""The event log's process dies, its folder is damaged or cannot be written: each message is in it once all the same."""
+"""The log's process dies, or its folder is damaged or unwritable: each message is still logged once."""
 
 import uuid
 from collections import Counter
@@ -43,7 +43,7 @@ def start(ray_cluster, tmp_path):
 
 
 class Traffic(Busy):
-    """Send, fetch what arrives, and note each message's receipt."""
+    """Send, fetch arrivals, and record each message's receipt."""
 
     def __init__(self, group):
         super().__init__()
@@ -69,7 +69,7 @@ def logged_fates(log):
     return found
 
 
-def test_the_log_has_each_message_once_however_often_its_process_dies(start, tmp_path):
+def test_the_log_has_each_message_once_over_deaths_of_its_process(start, tmp_path):
     # A file for each 500 rows, or senders would wait for room until it is old enough to be written.
     messaging, group = start(mailbox_messages=1_000, send_timeout_s=10)
     traffic = Traffic(group)
@@ -109,7 +109,7 @@ def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
 
     for _ in range(5):
         send(50)
-    # As a disk does that is full, or has gone.
+    # Like a full or missing disk.
     (tmp_path / "log").rename(tmp_path / "away")
     (tmp_path / "log").write_text("in the way")
 
@@ -142,7 +142,7 @@ def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
     assert messaging.log.balance().sends == len(expected)
 
 
-def test_a_damaged_segment_is_named_and_left_alone(start, tmp_path):
+def test_a_damaged_segment_is_named_and_not_touched(start, tmp_path):
     messaging, group = start()
     log_dir, exp_id = tmp_path / "log", messaging.exp_id
     group.send_columns([1] * 3, [2] * 3, numbered(3))
@@ -160,7 +160,7 @@ def test_a_damaged_segment_is_named_and_left_alone(start, tmp_path):
         Messaging.connect(exp_id)
 
 
-def test_who_follows_the_log_misses_nothing_when_its_process_dies(start):
+def test_a_follower_misses_nothing_when_the_logs_process_dies(start):
     messaging, group = start()
     follower = messaging.log.tail(after=-1, timeout_s=PATIENCE_S)
     traffic, seen = Traffic(group), set()
@@ -171,12 +171,12 @@ def test_who_follows_the_log_misses_nothing_when_its_process_dies(start):
             kill(messaging.log_actor)
     sent = traffic.stop().receipts.keys()
     seen |= {next(follower).message_id for _ in range(len(sent - seen))}
-    while not sent <= seen:  # what the dead processes had not written comes once more
+    while not sent <= seen:  # rows not written by the dead processes come once more
         seen.add(next(follower).message_id)
     assert seen == sent
 
 
-def test_a_list_that_was_cleared_stays_so_when_the_process_dies(start):
+def test_a_cleared_log_list_stays_empty_when_the_process_dies(start):
     messaging, group = start()
 
     def listed():
@@ -195,7 +195,7 @@ def test_a_list_that_was_cleared_stays_so_when_the_process_dies(start):
     assert len(messaging.log.query()) == 14
 
 
-def test_who_begins_to_follow_the_log_misses_nothing_when_its_process_dies_at_once(start):
+def test_a_new_follower_misses_nothing_when_the_logs_process_dies(start):
     messaging, group = start()
     for n in range(4):
         group.send(n % 2, 2, {"n": n})  # half of it is blocked, and comes through another stream

@@ -1,4 +1,4 @@
-"""The event log's process, without Ray: who goes on in it, and what that reads."""
+"""The event log's process without Ray: followers that continue in it, and their reads."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 
 @pytest.fixture
 async def hosts(exp_id, valkey_config, tmp_path, opener):
-    """Return a function that starts a process of the log, and one that has it die without writing."""
+    """Return a function that starts a log process, and one that kills it without writing."""
     settings = MessagingConfig(mailbox_messages=400)
     experiment = Experiment(exp_id, "run", valkey_config, settings, str(tmp_path / "log"))
     living = []
@@ -46,7 +46,7 @@ def ids(page):
     return page["message_id"].to_pylist()
 
 
-async def test_who_follows_the_log_misses_nothing_when_its_rows_are_numbered_anew(hosts, opener, valkey_config):
+async def test_a_follower_misses_nothing_when_rows_get_new_numbers(hosts, opener, valkey_config):
     start, die = hosts
     first = await start()
     sender = await opener(valkey_config)
@@ -65,7 +65,7 @@ async def test_who_follows_the_log_misses_nothing_when_its_rows_are_numbered_ane
     assert seen.position == 3
 
 
-async def test_a_listener_that_goes_on_reads_no_payloads_to_find_its_place(
+async def test_a_continuing_listener_finds_its_place_without_reading_payloads(
     hosts, opener, exp_id, valkey_config, monkeypatch
 ):
     start, _ = hosts

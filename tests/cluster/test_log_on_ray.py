@@ -39,11 +39,11 @@ def rows(log, **fields):
     return log.query(**fields).to_pylist()
 
 
-# -- what is in it ------------------------------------------------------------------------------------------------
+# -- logged rows --------------------------------------------------------------------------------------------------
 
 
-async def test_every_fate_of_one_run(ray_cluster, tmp_path):
-    """What the receipts say is in the log: at once, and in the folder after the end."""
+async def test_every_fate_is_logged(ray_cluster, tmp_path):
+    """The log agrees with the receipts: at once, and in the folder afterwards."""
 
     class Soften(rules.Rule):
         needs_payload = True
@@ -83,7 +83,7 @@ async def test_every_fate_of_one_run(ray_cluster, tmp_path):
 
 
 async def with_messagers(messaging):
-    """Send to two listeners of one channel, to a foreign one, and to one without a name that has gone."""
+    """Send to two listeners of one channel, to a foreign one, and to a closed one without a name."""
     config, exp_id = messaging.redis, messaging.exp_id
     async with (
         Messager(config, exp_id, messaging.interceptor, name="desk") as desk,
@@ -127,7 +127,7 @@ def check_fates(found, expected):
     assert all(row["delivered_at"] >= row["sent_at"] for row in found if row["mailbox"])
 
 
-def test_a_group_that_is_made_again_under_its_name(logged):
+def test_a_recreated_group_is_logged_under_its_name(logged):
     messaging, west, _ = logged
     for run in range(2):
         group = messaging.create_group("again", [50])
@@ -140,7 +140,7 @@ def test_a_group_that_is_made_again_under_its_name(logged):
     assert messaging.log.balance()
 
 
-def test_a_task_asks(logged):
+def test_a_task_can_query_the_log(logged):
     messaging, west, _ = logged
     west.send_columns([2] * 5, [12] * 5, {"text": "a task asks"})
 
@@ -154,7 +154,7 @@ def test_a_task_asks(logged):
     )  # fmt: skip
 
 
-def test_the_list_in_the_form_of_agentsociety(logged):
+def test_the_log_list_has_agentsocietys_form(logged):
     messaging, west, _ = logged
     control(messaging, "clear_log_list")
     assert control(messaging, "get_log_list") == []
@@ -187,7 +187,7 @@ def test_the_tail_shows_each_message_at_once(logged):
     assert took[100] < 2
 
 
-# -- what was there before ----------------------------------------------------------------------------------------
+# -- existing logs ------------------------------------------------------------------------------------------------
 
 
 def run_once(exp_id, redis_config, log_dir, n, **options):
@@ -197,7 +197,7 @@ def run_once(exp_id, redis_config, log_dir, n, **options):
         return messaging.log.query().num_rows
 
 
-def test_a_log_that_is_there_already(ray_cluster, redis_config, client, tmp_path):
+def test_an_existing_log_needs_on_existing(ray_cluster, redis_config, client, tmp_path):
     exp_id, log_dir = new_id(), tmp_path / "log"
     assert run_once(exp_id, redis_config, log_dir, 0) == 1
     with pytest.raises(AlreadyExists, match="has data on the server"):
@@ -218,7 +218,7 @@ def test_a_log_that_is_there_already(ray_cluster, redis_config, client, tmp_path
 
 
 @pytest.mark.parametrize("how", ["read-only", "no such scheme"])
-def test_a_folder_that_cannot_be_written_stops_the_start(ray_cluster, redis_config, client, tmp_path, how):
+def test_an_unwritable_folder_stops_the_start(ray_cluster, redis_config, client, tmp_path, how):
     exp_id = new_id()
     log_dir = {"read-only": "/proc/log", "no such scheme": "x3://log"}
     with pytest.raises(LogError, match=r"log_dir|write a path") as caught:
@@ -227,11 +227,11 @@ def test_a_folder_that_cannot_be_written_stops_the_start(ray_cluster, redis_conf
     with pytest.raises(UnknownName):
         Messaging.connect(exp_id)
     assert list(client.scan_iter(f"*{exp_id}*")) == []
-    if how == "read-only":  # nothing is in the way of a second attempt
+    if how == "read-only":  # a second attempt can succeed
         assert run_once(exp_id, redis_config, tmp_path / "log", 0) == 1
 
 
-def test_a_run_without_a_log_does_not_wait_for_that_of_a_dead_one(ray_cluster, redis_config, tmp_path):
+def test_a_run_without_a_log_does_not_wait_for_a_dead_runs_log(ray_cluster, redis_config, tmp_path):
     exp_id, settings = new_id(), MessagingConfig(mailbox_messages=50, send_timeout_s=5)
 
     @ray.remote(num_cpus=0, max_retries=0)

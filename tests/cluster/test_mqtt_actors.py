@@ -16,13 +16,13 @@ from ray_messaging.mqtt import Messager as MqttMessager
 
 @pytest.fixture
 def exp():
-    """Name an experiment that stands in topics only: the broker is shared, and so is the namespace."""
+    """Return an experiment name for topics only: the broker and its topics are shared."""
     return f"exp-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def broker(mosquitto_config):
-    """Say where the broker is, in the seed's words."""
+    """Give the broker's address as AgentSociety's arguments."""
     return {"hostname": mosquitto_config.server, "port": mosquitto_config.port}
 
 
@@ -53,7 +53,7 @@ def fetch_all(actor, count):
 
 @pytest.fixture
 def interceptor(ray_cluster):
-    """Start an actor that answers as AgentSociety's interceptor does, and notes what it is asked."""
+    """Start an actor that answers as AgentSociety's interceptor does, and records its questions."""
 
     @ray.remote(num_cpus=0)
     class Interceptor:
@@ -108,7 +108,7 @@ def test_an_actor_is_used_as_agentsociety_uses_it(start, exp, monkeypatch):
     assert ask(group.is_connected.remote()) is False
 
 
-async def test_a_foreign_interceptor_on_ray_is_asked_as_the_seed_asks_it(broker, exp, interceptor):
+async def test_a_foreign_interceptor_on_ray_is_asked_as_by_agentsociety(broker, exp, interceptor):
     topic = f"exps/{exp}/agents/b/agent-chat"
     async with MqttMessager(**broker, message_interceptor=interceptor) as sender:
         assert (await sender.send_message(topic, {"text": "good"}, "a", "b")).fate == "undeliverable"
@@ -131,7 +131,7 @@ async def test_the_interceptor_of_an_experiment_judges_without_exp_id(logged, br
         assert sender.stats()["interceptor"] == "lane"
 
 
-async def test_an_experiment_that_is_joined_judges_and_logs(logged, broker):
+async def test_a_joined_experiment_judges_and_logs(logged, broker):
     messaging, *_ = logged
     exp_id = messaging.exp_id
     west, east = (f"exps/{exp_id}/agents/{agent}/agent-chat" for agent in (70, 80))
@@ -174,7 +174,7 @@ async def test_an_experiment_that_is_joined_judges_and_logs(logged, broker):
 
 
 def logged_row(messaging, message_id):
-    """Wait until the event log has a message, and return what it knows."""
+    """Wait until the event log has a message; return its row."""
 
     def look():
         return [row for row in messaging.log.query().to_pylist() if row["message_id"] == message_id]
@@ -184,12 +184,12 @@ def logged_row(messaging, message_id):
     return found[0]
 
 
-async def test_an_experiment_is_joined_by_an_actor(start, logged, broker, exp):
+async def test_an_actor_can_join_an_experiment(start, logged, broker, exp):
     messaging, *_ = logged
     topic = f"exps/{messaging.exp_id}/agents/90/agent-chat"
 
     class Heard(MqttMessager):
-        """Keep what Ray warns of in this process."""
+        """Keep Ray's warnings in this process."""
 
         def __init__(self, **options):
             super().__init__(**options)
@@ -217,7 +217,7 @@ async def test_an_experiment_is_joined_by_an_actor(start, logged, broker, exp):
     assert (await asyncio.to_thread(logged_row, messaging, receipt.message_id))["fate"] == "delivered"
 
 
-async def test_an_interceptor_of_ones_own_in_an_experiment_without_a_log(messaging, broker, interceptor):
+async def test_an_own_interceptor_works_in_an_experiment_without_a_log(messaging, broker, interceptor):
     topic = f"exps/{messaging.exp_id}/agents/b/agent-chat"
     async with MqttMessager(**broker, message_interceptor=interceptor, exp_id=messaging.exp_id) as sender:
         assert (await sender.send_message(topic, {"text": "bad"}, "a")).fate == "blocked"
@@ -226,7 +226,7 @@ async def test_an_interceptor_of_ones_own_in_an_experiment_without_a_log(messagi
         assert sender.message_interceptor is not None
 
 
-async def test_an_experiment_that_does_not_run(ray_cluster, broker, monkeypatch):
+async def test_joining_an_unknown_experiment_raises(ray_cluster, broker, monkeypatch):
     with pytest.raises(UnknownName, match="nobody"):
         await MqttMessager(**broker, exp_id="nobody").connect()
     with pytest.raises(InvalidAddress):
@@ -236,8 +236,8 @@ async def test_an_experiment_that_does_not_run(ray_cluster, broker, monkeypatch)
         await MqttMessager(**broker, exp_id="nobody").connect()
 
 
-async def test_a_group_on_redis_is_not_disturbed_by_a_messager_of_its_name(logged, broker):
-    """Join with the name of a group: the event log's lane must not fence the group's own sends."""
+async def test_a_messager_on_mqtt_does_not_fence_a_group_of_its_name(logged, broker):
+    """Join with the name of a group: the log notes must not fence the group's own sends."""
     messaging, west, _ = logged
     async with MqttMessager(**broker, exp_id=messaging.exp_id, name="west") as sender:
         assert (await sender.send_message(f"exps/{messaging.exp_id}/agents/99/agent-chat", {}, 1)).fate

@@ -1,4 +1,4 @@
-"""Experiments on a server of the user's own: what is there before, and what is left after."""
+"""Experiments on a user's own server: existing data, and the keys left afterwards."""
 
 import time
 import uuid
@@ -59,7 +59,7 @@ def test_shutdown_leaves_the_data(left, client, exp_id):
     assert len(keys(client, exp_id)) > 3
 
 
-def test_data_that_are_there_stop_a_start(left, client, exp_id):
+def test_existing_data_stop_a_start(left, client, exp_id):
     before = keys(client, exp_id)
     with pytest.raises(AlreadyExists, match="has data on the server") as caught:
         Messaging.start(exp_id, redis=left)
@@ -70,7 +70,7 @@ def test_data_that_are_there_stop_a_start(left, client, exp_id):
         Messaging.connect(exp_id)
 
 
-def test_resume_goes_on(left, exp_id):
+def test_resume_continues_the_experiment(left, exp_id):
     with Messaging.start(exp_id, redis=left, on_existing="resume") as messaging:
         assert messaging.stats()["waiting"] == {"all": 2}
         assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
@@ -81,12 +81,12 @@ def test_resume_goes_on(left, exp_id):
 
 
 @pytest.mark.long
-def test_resume_adds_what_was_set_at_run_time_to_the_rules_given(left, exp_id):
+def test_resume_adds_run_time_changes_to_the_given_rules(left, exp_id):
     listed = [rules.BlackList([(1, 2)])]
     with Messaging.start(exp_id, redis=left, on_existing="resume", rules=listed) as messaging:
         assert ray.get(messaging.interceptor.black_set.remote()) == {(1, 2), (3, None)}
         ray.get(messaging.interceptor.remove_from_black_set.remote([(1, 2)]))
-        kill(messaging.interceptor)  # what was removed must not come back with the rules that it was started with
+        kill(messaging.interceptor)  # removed pairs must not return with the rules of the start
         assert ray.get(messaging.interceptor.black_set.remote()) == {(3, None)}
 
 
@@ -100,7 +100,7 @@ def test_reset_begins_afresh(left, exp_id):
 
 
 @pytest.mark.long
-def test_reset_ends_what_runs(left, exp_id):
+def test_reset_ends_a_running_experiment(left, exp_id):
     old = Messaging.start(exp_id, redis=left, on_existing="resume")
     old.create_group("old", [7])
     with Messaging.start(exp_id, redis=left, on_existing="reset") as messaging:
@@ -130,7 +130,7 @@ def test_reset_ends_what_runs(left, exp_id):
     ],
     ids=str,
 )
-def test_a_wrong_address_is_told_at_once(redis_config, exp_id, change, error, words):
+def test_a_wrong_address_raises_at_once(redis_config, exp_id, change, error, words):
     wrong = redis_config.model_copy(update=change)
     began = time.monotonic()
     with pytest.raises(error) as caught:
@@ -142,7 +142,7 @@ def test_a_wrong_address_is_told_at_once(redis_config, exp_id, change, error, wo
     assert redis_config.password not in str(caught.value)
     if issubclass(error, ServerRefused):
         assert isinstance(caught.value, ConfigError)
-    # Nothing is in the way of a second attempt.
+    # A second attempt can succeed.
     with pytest.raises(UnknownName):
         Messaging.connect(exp_id)
 

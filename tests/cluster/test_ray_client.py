@@ -1,4 +1,4 @@
-"""A driver that is connected by Ray Client: all of the facade, as on the cluster itself."""
+"""A driver connected by Ray Client: every call of `Messaging`, as on the cluster itself."""
 
 import os
 import secrets
@@ -91,7 +91,7 @@ except Closed:
 
 @pytest.fixture
 def token():
-    """Return an environment in which this Ray, and who connects to it, have a token of their own."""
+    """Return an environment in which this Ray and its clients have a token of their own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     return environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "GRPC_VERBOSITY": "ERROR"}
 

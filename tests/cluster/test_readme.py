@@ -1,4 +1,4 @@
-"""The README's ten lines, as they stand there: on one node, and on two."""
+"""The README's ten lines run as printed: on one node, and on two."""
 
 import ast
 import re
@@ -55,21 +55,21 @@ def printed(output):
 
 
 def run(script):
-    """Run a script in a process of its own, and return what it printed, line by line."""
+    """Run a script in a process of its own; return its output, line by line."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=80, check=False)
     assert done.returncode == 0, done.stderr
     return printed(done.stdout)
 
 
-def test_they_are_ten_lines(ten_lines):
+def test_the_example_has_ten_lines(ten_lines):
     assert len([line for line in ten_lines.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
 
 
-def test_on_one_node(ray_cluster, ten_lines, capsys):
+def test_the_example_runs_on_one_node(ray_cluster, ten_lines, capsys):
     exec(compile(ten_lines, "README.md", "exec"), {"__name__": "__main__"})
     assert printed(capsys.readouterr().out) == [EXPECTED]
 
 
 @pytest.mark.long
-def test_on_two_nodes(ten_lines):
+def test_the_example_runs_on_two_nodes(ten_lines):
     assert run(TWO_NODES + ten_lines + PLACED) == [EXPECTED, EXPECTED]

@@ -1,4 +1,4 @@
-"""AgentSociety's way to run a society: groups as Ray actors, each with its Messager, and an interceptor beside them."""
+"""AgentSociety's pattern: groups as Ray actors, each with its Messager, and an interceptor beside them."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ class Interceptor:
 
 @ray.remote(num_cpus=0)
 class AgentGroup:
-    """Host agents that answer what they hear: as the seed's users write it."""
+    """A group of agents that answer messages, written as AgentSociety's users do."""
 
     def __init__(self, config, exp_id, agents, message_interceptor=None):
         self._config, self._exp_id, self._interceptor = config, exp_id, message_interceptor
@@ -128,7 +128,7 @@ def test_a_foreign_interceptor_blocks_and_passes(society):
     assert call(west, "has_interceptor", interceptor)
 
 
-async def test_the_user_asks_all_agents_and_is_paid_back(society, valkey_config):
+async def test_the_user_asks_all_agents_and_gets_answers(society, valkey_config):
     exp_id, (west, east), interceptor = society
     asked = await interceptor.__ray_call__.remote(lambda self: self.asked)
     user = Messager(valkey_config, exp_id, interceptor)

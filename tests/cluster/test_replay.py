@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def run(ray_cluster, tmp_path):
-    """Return a function that runs a command line on the Ray that is up, and reads the JSON it wrote."""
+    """Return a function that runs a command line on the running Ray, and reads its JSON output."""
 
     def run(*args, code=0):
         path = tmp_path / "account.json"
@@ -69,7 +69,7 @@ def test_diplomacy_texts_arrive_in_order(run, data):
 
 
 @pytest.mark.long
-def test_rules_stop_what_they_should(run, trace):
+def test_rules_block_the_expected_messages(run, trace):
     path, rows = trace
     found, account = run("replay", path, "--groups", 3, "--rules", "black-list:0-1,4-*", "--rules", "max-length:1000")
     black = sum(a == 4 or (a, b) == (0, 1) for a, b, *_ in rows)
@@ -82,14 +82,14 @@ def test_rules_stop_what_they_should(run, trace):
 
 
 @pytest.mark.long
-def test_the_pace_of_the_trace(run, trace):
+def test_the_pace_of_the_trace_is_kept(run, trace):
     _, account = run("replay", trace[0], "--groups", 2, "--speed", "10")
     assert_balances(account)
     assert account["seconds"] >= 0.49
 
 
 @pytest.mark.long
-def test_fewer_agents_than_groups(run, tmp_path):
+def test_a_trace_may_have_fewer_agents_than_groups(run, tmp_path):
     path = tmp_path / "two.txt"
     path.write_text("1 2 10\n2 1 20\n1 1 30\n")
     found, account = run("replay", path, "--groups", 8)
@@ -99,7 +99,7 @@ def test_fewer_agents_than_groups(run, tmp_path):
 
 
 @pytest.mark.long
-def test_a_server_of_your_own_is_left_as_it_was(run, trace, valkey_config):
+def test_an_own_server_is_left_unchanged(run, trace, valkey_config):
     config = valkey_config
     _, account = run("replay", trace[0], "--redis", f"redis://:{config.password}@{config.server}:{config.port}/0")
     assert_balances(account)
@@ -107,7 +107,7 @@ def test_a_server_of_your_own_is_left_as_it_was(run, trace, valkey_config):
         assert client.keys("*replay-*") == []
 
 
-def test_a_missing_server_raises(run, trace):
+def test_a_missing_server_gets_an_error(run, trace):
     found, account = run("replay", trace[0], "--redis", "redis://127.0.0.1:1/0", code=2)
     assert account is None
     assert found.stderr.startswith("error: ")
@@ -115,14 +115,14 @@ def test_a_missing_server_raises(run, trace):
 
 
 @pytest.mark.long
-def test_an_account_that_does_not_balance_exits_by_1(run, trace, monkeypatch):
+def test_an_unbalanced_account_exits_with_1(run, trace, monkeypatch):
     monkeypatch.setattr(Account, "problems", ["1 messages arrived again"])
     found, account = run("replay", trace[0], code=1)
     assert account["balances"] is False
     assert "error: the account does not balance: 1 messages arrived again" in found.stderr
 
 
-def test_the_demo(run):
+def test_the_demo_balances(run):
     found, account = run("demo", "--agents", 200, "--groups", 3, "--messages", 20_000)
     assert_balances(account)
     assert account["blocked"] == account["blocked_by"]["black_list"] > 0
@@ -133,7 +133,7 @@ def test_the_demo(run):
 
 
 @pytest.mark.long
-def test_a_process_of_its_own(trace, tmp_path):
+def test_replay_runs_in_a_process_of_its_own(trace, tmp_path):
     """Start everything, Ray included, and leave nothing behind."""
     path = tmp_path / "account.json"
     command = [sys.executable, "-m", "ray_messaging.cli", "replay", trace[0], "--groups", "2", "--json", path]

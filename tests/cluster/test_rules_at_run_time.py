@@ -1,4 +1,4 @@
-"""Rules changed while messages go: from the driver, from tasks, under load, and with what no interceptor can use."""
+"""Rules changed at run time: by the driver, by tasks, under load, and with unusable rules."""
 
 import uuid
 
@@ -29,7 +29,7 @@ def names(messaging):
     return [rule["name"] for rule in control(messaging, "rules")]
 
 
-def test_rules_are_put_in_listed_replaced_and_taken_out(town):
+def test_rules_are_inserted_listed_replaced_and_removed(town):
     messaging, west, _ = town()
     control(messaging, "insert_rule", rules.MaxLength(1_000))
     control(messaging, "insert_rule", rules.MaxLength(20, name="shorter"), 0)
@@ -117,7 +117,7 @@ def test_a_task_controls_the_rules(town):
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_a_change_that_cannot_be_made_changes_nothing(town, method, args, words):
+def test_an_invalid_change_changes_nothing(town, method, args, words):
     messaging, west, _ = town()
     for name in ("first", "second"):
         control(messaging, "insert_rule", rules.MaxLength(50, name=name))
@@ -131,7 +131,7 @@ def test_a_change_that_cannot_be_made_changes_nothing(town, method, args, words)
     assert west.send(1, 11, {})
 
 
-def test_an_id_that_is_none_is_told(town):
+def test_an_invalid_id_raises(town):
     messaging, _, _ = town()
     with pytest.raises(InvalidAddress):
         control(messaging, "add_to_black_set", [(1.5, 2)])
@@ -139,7 +139,7 @@ def test_an_id_that_is_none_is_told(town):
         control(messaging, "reset_violation_counts", [1.5])
 
 
-def test_rules_that_cannot_be_pickled_stop_a_start(ray_cluster, redis_config):
+def test_unpicklable_rules_stop_a_start(ray_cluster, redis_config):
     exp_id = f"unpicklable-{uuid.uuid4().hex[:8]}"
     for rule, words in ((LocksUp(locked=True), "first used"), (OnlyHere(), "No module named 'mine'")):
         with pytest.raises(RuleError, match=words) as caught:
@@ -148,13 +148,13 @@ def test_rules_that_cannot_be_pickled_stop_a_start(ray_cluster, redis_config):
         assert repr(rule.name) in str(caught.value)
         with pytest.raises(UnknownName):
             Messaging.connect(exp_id)
-    # Nothing is in the way of a second attempt.
+    # A second attempt can succeed.
     with Messaging.start(exp_id, redis=redis_config, rules=[Shouting()]) as messaging:
         assert names(messaging) == ["shouting"]
 
 
-def test_rules_that_do_not_reach_the_interceptor_change_nothing(town):
-    """A handle's arguments are Ray's: it says why, before the interceptor hears of it."""
+def test_undeliverable_rules_change_nothing(town):
+    """Ray cannot deliver the argument: the error has the reason, and the interceptor is not called."""
     messaging, west, _ = town()
     with pytest.raises(TypeError, match="lock"):
         messaging.interceptor.insert_rule.remote(LocksUp(locked=True))
@@ -164,11 +164,11 @@ def test_rules_that_do_not_reach_the_interceptor_change_nothing(town):
     assert west.send(1, 11, {})
 
 
-def test_the_black_list_is_added_to_reduced_set_and_read(town):
+def test_black_list_calls_add_remove_set_and_read(town):
     messaging, west, _ = town()
     assert control(messaging, "black_set") == set()
     control(messaging, "remove_from_black_set", (1, 11))
-    assert control(messaging, "rules") == []  # nothing was there that could have been removed
+    assert control(messaging, "rules") == []  # there was no pair to remove
     control(messaging, "add_to_black_set", (1, 11))
     control(messaging, "add_to_black_set", [(2, None), (None, 13), (3, "ann")])
     assert control(messaging, "black_set") == {(1, 11), (2, None), (None, 13), (3, "ann")}
@@ -224,7 +224,7 @@ def test_a_new_round_gives_new_quotas(town):
 
 
 class Flood(Busy):
-    """Send small batches without pause; note of each what was in force before it, and what became of it."""
+    """Send small batches without pause; record the rules in force before each, and its fates."""
 
     def __init__(self, group, pair, in_force):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Messages that wait for a slow rule: they outlast the interceptor, and hold up nobody else."""
+"""Messages that wait for a slow rule survive the interceptor, and delay no others."""
 
 import logging
 import threading
@@ -36,7 +36,7 @@ def gate(ray_cluster):
     ray.kill(made)
 
 
-def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(town, gate):
+def test_deferred_messages_survive_the_interceptor(town, gate):
     name, gate = gate
     messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
     slow = [payload | {"slow": 1} for payload in numbered(100)]
@@ -58,11 +58,11 @@ def test_messages_that_wait_for_a_slow_rule_outlast_the_interceptor(town, gate):
     assert Counter(ray.get(gate.questions.remote())) == dict.fromkeys(range(100), 2)
 
 
-def test_five_hundred_that_wait_hold_up_nobody_else(town, gate):
+def test_500_deferred_messages_delay_no_others(town, gate):
     name, gate = gate
     messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))
-    lone = new_handle(west)
-    lone.send(2, 12, {"n": -1})
+    other_handle = new_handle(west)
+    other_handle.send(2, 12, {"n": -1})
     slow = [payload | {"slow": 1} for payload in numbered(500)]
     found = []
     waiting = threading.Thread(
@@ -73,7 +73,7 @@ def test_five_hundred_that_wait_hold_up_nobody_else(town, gate):
     took = []
     for n in range(200):
         began = time.perf_counter()
-        receipt = lone.send(2, 12, {"n": n})
+        receipt = other_handle.send(2, 12, {"n": n})
         took.append(time.perf_counter() - began)
         assert receipt
     assert not found

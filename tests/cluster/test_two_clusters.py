@@ -1,4 +1,4 @@
-"""Two Ray clusters, one server, one experiment: what the one forbids the other one cannot let pass."""
+"""Two Ray clusters on one server with one experiment: the old one cannot bypass the new one's rules."""
 
 import pytest
 from support.other_cluster import OtherCluster, Told, texts_of
@@ -39,7 +39,7 @@ def refused(call, *args):
 
 
 def forbidden_never_passes(old, new):
-    """Have the old cluster try, with who is there and with who comes; the new one bans agent 1 from writing to 3."""
+    """Let old and new messagers of the old cluster try; the new one bans agent 1 from writing to 3."""
     new.group("north", [3, 4])
     for _ in range(2):
         refused(old.send, "west", 1, 3, ["old"] * 3)
@@ -53,7 +53,7 @@ def forbidden_never_passes(old, new):
 
 @pytest.mark.parametrize("stepped_s", [0, -60])
 @pytest.mark.parametrize("lost", ["all", "the experiment", "the interceptor"])
-def test_who_lived_before_a_flush_gets_nothing_past_the_new_rules(
+def test_messagers_from_before_a_flush_cannot_bypass_the_new_rules(
     old_and_new, clocked_server, server_clock, redis, exp_id, tmp_path, lost, stepped_s
 ):
     old, new = old_and_new
@@ -81,9 +81,7 @@ def test_who_lived_before_a_flush_gets_nothing_past_the_new_rules(
     assert texts_of(EventLog.open(log_dir)) == ["new"] * 4
 
 
-def test_what_an_experiment_has_left_is_gone_on_with_only_where_that_is_said(
-    old_and_new, clocked_server, redis, exp_id, tmp_path
-):
+def test_a_leftover_experiment_is_resumed_only_on_request(old_and_new, clocked_server, redis, exp_id, tmp_path):
     old, new = old_and_new
     old.start(exp_id, redis, log_dir=str(tmp_path / "log"))
     old.group("west", [1])
@@ -99,9 +97,7 @@ def test_what_an_experiment_has_left_is_gone_on_with_only_where_that_is_said(
         old.start(exp_id, redis)
 
 
-def test_a_second_cluster_is_refused_while_the_first_lives_and_a_reset_ends_the_first_for_good(
-    old_and_new, redis, exp_id, tmp_path
-):
+def test_a_second_cluster_is_refused_and_a_reset_ends_the_first(old_and_new, redis, exp_id, tmp_path):
     old, new = old_and_new
     old.start(exp_id, redis, on_existing="reset", log_dir=str(tmp_path / "log"))  # it must not do so again
     old.group("west", [1])
@@ -118,7 +114,7 @@ def test_a_second_cluster_is_refused_while_the_first_lives_and_a_reset_ends_the_
     assert new.logged() == ["new"] * 5
 
 
-def test_a_cluster_goes_on_with_what_another_one_has_left(old_and_new, redis, exp_id):
+def test_a_cluster_resumes_an_ended_clusters_experiment(old_and_new, redis, exp_id):
     old, new = old_and_new
     old.start(exp_id, redis, banned=[(1, 2)])
     old.group("west", [1])

@@ -1,4 +1,4 @@
-"""Rules that raise or hang where they are told something: taken out, at a new round, at the end."""
+"""Rules that raise or hang in their callbacks: at removal, at a new round, at the end."""
 
 import asyncio
 import uuid
@@ -13,7 +13,7 @@ from ray_messaging.errors import RuleError
 
 
 def unruly(name, *, hangs=False):
-    """Make a rule of a class that travels as it is."""
+    """Make a rule of a class that is pickled by value."""
 
     class Unruly(rules.Rule):
         def check_batch(self, batch, exp_id):
@@ -32,7 +32,7 @@ def unruly(name, *, hangs=False):
     return rule
 
 
-def test_a_new_round_begins_for_the_others_and_the_caller_is_told(town):
+def test_a_new_round_begins_for_other_rules_and_raises(town):
     messaging, west, _ = town(unruly("odd"), rules.RateLimit(per_round=1))
     assert west.send(1, 11, {})
     assert west.send(1, 11, {}).rule == "rate_limit"
@@ -42,7 +42,7 @@ def test_a_new_round_begins_for_the_others_and_the_caller_is_told(town):
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_rule_whose_end_fails_is_out_at_once(town, hangs):
+def test_a_rule_that_fails_to_close_is_removed_at_once(town, hangs):
     messaging, west, _ = town(unruly("odd", hangs=hangs))
     assert control(messaging, "pop_rule", "odd")["name"] == "odd"
     assert control(messaging, "rules") == []
@@ -51,7 +51,7 @@ def test_a_rule_whose_end_fails_is_out_at_once(town, hangs):
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.long
-def test_an_experiment_is_erased_whatever_its_rules_do(redis_config):
+def test_unruly_rules_do_not_prevent_the_erasure_of_an_experiment(redis_config):
     exp_id = f"unruly-{uuid.uuid4().hex[:8]}"
     listed = [unruly("odd"), unruly("hangs", hangs=True), rules.RateLimit(per_round=5)]
     with Messaging.start(exp_id, redis=redis_config, rules=listed) as messaging:

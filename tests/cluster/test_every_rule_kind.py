@@ -1,4 +1,4 @@
-"""Every kind of rule, given at the start, put in, or put in another one's place, judges until its state changes."""
+"""Every kind of rule judges from the start, after an insertion and after a replacement."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ BAD, FINE = {"content": "bad"}, {"content": "fine"}
 
 
 class Model(BaseHTTPRequestHandler):
-    """Be a language model that does not like what is bad."""
+    """A language model that rejects texts with "bad"."""
 
     def do_POST(self):
         asked = self.rfile.read(int(self.headers["content-length"])).decode()
@@ -47,7 +47,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def shared(ray_cluster):
-    """Give the experiment that rules are put into; the classes here travel by value, as a notebook's do."""
+    """Give an experiment for inserted rules; the classes here are pickled by value, like a notebook's."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with Messaging.start(f"put-in-{uuid.uuid4().hex[:8]}") as started:
         yield started
@@ -55,7 +55,7 @@ def shared(ray_cluster):
 
 
 class Once(rules.Rule):
-    """Let each agent write once: a user's rule, that writes to an array and to bytes of its own."""
+    """A user's rule that lets each agent write once, with a writable array and bytes of its own."""
 
     def __init__(self):
         self.seen = np.zeros(100_000, np.int64)  # so large that Ray would keep it apart
@@ -68,7 +68,7 @@ class Once(rules.Rule):
 
 
 class Counter:
-    """Be a block of AgentSociety's that refuses what is bad, and all that comes after three messages."""
+    """A block of AgentSociety's that refuses bad texts, and everything after three messages."""
 
     def __init__(self):
         self.asked = np.zeros(1, np.int64)
@@ -155,7 +155,7 @@ async def test_a_rule_given_at_the_start_judges_until_its_state_changes(name, sh
 
 @pytest.mark.parametrize("way", ["insert_rule", "replace_rule"])
 @pytest.mark.parametrize("name", CASES)
-async def test_a_rule_put_in_judges_until_its_state_changes(name, way, shared, model):
+async def test_an_inserted_rule_judges_until_its_state_changes(name, way, shared, model):
     make, batches = CASES[name]
     interceptor, rule = shared.interceptor, make(model)
     await interceptor.reset_violation_counts.remote()

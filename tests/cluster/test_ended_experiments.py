@@ -1,4 +1,4 @@
-"""What is left of an experiment, or of a group, that has ended: it says so at once; and groups that start together."""
+"""Use of an ended experiment or group raises at once; and groups that start together."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ def new_id():
 
 @pytest.fixture
 def redis(request):
-    """Give an experiment's own server, which ends with it, or one that stays."""
+    """Give an experiment's own server, which ends with it, or a server that stays."""
     return None if request.param == "embedded" else request.getfixturevalue("redis_config")
 
 
@@ -53,7 +53,7 @@ def end(request, redis):
     indirect=True,
 )
 async def test_old_messagers_are_closed_at_once(redis, end):
-    """None of them waits for its server, or for the interceptor: 30 s each would be more than a test has."""
+    """None of them waits for its server or interceptor: 30 s each would exceed the test's time."""
     old = await asyncio.to_thread(Messaging.start, new_id(), redis=redis)
     await asyncio.to_thread(old.create_group, "all", [1])
     plain = Messager(old.redis, old.exp_id, old.interceptor)
@@ -74,7 +74,7 @@ async def test_old_messagers_are_closed_at_once(redis, end):
         await asyncio.to_thread(new.shutdown)
 
 
-async def test_an_old_messager_that_holds_messages_is_closed_as_such():
+async def test_an_old_messager_with_unhandled_messages_raises_closed():
     old = await asyncio.to_thread(Messaging.start, new_id())
     host = await old.open_messager("mine", [50])
     await host.send_message(host.get_agent_chat_channel(50), {"n": 1}, 50)
@@ -97,7 +97,7 @@ def test_a_send_to_a_removed_group_is_refused_as_closed(messaging, make_group):
         group.fetch()
 
 
-def test_a_group_that_starts_again_is_not_taken_for_gone(messaging, make_group):
+def test_a_restarting_group_does_not_count_as_removed(messaging, make_group):
     group = make_group(messaging)
     one, two = group.agents[:2]
     kill(group.actor)
@@ -127,14 +127,14 @@ def test_no_group_starts_in_an_experiment_that_has_ended(capfd):
 
 @ray.remote(num_cpus=0)
 class Stuck:
-    """Fail to close, as a group does that cannot commit."""
+    """A messager that fails to close, like a group that cannot commit."""
 
     def close(self):
         raise TransitError("what was fetched last could not be committed")
 
 
-def test_an_actor_that_cannot_leave_well_is_told_of_in_one_line(monkeypatch, caplog):
-    """Ray would print the error, as nobody takes it, with its traceback."""
+def test_an_actor_that_fails_to_close_is_reported_in_one_line(monkeypatch, caplog):
+    """Ray would print the unread error with its traceback."""
     unhandled = []
     monkeypatch.setattr(ray._private.worker.logger, "error", lambda *args: unhandled.append(args))
     stuck = Stuck.remote()
@@ -168,7 +168,7 @@ def test_groups_start_together(messaging):
 
 
 @pytest.mark.long
-def test_of_groups_that_cannot_all_be_none_is(messaging, make_group):
+def test_if_one_group_cannot_start_none_is_created(messaging, make_group):
     west, east, ann, bob = unique("west", "east", "ann", "bob")
     taken = make_group(messaging)
     a_name, an_agent = {west: [ann], taken.name: [bob]}, {west: [ann], east: taken.agents}

@@ -1,4 +1,4 @@
-"""What lasts by design: names of messagers that are closed, what rules remember. It is shown, with what ends it."""
+"""State that lasts by design: names of closed messagers, entries of rules; it is shown, and can be removed."""
 
 import uuid
 
@@ -48,7 +48,7 @@ async def test_closed_messagers_are_named_and_removed_one_by_one(messaging):
 
 
 @pytest.mark.long
-async def test_many_names_are_a_finding_whose_remedy_works(messaging, monkeypatch):
+async def test_many_closed_names_cause_a_finding_with_a_working_remedy(messaging, monkeypatch):
     monkeypatch.setattr(mailboxes, "MANY_NAMES", 20)
     async with open_messager(messaging, "clerk") as clerk:
         transport = clerk.engine.transport
@@ -67,7 +67,7 @@ async def test_many_names_are_a_finding_whose_remedy_works(messaging, monkeypatc
         assert [key for key in keys if b"guest-" in key] == []
 
 
-def test_what_rules_keep_is_shown_and_a_new_round_forgets_it(messaging):
+def test_kept_rule_entries_are_shown_and_a_new_round_clears_them(messaging):
     group = messaging.create_group("town", range(20))
     group.send_columns([1] * 8, list(range(2, 10)), [{}] * 8)
     kept = messaging.stats()["kept"]

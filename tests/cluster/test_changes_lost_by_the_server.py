@@ -1,4 +1,4 @@
-"""A server comes back without the last that it had confirmed: what was forbidden stays so, whoever dies after that."""
+"""A server returns without its last confirmed changes: bans stay in force, also after later deaths."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def start(ray_cluster, server):
 
 
 def forget(server, change):
-    """Have the server forget a change that has returned, and what else happened meanwhile."""
+    """Make the server forget a change that has returned, and other events meanwhile."""
     [aof] = [path for path in injector.aof_files(server) if ".incr." in path.name]
     before = aof.stat().st_size
     change()
@@ -53,7 +53,7 @@ def forget(server, change):
 
 
 def noticed(messaging):
-    """Wait until the interceptor has noticed; return what health says of it."""
+    """Wait until the interceptor has noticed; return the health finding."""
 
     def said():
         return [finding for finding in messaging.health().problems if "server_behind" in finding.what]
@@ -61,7 +61,7 @@ def noticed(messaging):
     return wait_for(said, "a finding")
 
 
-def test_a_ban_that_the_server_has_lost_holds_after_the_interceptors_death(start, server):
+def test_a_ban_lost_by_the_server_holds_after_the_interceptors_death(start, server):
     messaging, west, east = start(rules.BlackList([(9, 19)]))
     assert fates(west.send_columns([1, 9], [11, 19], numbered(2))) == ["delivered", "blocked"]
     forget(server, lambda: control(messaging, "add_to_black_set", (1, 11)))
@@ -75,7 +75,7 @@ def test_a_ban_that_the_server_has_lost_holds_after_the_interceptors_death(start
     assert numbers(drain(east, 2)) == [0, 3]
 
 
-def test_a_rule_that_the_server_has_lost_holds_after_the_interceptors_death(start, server):
+def test_a_rule_lost_by_the_server_holds_after_the_interceptors_death(start, server):
     messaging, west, _ = start(rules.RateLimit(per_round=3))
     assert fates(west.send_columns([1] * 2, [11] * 2, {})) == ["delivered"] * 2
 
@@ -92,7 +92,7 @@ def test_a_rule_that_the_server_has_lost_holds_after_the_interceptors_death(star
     assert west.send(2, 11, {"text": "HEY"}).rule == "shouting"
 
 
-def test_an_epoch_that_the_server_has_lost_is_taken_again(start, server):
+def test_an_epoch_lost_by_the_server_is_taken_again(start, server):
     messaging, west, _ = start()
     assert west.send(1, 11, {"n": 0})
     control(messaging, "add_to_black_set", (2, 12))
@@ -109,7 +109,7 @@ def test_an_epoch_that_the_server_has_lost_is_taken_again(start, server):
     assert control(messaging, "black_set") == {(1, 11), (2, 12)}
 
 
-def test_a_rule_is_there_where_server_and_interceptor_die_together(start, server):
+def test_a_rule_survives_the_death_of_server_and_interceptor(start, server):
     messaging, west, _ = start()
     assert west.send(1, 11, {"n": 0})
     pid = pid_of(messaging.interceptor)

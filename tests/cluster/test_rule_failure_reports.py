@@ -1,4 +1,4 @@
-"""A rule that fails shows in the rules, in stats(), in health() and to the doctor, until it goes."""
+"""A failing rule shows in `rules()`, stats(), health() and the doctor, until it is removed."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from ray_messaging.errors import RuleError
 
 
 def odd(name="odd", on_error="block"):
-    """Make a rule, of a class that travels as it is, that fails on what says so."""
+    """Make a rule that fails on marked messages; its class is pickled by value."""
 
     class Odd(rules.Rule):
         needs_payload = True
@@ -65,7 +65,7 @@ def test_the_first_failure_is_critical_everywhere(town):
     assert "interceptor: rule 'odd'" in doctor.output
 
 
-def test_what_passes_unjudged_is_told_and_what_is_too_late(town):
+def test_unchecked_messages_and_timeouts_are_reported(town):
     messaging, west, _ = town(odd(on_error="allow"), late())
     receipts = west.send_columns([1, 2, 3], [11, 12, 13], [{"m": 0}] * 3)
     assert {receipt.reason for receipt in receipts} == {"the rule failed: TimeoutError: no verdict within 0.01 s"}
@@ -76,7 +76,7 @@ def test_what_passes_unjudged_is_told_and_what_is_too_late(town):
 
 
 @pytest.mark.parametrize("end", ["replace_rule", "pop_rule", "reset_rule_failures"])
-def test_the_finding_ends_with_the_rule_or_when_it_is_told_to(town, end):
+def test_the_finding_ends_with_the_rule_or_a_reset(town, end):
     messaging, west, _ = town(odd())
     assert west.send(1, 11, {"m": 0}).rule == "odd"
     assert findings(messaging)
@@ -87,7 +87,7 @@ def test_the_finding_ends_with_the_rule_or_when_it_is_told_to(town, end):
         assert findings(messaging)
 
 
-def test_failures_of_a_rule_that_is_not_there(town):
+def test_a_reset_for_an_unknown_rule_raises(town):
     messaging, _, _ = town(odd())
     with pytest.raises(RuleError, match="there is no rule 'even'"):
         control(messaging, "reset_rule_failures", "even")

@@ -1,4 +1,4 @@
-"""Standing verdicts with a real interceptor: granted, changed, stopped, killed."""
+"""Delegated rules with a real interceptor: delegated, changed, stopped, killed."""
 
 import uuid
 
@@ -22,7 +22,7 @@ def society(ray_cluster):
 
 
 def passes(west):
-    """Send until messages pass by granted rules."""
+    """Send until messages pass by delegated rules."""
     before = west.stats()["delegated"]
 
     def sent():
@@ -35,7 +35,7 @@ def passes(west):
     wait_for(sent, "a message that passes by granted rules")
 
 
-def test_rules_are_granted_and_no_change_is_escaped(society):
+def test_rules_are_delegated_and_no_send_escapes_a_change(society):
     messaging, west, east = society
     for _ in range(5):
         passes(west)
@@ -54,7 +54,7 @@ def test_rules_are_granted_and_no_change_is_escaped(society):
     wait_for(lambda: messaging.stats()["judged"] == waiting + 11, "the count of all")
 
 
-def test_an_interceptor_that_stands_still_or_dies_stops_its_senders(society):
+def test_a_stopped_or_dead_interceptor_stops_its_senders(society):
     messaging, west, _ = society
     passes(west)
     with stopped(pid_of(messaging.interceptor)), pytest.raises(InterceptorUnavailable):  # noqa: PT012 - after its lease
