@@ -312,7 +312,7 @@ class Fetcher:
         commits = self.commits
         await self.gate.wait_free()
         if self._fetching.locked():
-            raise TransactionError("somebody waits for this messager's messages, by fetch or iteration: let that end")
+            raise TransactionError("a fetch or an iteration waits for this messager's messages: let it end first")
         await self.gate.open(commits)
         return self.gate
 

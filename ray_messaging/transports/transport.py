@@ -132,7 +132,7 @@ class SendRequest(msgspec.Struct):
     sender: str
     epoch: int
     directory_version: int
-    interceptor_epoch: int  # or the number of standing verdicts; -1: a user's own interceptor gave them; -2: nobody did
+    interceptor_epoch: int  # or the number of standing verdicts; -1: of a user's own interceptor; -2: there are none
     writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
 
@@ -140,8 +140,8 @@ class SendRequest(msgspec.Struct):
 class SendReply(msgspec.Struct):
     """Outcomes of a call of `send`, frame by frame; `takers`: subscribers that got each publication without a mailbox.
 
-    `repeated` says that an earlier attempt may still be on its way to the server: what was refused here can be written
-    by it, until the sender takes a higher epoch.
+    `repeated` says that an earlier attempt may still be on its way to the server: it can write refused frames until the
+    sender takes a higher epoch.
     """
 
     status: SendStatus
@@ -236,9 +236,8 @@ class Transport(Protocol):
     `patterns` are those of its server. With `logs_apart` no mailbox of it can be read by the event log, which
     is told of each row by a note once its fate is known. It `transacts` if a call of `send` can have a conclusion,
     and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
-    With `acks_apart` a commit can acknowledge what lies behind something that it does not, and the mailbox has an end
-    that can be asked for.
-    It `forgets` if its server keeps what a sender wrote to each mailbox.
+    With `acks_apart` a commit can acknowledge messages behind an unacknowledged one, and the mailbox has an end
+    that can be asked for. It `forgets` if its server keeps the sequence numbers of a sender in each mailbox.
     """
 
     exp_id: str
