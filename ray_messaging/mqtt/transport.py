@@ -51,6 +51,7 @@ class MqttTransport:
     acks_apart = False
     checks_verdicts = False
     forgets = False
+    steps = None
 
     def __init__(
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None

@@ -14,6 +14,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import DELIVERED, UNKNOWN
 from ray_messaging.sending.delivery import logged_frames
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.transports.steps.values import box_name
 from ray_messaging.transports.transport import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
@@ -138,7 +139,8 @@ class FrameRouter:
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
         for row, route in zip(opened.tolist(), routes, strict=True):
-            left = [name for name in self.directory.mailboxes(route) if name not in in_flight.placed.get(row, ())]
+            had = in_flight.placed.get(row, ())
+            left = [name for name in self.directory.mailboxes(route) if _queue_of(name, in_flight.batch) not in had]
             targets = left or ([UNOWNED] if row not in in_flight.placed else [])
             for mailbox in targets:
                 rows_of.setdefault(mailbox, []).append(row)
@@ -192,8 +194,9 @@ class FrameRouter:
             note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox)
         data = b"" if mailbox == UNOWNED else encode(batch)
         published = batch if publish else None
+        queue = _queue_of(mailbox, batch)
         return OutboundFrame(
-            in_flight, mailbox, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline
+            in_flight, queue, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline
         )
 
     def log_settled(self, frame: OutboundFrame, fates: "int | NDArray[np.uint8]") -> list[OutboundFrame]:
@@ -218,6 +221,13 @@ class FrameRouter:
             Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))
             for row, to_id in enumerate(batch.to_ids.tolist())
         ]
+
+
+def _queue_of(mailbox: str, batch: Batch) -> str:
+    """Return the queue of a mailbox's frames; in a step, the mailbox's box for the step in which they are read."""
+    if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
+        return mailbox
+    return box_name(mailbox, batch.extension.deliver)
 
 
 def _row_bytes(batch: Batch) -> int:

@@ -30,11 +30,11 @@ from ray_messaging.transports.transport import (
     TOO_LARGE_TAKER,
     Conclusion,
     FrameFate,
+    FramePort,
     FrameWrite,
     SendReply,
     SendRequest,
     SendStatus,
-    Transport,
     lost,
 )
 
@@ -54,7 +54,7 @@ class FrameSender:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: FramePort,
         directory: Directory,
         router: FrameRouter,
         sender: str,

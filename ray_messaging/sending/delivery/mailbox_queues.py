@@ -75,6 +75,11 @@ class MailboxQueues(dict[str, MailboxQueue]):
         """Set the last seqs of mailboxes that get their queue later."""
         self._written = dict(written)
 
+    def reset(self) -> None:
+        """Forget all queues, which are empty, and all seqs."""
+        self.clear()
+        self._written.clear()
+
     def drop(self, mailbox: str) -> None:
         """Drop an empty queue, and keep its last seq."""
         if not self[mailbox].frames:

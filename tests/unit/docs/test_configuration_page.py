@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ray_messaging import MessagingConfig, MqttConfig, RedisConfig
+from ray_messaging import MessagingConfig, MqttConfig, RedisConfig, Steps
 from ray_messaging.config import settings_of
 
-CONFIGS = [MessagingConfig, RedisConfig, MqttConfig]
+CONFIGS = [MessagingConfig, RedisConfig, MqttConfig, Steps]
 UNITS = {"s": "second", "bytes": "byte", "messages": "message"}
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
