@@ -140,7 +140,7 @@ def test_owners():
 
 
 class Counted(Globs):
-    """Count what is compiled and matched."""
+    """Counters of compiled and matched patterns."""
 
     def __init__(self):
         self.compiled = self.matched = 0

@@ -24,7 +24,7 @@ def frame(nbytes, first=0):
 
 
 class Scripted:
-    """Stand for a transport: answer each read by what was prepared, then by nothing more."""
+    """A transport with prepared answers to reads, then empty ones."""
 
     def __init__(self, *replies):
         self.replies = [*replies]

@@ -1,4 +1,4 @@
-"""Rows that wait for their verdicts, with a judge that answers when it is told to."""
+"""Rows that wait for their verdicts, with a verdict client that answers on demand."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ WAIT_S = 10
 
 
 class Judge:
-    """Answer each question when the test says so, and what it says."""
+    """A verdict client that answers each question when, and as, the test says."""
 
     route = "held"
 
@@ -92,7 +92,7 @@ async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(p
     assert (await sending).counts()["delivered"] == 3
 
 
-async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_go(pair):
+async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(pair):
     sender, receiver = pair
     judge = sender.engine.accumulator.verdict_client
     first, second = send(sender, 0), send(sender, 1)
@@ -108,7 +108,7 @@ async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_
     assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0
 
 
-async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair):
+async def test_rows_waiting_for_a_removed_interceptor_ask_its_successor(pair):
     sender, receiver = pair
     old = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -123,7 +123,7 @@ async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair
     assert await fetched(receiver, 1) == [0]
 
 
-async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
+async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, caplog):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -136,7 +136,7 @@ async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
     assert "deferred verdicts could not be awaited" in caplog.text
 
 
-async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
+async def test_a_failed_send_loop_fails_waiting_sends(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -153,7 +153,7 @@ async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
     assert sender.stats()["deferred"] == 0
 
 
-async def test_a_stopped_outbox_asks_no_more(pair):
+async def test_a_stopped_send_loop_asks_no_more(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)

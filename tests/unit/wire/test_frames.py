@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and no bytes whatever raise anything but FrameError."""
+"""Frames: round trips, and only FrameError for any bytes."""
 
 import pickle
 import zlib
@@ -191,7 +191,7 @@ def test_a_frame_cut_short_or_prolonged(batch, data):
 
 
 def sealed(body, header_length, version=PLAIN):
-    """Build a frame whose checksum is right, whatever it holds."""
+    """Build a frame with a right checksum from any content."""
     from struct import pack
     from zlib import crc32
 
@@ -212,7 +212,7 @@ def test_a_forged_frame_with_a_right_checksum(batch, data):
         found = decode(sealed(bytes(body), header_length, data.draw(st.sampled_from([frame[2], PLAIN, EXTENDED]))))
     except FrameError:
         return
-    # Whatever passes can be used without an accident.
+    # An accepted frame can be used without errors.
     assert len(found.from_ids.tolist()) == len(found.to_ids.tolist()) == len(found)
     for row in range(len(found)):
         found.message_id(row)

@@ -50,7 +50,7 @@ CLOSE_PAIR = st.one_of(PAIR, st.tuples(FEW_AGENTS, FEW_AGENTS))
 
 
 @given(st.sets(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, min_size=9, max_size=40))
-def test_it_blocks_what_a_naive_one_blocks(listed, few, many):
+def test_it_blocks_as_a_naive_one_does(listed, few, many):
     """Few are looked up, many are held against the index first."""
     for asked in (few, [*many, *listed]):
         assert blocked(BlackList(listed), asked) == by_hand(listed, asked)
@@ -88,7 +88,7 @@ def test_changes(first, changes, sent):
     assert blocked(pickle.loads(pickle.dumps(rule)), asked) == by_hand(first, asked)
 
 
-def test_only_what_changed_is_written():
+def test_only_changes_are_written():
     rule = BlackList((n, 0) for n in range(1000))
     rule.state.changes()
     rule.add([(1, 0), (1, 2)])
@@ -112,7 +112,7 @@ def test_a_single_pair_will_do():
 
 
 @pytest.mark.parametrize("pairs", [[(1, 2, 3)], 7, "ab", [7], None])
-def test_what_is_no_pair(pairs):
+def test_invalid_pairs_are_refused(pairs):
     rule = BlackList([(1, 2)])
     for change in (rule.set, rule.add, rule.remove):
         with pytest.raises(RuleError, match=r"write \[?\(from_id, to_id\)"):
