@@ -174,6 +174,7 @@ class Group:
         with self._fetching:
             self._fetches += commit == "acked"
             number = self._fetches if commit == "acked" else 0
+            limit = None if limit is None else int(limit)  # it may be numpy's
             options = FetchOptions(commit, complete, number, self._received)
             try:
                 token, messages = self._fetch(limit, timeout, options)
@@ -189,7 +190,7 @@ class Group:
 
     def _fetch(self, limit: int | None, timeout: float | None, options: FetchOptions) -> tuple[Token | None, Messages]:
         until = None if timeout is None else time.monotonic() + timeout
-        wait_s = WAIT_S if timeout is None else min(WAIT_S, max(0.0, timeout))
+        wait_s = WAIT_S if timeout is None else float(min(WAIT_S, max(0.0, timeout)))
         answer = self._ask(FetchCall(self._caller, self._token, limit, wait_s, options))
         if answer is not None:
             lent = parse_lent(answer[0])

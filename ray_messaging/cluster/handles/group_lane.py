@@ -84,6 +84,7 @@ class LaneConnection:
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
         self.begun = False  # the actor may have the last call
+        self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -127,7 +128,7 @@ class LaneConnection:
         try:
             if size > FRAME_LIMIT:
                 return None
-            self._wait_at_most(_PATIENCE_S + size / _BYTES_PER_S)
+            self._wait_at_most(_PATIENCE_S + size // _BYTES_PER_S)
             self._send(_PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head, frames)
             self.begun = True
             found = self._answer()
@@ -172,6 +173,9 @@ class LaneConnection:
 
     def _wait_at_most(self, seconds: float) -> None:
         """Limit each wait. The socket must block, since only then one call reads all of a frame."""
+        if seconds == self._limit_s:
+            return
+        self._limit_s = seconds
         self._socket.settimeout(None)
         limit = _TIME.pack(int(seconds), int(seconds % 1 * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
