@@ -49,6 +49,14 @@ async def test_a_call_that_comes_twice_runs_once(calls):
     assert calls.ran == [("handle", 0)]
 
 
+async def test_a_call_that_has_begun_is_known_until_it_is_forgotten(calls):
+    assert not calls.admission.knows("handle", 0)
+    await calls.admit(0)
+    await calls.admit(1, oldest=1)
+    assert [calls.admission.knows("handle", number) for number in range(3)] == [True, True, False]
+    assert not calls.admission.knows("other", 0)
+
+
 async def test_a_call_whose_caller_is_gone_goes_on(calls):
     gate = asyncio.Event()
 
