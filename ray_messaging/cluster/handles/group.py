@@ -119,6 +119,8 @@ class Group:
         lane, number = None, -1
         try:
             lane = self._lane.connection()
+            if lane is None and known_dead(self.actor):  # found out just now
+                raise gone(self._actor_name)
             with self._sending:
                 number = self._numbers
                 self._numbers += 1
