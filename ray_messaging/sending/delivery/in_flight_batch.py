@@ -74,11 +74,6 @@ class InFlightBatch:
         return self.left > 0
 
     @property
-    def untouched(self) -> bool:
-        """Tell whether all rows are open and no mailbox has any."""
-        return self.left == self.batch.rows and not self.placed
-
-    @property
     def open_rows(self) -> Rows:
         """Return the open rows."""
         return np.flatnonzero(self._opened())
