@@ -11,7 +11,8 @@ from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.interception.wire.verdicts import MIXED
+from ray_messaging.interception.wire.verdicts import MIXED, BatchVerdict
+from ray_messaging.model.batch import Batch
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.delivery.deferred_rows import DeferredRows
@@ -175,21 +176,23 @@ class SendLoop:
     async def _judge(self, in_flight: InFlightBatch, rows: Rows | None) -> None:
         """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
         try:
-            asked_at = time.perf_counter()
-            verdicts = await self.verdict_client.judge(in_flight.batch)
-            verdict = verdicts.batch_verdict(in_flight.batch.rows)
-            if self._observer is not None:
-                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+            verdict = await self._verdict_on(in_flight.batch)
         except MessagingError as error:
             in_flight.fail(rows, error)
             return
-        deferred = verdict.deferred
-        if rows is not None:
-            deferred &= set(rows.tolist())
         in_flight.apply(verdict, rows)
-        if deferred or self.deferred.pairs:
-            rows = self.deferred.hold(in_flight, rows, deferred, verdicts.epoch)
-        self._load(in_flight, rows, verdicts.epoch)
+        if verdict.deferred or self.deferred.pairs:
+            deferred = verdict.deferred if rows is None else verdict.deferred & set(rows.tolist())
+            rows = self.deferred.hold(in_flight, rows, deferred, verdict.epoch)
+        self._load(in_flight, rows, verdict.epoch)
+
+    async def _verdict_on(self, batch: Batch) -> BatchVerdict:
+        if self._observer is None:
+            return await self.verdict_client.judge(batch)
+        asked_at = time.perf_counter()
+        verdict = await self.verdict_client.judge(batch)
+        self._observer.batch_judged(batch.rows, time.perf_counter() - asked_at)
+        return verdict
 
     def _load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int) -> None:
         if in_flight.left:
@@ -240,14 +243,10 @@ class SendLoop:
         if again:
             await self.verdict_client.close()  # a predecessor that still answers must not be asked again
         if not in_flight.errors:
-            asked_at = time.perf_counter()
-            verdicts = await self.verdict_client.judge(in_flight.batch)
-            verdict = verdicts.batch_verdict(in_flight.batch.rows)
-            if self._observer is not None:
-                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+            verdict = await self._verdict_on(in_flight.batch)
             in_flight.apply(verdict)
-            free = self.deferred.hold(in_flight, None, verdict.deferred, verdicts.epoch)
-            epochs = {verdicts.epoch} if free is None or len(free) else set[int]()
+            free = self.deferred.hold(in_flight, None, verdict.deferred, verdict.epoch)
+            epochs = {verdict.epoch} if free is None or len(free) else set[int]()
         while not in_flight.errors and len(self.deferred):
             epochs |= {epoch for _, _, epoch in self.deferred.take_ready()}
             if len(self.deferred):

@@ -18,7 +18,7 @@ from ray_messaging.errors import (
 )
 from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire.verdicts import FOREIGN, VerdictReply
+from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.message import Outgoing
 from ray_messaging.sending.accumulation import accumulator, pending_batch
 from ray_messaging.sending.accumulation import bulk_input as bulk
@@ -51,7 +51,7 @@ class Gate:
         self.batches.append(batch)
         self.asked.set()
         await self.opened.wait()
-        return VerdictReply(FOREIGN)
+        return BatchVerdict(epoch=FOREIGN)
 
     async def close(self):
         pass

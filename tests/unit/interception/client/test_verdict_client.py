@@ -86,7 +86,7 @@ def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
 
 async def blocked(judge, *args, **options):
     asked = batch(*args, **options)
-    return (await judge.judge(asked)).batch_verdict(len(asked)).blocked
+    return (await judge.judge(asked)).blocked
 
 
 def test_the_route_depends_on_the_handles_methods(actor):
@@ -100,6 +100,17 @@ def test_the_route_depends_on_the_handles_methods(actor):
 async def test_without_an_interceptor_everything_passes():
     assert await blocked(PassAll()) == {}
     assert (await PassAll().judge(batch())).epoch == NOBODY
+
+
+async def test_an_interceptor_of_this_process_counts_a_repeated_batch_once():
+    interceptor = Interceptor("x", [BlackList([(1, 2)])])
+    client = LocalVerdictClient(interceptor)
+    asked = batch()
+    verdict = await client.judge(asked)
+    assert await client.judge(asked) is verdict
+    assert (interceptor.judged, set(verdict.blocked)) == (2, {0})
+    await client.judge(batch(first=2))
+    assert interceptor.judged == 4
 
 
 # -- ours on Ray ------------------------------------------------------------------------------------------------------
@@ -281,7 +292,7 @@ async def slowly(request, actor, remote, unused_tcp_port):
     if request.param == "ray":
         actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
     asked = batch([(2, 1), (3, 1)])
-    assert (await remote.judge(asked)).batch_verdict(2).deferred == {0, 1}
+    assert (await remote.judge(asked)).deferred == {0, 1}
     assert remote.route == request.param
     yield slow, asked
     slow.release()
@@ -295,7 +306,7 @@ async def test_waiting_rows_delay_no_others(actor, remote, slowly):
     assert set(await blocked(remote, [(1, 2)], first=2)) == {0}
     assert not waiting.done()
     slow.release()
-    assert (await waiting).batch_verdict(2).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
+    assert (await waiting).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
 
 
 async def test_repeated_questions_have_no_payloads(actor, remote, slowly):
@@ -317,7 +328,7 @@ async def test_a_successor_gets_the_payloads_again(actor, remote, slowly):
     async with asyncio.timeout(10):
         while (verdicts := await remote.wait(asked)).deferred:
             pass
-    assert verdicts.batch_verdict(2).blocked == {0: ("slow", "new"), 1: ("slow", "new")}
+    assert verdicts.blocked == {0: ("slow", "new"), 1: ("slow", "new")}
     assert verdicts.epoch == 4
 
 
@@ -332,7 +343,7 @@ async def test_a_lane_cut_while_rows_wait_is_opened_again(actor, remote):
     for caller in list(actor.server.connections):
         caller.refuse("closing")
     slow.release()
-    assert set((await asyncio.wait_for(waiting, 10)).batch_verdict(1).blocked) == {0}
+    assert set((await asyncio.wait_for(waiting, 10)).blocked) == {0}
     await actor.interceptor.close()
 
 
@@ -347,7 +358,7 @@ async def test_patience_is_no_failure(actor):
     done, _ = await asyncio.wait({waiting}, timeout=0.2)
     assert not done
     slow.release()
-    assert (await waiting).batch_verdict(1).deferred == set()
+    assert (await waiting).deferred == set()
     await judge.close()
     await actor.interceptor.close()
 

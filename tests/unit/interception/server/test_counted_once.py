@@ -68,7 +68,7 @@ async def test_a_successor_counts_nothing_again():
     asked = batch([{}] * 4, pairs=[(1, 2)] * 4)
     before = await answered(old, asked)
     new = kept.successor([Counting()])
-    assert await answered(new, asked) == before
+    assert (await answered(new, asked)).blocked == before.blocked
     assert dict(new.rules.now[0].state) == {1: 4}
     assert dict(new.violations) == {1: 2}
     assert (await answered(new, batch([{}], pairs=[(1, 2)], first=4))).blocked == {0: ("counting", "number 5")}

@@ -12,6 +12,7 @@ from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.wire.frames import encode
 
 WAIT_S = 10
 
@@ -34,6 +35,15 @@ async def test_rewrites_compose_in_rule_order_and_later_rules_see_them():
     assert second.seen == [{"text": "0+a"}, {"text": "1+a"}]
     assert found.rewritten == {0: ("b", b'{"text":"0+a+b"}')}
     assert found.blocked == {1: ("c", "no")}
+
+
+async def test_a_repeated_question_gets_the_same_answer_and_counts_once():
+    interceptor = Interceptor("x", [whole("a", {0: block("first")})])
+    request = encode(batch([{}, {}]))
+    first = interceptor.answer(request)
+    interceptor.rules.insert(whole("b", {1: block("now")}), 0)
+    assert interceptor.answer(request) == first
+    assert interceptor.judged == 2
 
 
 async def test_labels_gather():
