@@ -99,7 +99,8 @@ class Interceptor:
         if self._writer is not None:
             answer = self.answer(batch)
             return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
-        self._check()
+        if self._fenced is not None:
+            raise self._fenced.with_traceback(None)
         if batch.lines is not None and not self.rules.wants_payload:
             batch = copy(batch)
             batch.lines = batch.frame = None  # rules that do not ask for payloads get none, also in this process

@@ -114,6 +114,7 @@ class Accumulator:
         log: SendLog,
     ) -> None:
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
+        self.rows_done = self.capacity.give_back  # by row: other rows of the batch may still wait
         self.broken: MessagingError | None = None  # why nothing is accepted any more
         self._checks = checks
         self._addresses = checks.addresses
@@ -203,7 +204,7 @@ class Accumulator:
             ):
                 future = next(self._futures, None)
                 if future is None:
-                    return self._append_counted(from_id, recipient, topic, line)
+                    return self._append(from_id, recipient, topic, line)
                 cells = self._cells
                 cells += (from_id, recipient, topic, line, time(), future)
                 return future
@@ -213,30 +214,22 @@ class Accumulator:
         """Accept one checked message, at once if there is capacity; await the result before anything else."""
         future = next(self._futures, None) if len(line) < LARGE_LINE else None
         if future is None:
-            return self._append_counted(from_id, to_id, topic, line)
+            return self._append(from_id, to_id, topic, line)
         self._cells += (from_id, to_id, topic, line, time(), future)
         return future
 
-    def _append_counted(
-        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
-    ) -> Awaitable[Receipt]:
-        """Accept one message, once the capacity allows it."""
-        if self._open is not _NONE_OPEN:
-            self._count()
-        if self.capacity.crowded:
-            return self._append_in_turn(from_id, to_id, topic, line)
-        if self.broken is not None:
-            raise self.broken.with_traceback(None)
-        return self._append(from_id, to_id, topic, line)
-
-    async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
-        await self.enter()
-        return await self._append(from_id, to_id, topic, line)
-
     def _append(
-        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
-    ) -> "asyncio.Future[Receipt]":
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes, *, in_turn: bool = False
+    ) -> Awaitable[Receipt]:
+        """Accept one message, once the capacity allows it; a caller that has waited for that is `in_turn`."""
         size, capacity = len(line) + 1, self.capacity
+        if not in_turn:
+            if self._open is not _NONE_OPEN:
+                self._count()
+            if capacity.crowded:
+                return self._append_in_turn(from_id, to_id, topic, line)
+            if self.broken is not None:
+                raise self.broken.with_traceback(None)
         batch = self._batch_for(size if size > LARGE_LINE else 0)
         future, cells = self._new_future(), batch.cells
         cells += (from_id, to_id, topic, line, time(), future)
@@ -248,6 +241,10 @@ class Accumulator:
             self._prepare_futures()
         self._send_loop.wake()  # it sleeps only while no batch is open
         return future
+
+    async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
+        await self.enter()
+        return await self._append(from_id, to_id, topic, line, in_turn=True)
 
     def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
         """Accept messages with several recipients, as part of one batch; `enter` comes first."""
@@ -317,7 +314,8 @@ class Accumulator:
 
     def _close_batch(self) -> None:
         """Have later messages begin another batch."""
-        self._count()
+        if len(self._cells) > self._open.counted:
+            self._count()
         self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
 
     def _batch_for(self, large: int) -> RowBatch:
@@ -339,10 +337,6 @@ class Accumulator:
         if pending is self._open:
             self._close_batch()
         return pending
-
-    def rows_done(self, rows: int, nbytes: int) -> None:
-        """Free the capacity of rows that have their receipts, even if others of their batch still wait."""
-        self.capacity.give_back(rows, nbytes)
 
     def batch_done(self, batch: InFlightBatch) -> None:
         """Note that all rows of a batch have their receipts."""

@@ -11,8 +11,7 @@ from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.interception.wire.verdicts import MIXED, BatchVerdict
-from ray_messaging.model.batch import Batch
+from ray_messaging.interception.wire.verdicts import MIXED
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.delivery.deferred_rows import DeferredRows
@@ -56,6 +55,7 @@ class SendLoop:
         self._source = source
         self._number = 0  # of the next message
         self._awake = False
+        self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         # What is under way: a batch before the first epoch, a batch before its frames are queued, a transaction before
         # its turn, and the transaction whose turn it is.
@@ -131,8 +131,9 @@ class SendLoop:
     async def _send(self) -> None:
         """Write all frames that may be written."""
         if self.deferred.moved:
+            deadline = self._loop.time() + self._settings.send_timeout_s
             for held, rows, epoch in self.deferred.take_ready():
-                self._load(held, rows, epoch)
+                self._frames.load(held, rows, epoch, deadline)
         await self._frames.send()
         if self._frames.stale_verdicts:
             await self._judge_again()
@@ -176,7 +177,10 @@ class SendLoop:
     async def _judge(self, in_flight: InFlightBatch, rows: Rows | None) -> None:
         """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
         try:
-            verdict = await self._verdict_on(in_flight.batch)
+            asked_at = time.perf_counter()
+            verdict = await self.verdict_client.judge(in_flight.batch)
+            if self._observer is not None:
+                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         except MessagingError as error:
             in_flight.fail(rows, error)
             return
@@ -184,20 +188,7 @@ class SendLoop:
         if verdict.deferred or self.deferred.pairs:
             deferred = verdict.deferred if rows is None else verdict.deferred & set(rows.tolist())
             rows = self.deferred.hold(in_flight, rows, deferred, verdict.epoch)
-        self._load(in_flight, rows, verdict.epoch)
-
-    async def _verdict_on(self, batch: Batch) -> BatchVerdict:
-        if self._observer is None:
-            return await self.verdict_client.judge(batch)
-        asked_at = time.perf_counter()
-        verdict = await self.verdict_client.judge(batch)
-        self._observer.batch_judged(batch.rows, time.perf_counter() - asked_at)
-        return verdict
-
-    def _load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int) -> None:
-        if in_flight.left:
-            deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_s
-            self._frames.load(in_flight, rows, verdict_epoch, deadline)
+        self._frames.load(in_flight, rows, verdict.epoch, self._loop.time() + self._settings.send_timeout_s)
 
     async def _judge_again(self) -> None:
         """Get the verdicts of the interceptor's successor on rows that its predecessor passed; wait until it is up."""
@@ -243,7 +234,10 @@ class SendLoop:
         if again:
             await self.verdict_client.close()  # a predecessor that still answers must not be asked again
         if not in_flight.errors:
-            verdict = await self._verdict_on(in_flight.batch)
+            asked_at = time.perf_counter()
+            verdict = await self.verdict_client.judge(in_flight.batch)
+            if self._observer is not None:
+                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
             in_flight.apply(verdict)
             free = self.deferred.hold(in_flight, None, verdict.deferred, verdict.epoch)
             epochs = {verdict.epoch} if free is None or len(free) else set[int]()

@@ -188,6 +188,7 @@ async def test_rows_that_wait_are_not_rewritten_before_their_verdict():
     assert (before.rewritten, before.deferred) == ({}, {0})
     again = [Rewriting("more", "+"), RateLimit(per_round=9), Held("slow", ALLOW)]
     second = kept.successor(again)
-    assert await answered(second, asked) == before
+    after = await answered(second, asked)
+    assert (after.rewritten, after.deferred) == ({}, {0})
     await first.close()
     await second.close()
