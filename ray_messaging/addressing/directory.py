@@ -158,7 +158,7 @@ class Directory:
         found = self.cached.get(key)
         if found is None:
             ids = IdColumn.of([agent_id])
-            batch = Batch(sender="", epoch=0, first=0, from_ids=ids, to_ids=ids, topics=(topic,))
+            batch = Batch(sender="", epoch=0, first=0, from_ids=ids, rows=len(ids), to_ids=ids, topics=(topic,))
             found = self.routes[int(self.route(batch)[0])]
             if len(self.cached) >= _CACHED_ROUTES:
                 self.cached.clear()

@@ -197,6 +197,7 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
             epoch=epoch,
             first=first,
             from_ids=self.from_ids,
+            rows=len(self.from_ids),
             to_ids=self.to_ids,
             topics=(self.topic,),
             step=self.step,

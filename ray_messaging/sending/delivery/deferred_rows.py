@@ -289,6 +289,7 @@ def _joined(parts: list[Batch]) -> Batch:
         epoch=first.epoch,
         first=first.first,
         from_ids=IdColumn.of([from_id for part in parts for from_id in part.from_ids.tolist()]),
+        rows=sum(map(len, parts)),
         to_ids=IdColumn.of([to_id for part in parts for to_id in part.to_ids.tolist()]),
         topics=tuple(topics),
         topic=np.array([topics[part.topic_of(row)] for part in parts for row in range(len(part))], np.uint16),

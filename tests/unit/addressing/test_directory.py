@@ -62,7 +62,7 @@ def batches(draw):
         epoch=0,
         first=0,
         from_ids=IdColumn.of([0] * len(rows)),
-        rows=len([0] * len(rows)),
+        rows=len(rows),
         to_ids=IdColumn.of([to_id for to_id, _ in rows]),
         topics=topics,
         topic=None if len(topics) == 1 else np.array([topics.index(topic) for _, topic in rows], np.uint16),

@@ -63,6 +63,7 @@ def batches(draw):
         epoch=draw(st.integers(0, 2**61)),
         first=draw(st.integers(0, 2**61)),
         from_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
+        rows=rows,
         to_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
         topics=topics,
         topic=topic,

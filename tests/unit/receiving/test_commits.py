@@ -15,7 +15,16 @@ from ray_messaging.transports.cursors import START, Cursor, decode_ranges, decod
 
 def batch_of(entry, rows):
     ids = IdColumn.of([1] * rows)
-    return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), origin=Origin("box", entry))
+    return Batch(
+        sender="s",
+        epoch=1,
+        first=0,
+        from_ids=ids,
+        rows=len(ids),
+        to_ids=ids,
+        topics=("t",),
+        origin=Origin("box", entry),
+    )
 
 
 class Model:

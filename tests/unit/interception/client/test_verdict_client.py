@@ -78,6 +78,7 @@ def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
         epoch=1,
         first=first,
         from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        rows=len(pairs),
         to_ids=IdColumn.of([pair[1] for pair in pairs]),
         topics=("agent-chat",),
         lines=PayloadColumn.of([payload] * len(pairs)),

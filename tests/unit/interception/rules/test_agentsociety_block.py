@@ -127,7 +127,7 @@ class Model:
 def batch(*rows, first=0):
     return Batch(
         sender="s", epoch=0, first=first, topics=("chat",),
-        from_ids=IdColumn.of([row[0] for row in rows]), to_ids=IdColumn.of([row[1] for row in rows]),
+        from_ids=IdColumn.of([row[0] for row in rows]), rows=len(rows), to_ids=IdColumn.of([row[1] for row in rows]),
         lines=PayloadColumn.encode([{"content": row[2]} for row in rows], 10**6),
     )  # fmt: skip
 

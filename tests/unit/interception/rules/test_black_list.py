@@ -20,7 +20,8 @@ PAIR = st.tuples(st.one_of(AGENT, st.none()), st.one_of(AGENT, st.none()))
 def batch_of(pairs):
     from_ids, to_ids = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return Batch(
-        sender="s", epoch=0, first=0, from_ids=IdColumn.of(from_ids), to_ids=IdColumn.of(to_ids), topics=("chat",)
+        sender="s", epoch=0, first=0, from_ids=IdColumn.of(from_ids), rows=len(from_ids),
+        to_ids=IdColumn.of(to_ids), topics=("chat",)
     )  # fmt: skip
 
 
@@ -148,7 +149,8 @@ def test_an_id_costs_less_than_half_a_microsecond():
     rule = BlackList(zip(*random.integers(0, 1_000_000, (2, 100_000)).tolist(), strict=True))
     from_ids, to_ids = random.integers(0, 1_000_000, (2, 4000))
     batch = Batch(
-        sender="s", epoch=0, first=0, from_ids=IdColumn(from_ids), to_ids=IdColumn(to_ids), topics=("chat",)
+        sender="s", epoch=0, first=0, from_ids=IdColumn(from_ids), rows=len(from_ids),
+        to_ids=IdColumn(to_ids), topics=("chat",)
     )  # fmt: skip
     best = float("inf")
     for _ in range(50):

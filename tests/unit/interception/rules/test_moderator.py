@@ -25,7 +25,7 @@ def message(content="hello", from_id=1, to_id=2):
             sender="s",
             epoch=0,
             first=0,
-            from_ids=IdColumn.of([from_id]),
+            from_ids=IdColumn.of([from_id]), rows=1,
             to_ids=IdColumn.of([to_id]),
             topics=("chat",),
             lines=PayloadColumn.encode([{"content": content}], 10**9),

@@ -24,7 +24,8 @@ def message(content="hello", from_id=1):
     return Message(
         "e",
         Batch(
-            sender="s", epoch=0, first=0, from_ids=IdColumn.of([from_id]), to_ids=IdColumn.of([2]), topics=("chat",),
+            sender="s", epoch=0, first=0, from_ids=IdColumn.of([from_id]), rows=1, to_ids=IdColumn.of([2]),
+            topics=("chat",),
             lines=PayloadColumn.encode([{"content": content}], 10**9),
         ),
         0,
