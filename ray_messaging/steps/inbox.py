@@ -65,6 +65,7 @@ def in_canonical_order(batches: Sequence[Batch]) -> Batch:
         epoch=0,
         first=0,
         from_ids=joined_ids(from_ids).take(order),
+        rows=len(order),
         to_ids=joined_ids(to_ids).take(order),
         topics=tuple(table),
         topic=joined_arrays(topics)[order] if len(table) > 1 else None,

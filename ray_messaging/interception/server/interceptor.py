@@ -51,8 +51,8 @@ class Interceptor:
     """Ordered rules that judge batches; a plain object, so that Ray wraps none of its hot code.
 
     One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
-    counted and encoded, and the answer is kept for a sender that asks again. `judge` does without the answers, for
-    messagers of this process.
+    counted and encoded, and the answer is kept for a sender that asks again. `judge` does without
+    answers, for messagers of this process.
 
     Args:
         store: where the rules' state is kept. With it, a batch that changed the state is answered after the state is
@@ -105,6 +105,9 @@ class Interceptor:
             batch = copy(batch)
             batch.lines = batch.frame = None  # rules that do not ask for payloads get none, also in this process
         verdict = self._run_rules(batch).verdict
+        if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
+            # As it would reach other processes: a verdict that cannot be sent must not pass here either.
+            return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
         verdict.epoch = self.epoch
         return verdict
 

@@ -133,9 +133,7 @@ class RulePipeline:
                 self.verdict.labels.setdefault(name, set()).add(place)
             if verdict.blocked:
                 blocked.append(row)
-                # A reason may quote text that cannot be encoded.
-                reason = verdict.reason[:REASON_CHARS].encode(errors="replace").decode()
-                self.verdict.blocked[place] = (rule.name, reason)
+                self.verdict.blocked[place] = (rule.name, verdict.reason[:REASON_CHARS])
                 self.verdict.rewritten.pop(place, None)
             elif line is not None:
                 changed[row] = line

@@ -118,7 +118,11 @@ class BatchVerdict(msgspec.Struct):
             VerdictReply(
                 epoch,
                 wants_payload=wants_payload,
-                blocked=tuple(Why(rule, reason, _bytes(rows)) for (rule, reason), rows in groups.items()),
+                # A reason may quote text that cannot be encoded.
+                blocked=tuple(
+                    Why(rule, reason.encode(errors="replace").decode(), _bytes(rows))
+                    for (rule, reason), rows in groups.items()
+                ),
                 rewritten=tuple(Rewritten(rule, _bytes(rows), line) for (rule, line), rows in changes.items()),
                 labelled=tuple(Labelled(name, _bytes(rows)) for name, rows in self.labels.items() if rows),
                 deferred=_bytes(self.deferred),

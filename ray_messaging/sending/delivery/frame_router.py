@@ -190,7 +190,7 @@ class FrameRouter:
         if publish:
             nbytes += sum(len(channel) + len(message) for channel, message in publish)
         published = batch if publish else None
-        queue = _queue_of(mailbox, batch)
+        queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
         return OutboundFrame(
             in_flight, queue, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline, nbytes
         )

@@ -27,6 +27,7 @@ def frame_of(rows, first):
         epoch=1,
         first=0,
         from_ids=IdColumn.of([row[2] for row in rows]),
+        rows=len(rows),
         to_ids=IdColumn.of([row[0] for row in rows]),
         topics=tuple(topics),
         topic=np.array([topics.index(row[3]) for row in rows], np.uint16) if len(topics) > 1 else None,
