@@ -110,6 +110,7 @@ def port(token):
             server.stdin.close()
 
 
+@pytest.mark.long  # a Ray of its own, and a driver: 20 s
 def test_the_facade_works_by_ray_client(port, token):
     command = [sys.executable, "-c", DRIVER, str(port)]
     driver = subprocess.run(command, env=token, capture_output=True, text=True, check=False, timeout=100)
