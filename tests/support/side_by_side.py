@@ -1,7 +1,8 @@
 """A pytest plugin: suites run in two processes side by side, as every second test waits for another process.
 
 `-n auto`, the default, means so; where files or tests are named, all stay in this process, and a debugger works.
-A file's tests stay together (`--dist loadfile`), and each process has servers and, where it needs it, a Ray of its own.
+Each begins with one half of the tests, in their order; the first one that has none left takes some of the other's
+(`--dist worksteal`). Each has servers and, where it needs it, a Ray of its own.
 """
 
 from pathlib import Path
