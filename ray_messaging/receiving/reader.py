@@ -80,9 +80,8 @@ class Reader:
             count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
             frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
             turned_at = time.monotonic()
-            if frames:
-                inbox.behind = True
-            else:
+            inbox.behind = bool(frames)
+            if not frames:
                 inbox.note_dry()
             for entry, frame in frames:
                 try:

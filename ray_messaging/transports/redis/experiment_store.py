@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray_messaging.common.limits import SCAN_COUNT
+from ray_messaging.transports.experiment_format import FORMAT
 from ray_messaging.transports.experiment_store import Claim, Fields, RuleState, StateWrite, other_run
 from ray_messaging.transports.redis.transport import RedisTransport
 
 _FIELDS_AT_ONCE = 10_000
-_KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch"}  # no number is given out twice
+# No number is given out twice.
+_KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch", b"format"}
 
 
 class RedisExperimentStore:
@@ -45,7 +47,8 @@ class RedisExperimentStore:
 
     async def claim(self, holder: bytes | None, *, reset: bool) -> Claim:
         """Claim the experiment for our run, if `holder` still has it. `reset`: the data of that run will be erased."""
-        return Claim(await self._link.script("claim_experiment", [self._meta], [holder or b"", self._run, int(reset)]))
+        args = [holder or b"", self._run, int(reset), FORMAT]
+        return Claim(await self._link.script("claim_experiment", [self._meta], args))
 
     async def erase_earlier(self) -> None:
         """Delete the data of earlier runs; may be repeated after an interruption."""

@@ -17,6 +17,7 @@ from ray_messaging.errors import Closed, ConnectionFailed, MailboxFull, ServerRe
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import kept_of
+from ray_messaging.transports.experiment_format import FORMAT
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
@@ -149,7 +150,7 @@ class RedisTransport:
             int(limits.leased),
             owner,
         ]
-        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE), over]
+        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE), over, FORMAT]
         reply: Any = await self.link.script("take_over_mailbox", keys, [*args, 1, *rest]) if epoch is None else [4]
         if reply[0] == 4:
             reply = await self.link.script("take_mailbox", keys, [*args, 0, *rest])
@@ -233,10 +234,12 @@ class RedisTransport:
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
-        born = self._born.get(mailbox)
-        if born is None:  # it is not ours
-            born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
-        reply = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
+        if mailbox not in self._born:  # it is not ours: whoever's it is
+            born = await self.link.command("HGET", self.keys.state(mailbox), "born")
+            stream = f"{mailbox}:{(born or b'0').decode()}"
+        else:
+            stream = f"{mailbox}:{self._born[mailbox]}"
+        reply = await self._reading.read({self.keys.stream(stream): after}, count, block_s)
         return [
             (entry.decode(), fields[1] if len(fields) > 1 else b"") for _, entries in reply for entry, fields in entries
         ]

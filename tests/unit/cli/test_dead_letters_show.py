@@ -1,4 +1,4 @@
-"""Output of the dead-letter commands."""
+"""What the dead-letter commands print."""
 
 import io
 

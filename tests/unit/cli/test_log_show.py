@@ -1,4 +1,4 @@
-"""The log commands print foreign text safely."""
+"""What the log commands print of what others wrote."""
 
 import io
 

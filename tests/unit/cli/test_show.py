@@ -1,4 +1,4 @@
-"""Output: plain without a colour terminal, and never cut."""
+"""What is printed: plain where nobody sees colours, and never cut."""
 
 import io
 import re

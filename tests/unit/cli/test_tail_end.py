@@ -8,7 +8,7 @@ from ray_messaging.errors import Closed, LogError
 
 
 class EndingLog:
-    """A log with a tail that ends by an error."""
+    """Be a log whose tail ends by an error."""
 
     end = -1
 

@@ -1,4 +1,4 @@
-"""Errors for invalid command lines, before anything is started."""
+"""What a wrong command line gets, before anything is started."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""Ctrl-C ends background work at any moment."""
+"""Ctrl-C ends what runs aside, whenever it comes."""
 
 import asyncio
 import threading

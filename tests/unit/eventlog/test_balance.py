@@ -1,4 +1,4 @@
-"""The balance of a log, and every way in which it can fail."""
+"""The balance: what holds, and every way in which a log can fail to."""
 
 import pickle
 

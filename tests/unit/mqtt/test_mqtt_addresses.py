@@ -1,4 +1,4 @@
-"""Topics and filters in the MQTT Messager, with an experiment and without."""
+"""Topics and filters as the face on MQTT reads them, with an experiment and without."""
 
 import pytest
 
@@ -79,5 +79,5 @@ def test_no_experiment_has_the_name_of_none():
         ("exps", None),
     ],
 )
-def test_the_experiment_of_a_topic_is_found(topic, agent):
+def test_whose_a_topic_is(topic, agent):
     assert agent_of(topic) == agent

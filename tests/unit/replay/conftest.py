@@ -1,4 +1,4 @@
-"""Shared by the trace tests: files to write, errors to read, and the paths of real traces."""
+"""What the trace tests share: files to write, errors to read, and where the real traces are."""
 
 import gzip
 

@@ -1,4 +1,4 @@
-"""Errors that a receiver must notice."""
+"""What a receiver must notice."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Plans: senders, groups and times of messages."""
+"""Who sends what from which group, and when."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A written trace is read back unchanged."""
+"""What is written as a trace is read as it was."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Rows that wait for their verdicts, with a verdict client that answers on demand."""
+"""Rows that wait for their verdicts, with a judge that answers when it is told to."""
 
 import asyncio
 
@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict, decode_verdicts
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.transports.memory import MemoryServer
 
 WAIT_S = 10
 
 
 class Judge:
-    """A verdict client that answers each question when, and as, the test says."""
+    """Answer each question when the test says so, and what it says."""
 
     route = "held"
 
@@ -30,7 +34,7 @@ class Judge:
     async def _answer(self, queue, batch):
         future = asyncio.get_running_loop().create_future()
         queue.put_nowait((batch, future))
-        return await future
+        return decode_verdicts((await future).encode(FOREIGN, wants_payload=True))
 
     async def close(self):
         pass
@@ -92,7 +96,7 @@ async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(p
     assert (await sending).counts()["delivered"] == 3
 
 
-async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(pair):
+async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_go(pair):
     sender, receiver = pair
     judge = sender.engine.accumulator.verdict_client
     first, second = send(sender, 0), send(sender, 1)
@@ -108,7 +112,7 @@ async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(p
     assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0
 
 
-async def test_rows_waiting_for_a_removed_interceptor_ask_its_successor(pair):
+async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair):
     sender, receiver = pair
     old = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -123,7 +127,7 @@ async def test_rows_waiting_for_a_removed_interceptor_ask_its_successor(pair):
     assert await fetched(receiver, 1) == [0]
 
 
-async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, caplog):
+async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -136,7 +140,7 @@ async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, ca
     assert "deferred verdicts could not be awaited" in caplog.text
 
 
-async def test_a_failed_send_loop_fails_waiting_sends(pair):
+async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -153,7 +157,7 @@ async def test_a_failed_send_loop_fails_waiting_sends(pair):
     assert sender.stats()["deferred"] == 0
 
 
-async def test_a_stopped_send_loop_asks_no_more(pair):
+async def test_a_stopped_outbox_asks_no_more(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -179,3 +183,43 @@ async def test_rows_of_other_kinds_of_ids_wait_too(pair):
     receipts = await asyncio.wait_for(sending, WAIT_S)
     assert receipts.fates.tolist() == ["blocked", "delivered", "undeliverable", "delivered"]
     assert np.array_equal(receipts.codes == 3, [True, False, False, False])
+
+
+def asked(number, agent, deliver):
+    """Build a frame of one question in step 4, as another process sends it."""
+    extension = Extension(
+        attempt=2,
+        deliver=deliver,
+        ordinal=np.array([number], np.uint32),
+        in_reply_to=MessageIdColumn.of([f"3-{number}-1"]),
+        expects_answer=np.array([True]),
+        reply_mailbox="east",
+    )
+    ids = {"from_ids": IdColumn.of([5]), "to_ids": IdColumn.of([agent])}
+    lines = PayloadColumn.of([b'{"n":%d}' % number])
+    topics = ("agent-chat",)
+    return Batch(sender="", epoch=0, first=0, topics=topics, step=4, lines=lines, extension=extension, **ids)
+
+
+async def test_rows_of_a_step_keep_what_they_say_in_a_joint_request_and_in_their_frame(pair):
+    sender, receiver = pair
+    judge = sender.engine.accumulator.verdict_client
+    sending = []
+    for number, agent in enumerate([1, 2]):
+        sending.append(asyncio.create_task(sender.engine.bulk_sender.relay([asked(number, agent, 5 + number)])))
+        _, answer = await next_of(judge.questions)
+        answer.set_result(BatchVerdict(deferred={0}))
+    for _, late in [await next_of(judge.waits) for _ in sending]:
+        late.set_result(BatchVerdict(deferred={0}))
+    batch, late = await next_of(judge.waits)
+    extension = batch.extension
+    assert (extension.attempt, extension.reply_mailbox) == (2, "east")
+    assert [batch.message_id(row) for row in range(2)] == ["4-0-5", "4-1-5"]
+    assert np.broadcast_to(extension.deliver, 2).tolist() == [5, 6]
+    assert extension.in_reply_to.tolist() == ["3-0-1", "3-1-1"]
+    late.set_result(BatchVerdict())
+    await asyncio.wait_for(asyncio.gather(*sending), WAIT_S)
+    found = []
+    while len(found) < 2:
+        found += await receiver.fetch_messages(timeout=WAIT_S)
+    assert sorted((message.id, message.step) for message in found) == [("4-0-5", 4), ("4-1-5", 4)]

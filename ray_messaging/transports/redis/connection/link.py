@@ -48,7 +48,7 @@ Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 _GLANCE_S = 1.0  # between two questions whether the experiment has ended
 # Patience must be enough for another connection, where one has died without a word.
 _SHORTEST_STALL_S = 1.0
-# Replies of a script whose user lacks a right.
+# What a script replies where its user may not do what the script does.
 _NO_RIGHT = ("The user executing the script", "ACL failure in script", "No permissions to access a")
 _FATAL = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PASSING = (
@@ -68,7 +68,7 @@ _ANSWERS = (ResponseError, BusyLoadingError)  # the server said no, and did noth
 
 
 def _passes(error: BaseException) -> bool:
-    """Return whether a repetition may help; redis-py, which connects and subscribes, has no class for some of these."""
+    """Tell whether to ask again may help; redis-py, which connects and subscribes, has no class for some of these."""
     return isinstance(error, _PASSING) or (
         isinstance(error, ResponseError) and isinstance(reply_error(str(error)), ServerBusyError)
     )
@@ -83,8 +83,9 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
     "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
     "take_sender_epoch": ("raise_number",),
-    "take_mailbox": ("raise_number", *_LEASE),
-    "take_over_mailbox": ("raise_number", *_LEASE, "take_mailbox"),
+    "claim_experiment": ("raise_format",),
+    "take_mailbox": ("raise_number", "raise_format", *_LEASE),
+    "take_over_mailbox": ("raise_number", "raise_format", *_LEASE, "take_mailbox"),
     "commit": _MOVE,
     "renew_leases": _LEASE,
     "raise_entry_ids": ("entry_order", "id_ceiling"),
@@ -137,7 +138,7 @@ def connection_options(config: RedisConfig) -> dict[str, Any]:
 
 
 class RedisLink:
-    """Connections to one server."""
+    """Own the connections to one server."""
 
     def __init__(self, config: RedisConfig, patience_s: float) -> None:
         self.config = config
@@ -159,7 +160,7 @@ class RedisLink:
 
     @property
     def where(self) -> str:
-        """Return the server's address, for messages."""
+        """Name the server in messages."""
         server = self.config.server
         return server if server.startswith("/") else f"{server}:{self.config.port}"
 

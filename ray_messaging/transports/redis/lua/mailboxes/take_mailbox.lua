@@ -1,7 +1,7 @@
 -- Enter a mailbox's record in the directory and take the mailbox.
 --
 -- KEYS[1] meta  hash: directory, log, born = the last incarnation of a mailbox, wide = 1 once somebody may take all
---         agents' channels by one pattern, life, ceiling: see id_ceiling.lua  [2] records  [3] changes: as in load_directory.lua
+--         agents' channels by one pattern, life, ceiling: see id_ceiling.lua, format: see raise_format.lua  [2] records  [3] changes: as in load_directory.lua
 -- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), since = ms
 --         when it came, entry and row of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner,
 --         exclusive, reader = who took it last, blob = what the last transaction left, acked: see move_cursor.lua; while an event log is registered:
@@ -12,7 +12,7 @@
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner
 -- ARGV[10] 1: only take over what is there, under the same record  [11] 1: it alone listens for its agents, else 0
 -- ARGV[12] the caller: it keeps the epoch that it took last  [13] 1: it may take all agents' channels by one pattern
--- ARGV[14] a lease of another owner that is over, as the caller has seen it, or ""
+-- ARGV[14] a lease of another owner that is over, as the caller has seen it, or ""  [15] the caller's format
 -- Returns {0, version, epoch, entry, row, born, blob and acked where it was taken over}; {1} version is stale; {2} fenced;
 -- {3, owner, lease, 1 where it may be over by the server's clock} held by another owner; {4} it would take more than a
 -- take-over; {5} the server has lost the mailbox, or a reader's epoch
@@ -50,6 +50,7 @@ if epoch == '-1' then
 end
 redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
+raise_format(KEYS[1], ARGV[15])
 renew_lease(KEYS[5], ARGV[7], lift_ceiling(KEYS[1], tonumber(ARGV[7])))
 if ARGV[13] == '1' then redis.call('HSET', KEYS[1], 'wide', 1) end
 local version = tonumber(ARGV[1])

@@ -1,0 +1,95 @@
+"""An experiment's format number: code that knows less is refused at the door, an experiment without one is usable."""
+
+import pytest
+from support.contracts import fetch_all
+
+from ray_messaging.errors import ConfigError
+from ray_messaging.transports.experiment_format import FORMAT
+from ray_messaging.transports.experiment_store import Claim
+from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
+
+pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+NEWER = FORMAT + 1
+SAYS = f"format {NEWER} .* up to {FORMAT}: .*install that version"
+
+
+@pytest.fixture
+async def experiments(server, exp_id):
+    """Open the stores of starts of the experiment."""
+    opened = []
+
+    async def open_one(run):
+        transport = RedisTransport(server, exp_id, patience_s=5, run=run)
+        await transport.connect()
+        opened.append(transport)
+        return RedisExperimentStore(transport)
+
+    yield open_one
+    for transport in opened:
+        await transport.close()
+
+
+async def number(store):
+    return int(await store.client.hget(store.keys.meta, "format") or 0)
+
+
+async def test_a_listening_messager_notes_its_format_and_a_later_one_is_welcome(messagers, store):
+    first = await messagers(name="first", host=[1])
+    assert await number(store) == FORMAT
+    second = await messagers(name="second", host=[2])
+    await second.send_message(second.get_agent_chat_channel(1), {"n": 1})
+    assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
+
+
+async def test_an_experiment_of_a_newer_format_is_refused_and_left_alone(messagers, store):
+    await messagers(name="first", host=[1])
+    await store.client.hset(store.keys.meta, "format", NEWER)
+    before = await store.client.hgetall(store.keys.meta)
+    with pytest.raises(ConfigError, match=SAYS):
+        await messagers(name="second", host=[2])
+    assert await store.client.hgetall(store.keys.meta) == before
+    assert await store.mailboxes() == {"first"}
+
+
+async def test_a_messager_that_only_sends_is_refused_too(messagers, store):
+    await messagers(name="first", host=[1])
+    await store.client.hset(store.keys.meta, "format", NEWER)
+    with pytest.raises(ConfigError, match=SAYS):
+        await messagers()
+
+
+async def test_a_messager_that_is_there_when_the_number_rises_stays(messagers, store):
+    first = await messagers(name="first", host=[1])
+    await store.client.hset(store.keys.meta, "format", NEWER)
+    first.engine.transport.link._wire.close()
+    await first.send_message(first.get_agent_chat_channel(1), {"n": 1})
+    assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
+    assert await number(store) == NEWER
+
+
+async def test_an_experiment_without_a_number_is_usable_and_a_sender_leaves_it_so(messagers, store):
+    first = await messagers(name="first", host=[1])
+    await store.client.hdel(store.keys.meta, "format")
+    visitor = await messagers()
+    await visitor.send_message(visitor.get_agent_chat_channel(1), {"n": 1})
+    assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
+    assert await number(store) == 0
+
+
+async def test_a_start_notes_its_format_and_a_reset_keeps_it(experiments, store):
+    first = await experiments("one")
+    assert await first.claim(None, reset=False) is Claim.HELD
+    assert await number(store) == FORMAT
+    second = await experiments("two")
+    assert await second.claim(b"one", reset=True) is Claim.ERASE
+    await second.erase_earlier()
+    assert await number(store) == FORMAT
+
+
+async def test_a_start_of_an_experiment_of_a_newer_format_is_refused(experiments, store):
+    await (await experiments("one")).claim(None, reset=False)
+    await store.client.hset(store.keys.meta, "format", NEWER)
+    with pytest.raises(ConfigError, match=SAYS):
+        await (await experiments("two")).claim(b"one", reset=True)
+    assert await store.client.hget(store.keys.meta, "run") == b"one"
