@@ -681,6 +681,17 @@ async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(
     assert [frame for _, frame in await transport.read("plain", "0-0", 10, 0.01)] == [b"as ever"]
 
 
+async def test_a_mailbox_that_is_made_anew_is_stepped_as_before(steps, transport):
+    user = Outsider(transport)
+    await user.host("a")
+    await steps.begin(StepSettings())
+    a = await member(steps, "a")
+    await transport.remove("a", None)
+    await user.host("a")
+    assert await user.send("a", b"x") is FrameFate.WRITTEN
+    assert await a.inbox(0) == [b"x"]
+
+
 async def test_a_call_that_writes_to_stepped_and_plain_mailboxes(steps, transport):
     user = Outsider(transport)
     await user.host("a", "plain")

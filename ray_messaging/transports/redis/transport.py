@@ -138,7 +138,7 @@ class RedisTransport:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
         name = record.mailbox
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
-        keys.append(self.keys.stream(LOG_STREAM))
+        keys += [self.keys.stream(LOG_STREAM), self.keys.step(name)]
         args = [
             max(version, 0),
             name,

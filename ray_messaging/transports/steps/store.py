@@ -52,7 +52,7 @@ class StepStore(Protocol):
     async def join(self, group: str, hears: Sequence[str] | None = None) -> int:
         """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts.
 
-        Args: hears are the groups that may send to it; None: all. Call it again where its mailbox was made anew.
+        Args: hears are the groups that may send to it; None: all.
         """
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:

@@ -32,7 +32,10 @@ class StepSettings(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """Task that drives a group; `start` counts how often it was started, so that a restarted task follows itself."""
+    """Task that drives a group; `start` rises each time that it begins, so that it follows itself.
+
+    The same driver gets its attempt again, with the numbers of its frames: one that begins anew needs a higher start.
+    """
 
     task: str
     start: int = 0

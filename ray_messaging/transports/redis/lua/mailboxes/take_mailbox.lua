@@ -8,6 +8,7 @@
 --         logged, unlogged, unlogged_bytes, taken, taken_bytes (see note_written.lua)
 -- KEYS[5] lease  string: the owner's messager lives, see renew_lease.lua
 -- KEYS[6] log    stream: an entry (m = mailbox:born) wakes the log's writer
+-- KEYS[7] step:<group>  hash: its group has joined the steps, see step_barrier.lua
 -- ARGV[1] directory version the record was checked against  [2] mailbox  [3] record  [4] the reader's epoch or -1
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner
 -- ARGV[10] 1: only take over what is there, under the same record  [11] 1: it alone listens for its agents, else 0
@@ -33,6 +34,7 @@ if not state[1] then
   born = raise_number(KEYS[1], 'born')
   redis.call('HSET', KEYS[4], 'messages', 0, 'bytes', 0, 'entry', '0-0', 'row', 0, 'keep', '0-0', 'born', born,
              'since', string.format('%.0f', milliseconds()))
+  if redis.call('EXISTS', KEYS[7]) == 1 then redis.call('HSET', KEYS[4], 'stepped', 1) end
   if redis.call('HEXISTS', KEYS[1], 'log') == 1 then
     redis.call('HSET', KEYS[4], 'logged', '0-0', 'unlogged', 0, 'unlogged_bytes', 0, 'taken', 0, 'taken_bytes', 0)
     redis.call('XADD', KEYS[6], '*', 'm', ARGV[2] .. ':' .. born)
