@@ -15,7 +15,7 @@ Size = tuple[int, int]  # rows and bytes
 class BoxCall:
     """One call: its frames are decided one by one, and then written. Nothing in between awaits.
 
-    `planned` has the last number by name of what is accepted, `sizes` those of boxes with what is accepted.
+    `planned` has the last accepted number by name, `sizes` the size of each box with all accepted frames.
     """
 
     data: StepData
@@ -28,7 +28,7 @@ class BoxCall:
     sizes: dict[str, Size] = field(default_factory=dict)
 
     def run(self) -> SendReply:
-        """Write what can be written."""
+        """Write all that fits."""
         fates = [self._decide(write) for write in self.request.writes]
         for fate, write in zip(fates, self.request.writes, strict=True):
             if fate is FrameFate.WRITTEN:
@@ -75,7 +75,7 @@ class BoxCall:
 
 
 def _parts(write: FrameWrite, tag: StepTag) -> list[tuple[str, BoxFrame, int]]:
-    """Return what a write puts into boxes: their names, the frames without entries, and their bytes."""
+    """Return the parts of a write: box, frame without an entry, and bytes of each."""
     parts, noted = [], write.noted
     if write.mailbox not in {"", NOTES}:
         parts.append((write.mailbox, BoxFrame("", tag, write.rows, write.frame), len(write.frame)))

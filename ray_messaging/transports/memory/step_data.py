@@ -1,4 +1,4 @@
-"""Steps of one experiment in memory: members, boxes, and what the scripts of steps keep on Redis."""
+"""Steps of one experiment in memory: its members and their boxes, as the scripts of steps keep them on Redis."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ _NAMES = 16  # in the answer to a driver that must wait
 
 @dataclass
 class Box:
-    """What one mailbox reads in one step; `rows` and `nbytes` are without those of dead attempts."""
+    """Frames that one mailbox reads in one step; `rows` and `nbytes` are without those of dead attempts."""
 
     step: int
     frames: list[BoxFrame] = field(default_factory=list)
@@ -63,10 +63,11 @@ class Member:
         """Tell whether it has steps to close."""
         return self.until is None or self.closed + 1 < self.until
 
-    def check(self, group: str, attempt: int) -> None:
-        """Raise Fenced unless this attempt has the group."""
-        if self.attempt != attempt:
-            raise overtaken(group, attempt) if self.attempt > attempt else unknown_group(group, attempt)
+    def fence(self, group: str, attempt: int) -> Fenced | None:
+        """Return the error of an attempt that does not have the group."""
+        if self.attempt == attempt:
+            return None
+        return overtaken(group, attempt) if self.attempt > attempt else unknown_group(group, attempt)
 
 
 @dataclass
@@ -103,9 +104,9 @@ class StepData:
     def owned(self, group: str, attempt: int) -> Member:
         """Return a group that this attempt has; raise Fenced."""
         member = self.members.get(group)
-        if member is None:
-            raise unknown_group(group, attempt)
-        member.check(group, attempt)
+        fenced = unknown_group(group, attempt) if member is None else member.fence(group, attempt)
+        if member is None or fenced is not None:
+            raise fenced or unknown_group(group, attempt)
         return member
 
     # -- boxes ----------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class StepData:
         return found
 
     def next_box(self, mailbox: str) -> str | None:
-        """Return the box for what comes from outside: nobody has opened its step yet. None: its group has left."""
+        """Return the box for frames from outside: nobody has opened its step yet. None: its group has left."""
         member = self.members[mailbox]
         step = max(self.latest + 1, member.since)
         return None if member.until is not None and step >= member.until else box_name(mailbox, step)
@@ -146,7 +147,7 @@ class StepData:
         box.covers[OUTSIDE, sent] = Cover(*tag, rows + (before.rows if before else 0))
 
     def abandon(self, member: Member) -> None:
-        """Give up the open step of a group: what its attempt has sent counts nowhere, nor against a limit."""
+        """Give up the open step of a group: the frames of its attempt count nowhere, nor against a limit."""
         for name, (rows, nbytes) in member.sent.items():
             if (box := self.boxes.get(name)) is not None:
                 box.rows -= rows
@@ -158,7 +159,7 @@ class StepData:
     # -- the barrier ----------------------------------------------------------------------------------------------
 
     def obstacle(self, step: int, hears: frozenset[str] | None) -> Waiting | None:
-        """Return what speaks against opening a step."""
+        """Return the reason against opening a step; None: it can be opened."""
         settings = self.given
         if step == 0 and self.joined < settings.groups:
             return self._waiting(step, Reason.MISSING, [], settings.groups - self.joined)
@@ -202,12 +203,3 @@ class StepData:
         self.dropped = max(self.dropped, min([self.sealed, *self.holds.values()]))
         for name in [name for name, box in self.boxes.items() if box.step <= self.dropped]:
             del self.boxes[name]
-
-
-def is_fenced(member: Member, group: str, attempt: int) -> Fenced | None:
-    """Return the error of a driver that does not have the group any more."""
-    try:
-        member.check(group, attempt)
-    except Fenced as error:
-        return error
-    return None

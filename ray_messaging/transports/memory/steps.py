@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.memory.box_call import BoxCall
 from ray_messaging.transports.memory.server import Experiment, number
-from ray_messaging.transports.memory.step_data import Box, Member, StepData, is_fenced
+from ray_messaging.transports.memory.step_data import Box, Member, StepData
 from ray_messaging.transports.steps.errors import (
     leaving,
     no_steps,
@@ -161,15 +161,12 @@ class MemorySteps:
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
         """Close a step; raise Fenced."""
-        data, member = self._data, self._data.members.get(group)
-        fenced = overtaken(group, attempt) if member is None else is_fenced(member, group, attempt)
-        done = fenced is None and member is not None and member.closed >= step
+        data = self._data
         record = data.records.get(step, {}).get(group)
-        if not done and record is not None and record.attempt == attempt:
-            return Committed(step, data.sealed)
-        if not done:
-            if member is None or fenced is not None:
-                raise fenced or no_steps(group)
+        if record is not None and record.attempt == attempt and data.members[group].fence(group, attempt):
+            return Committed(step, data.sealed)  # it counts, whoever has the group now
+        member = data.owned(group, attempt)
+        if member.closed < step:
             if member.open != step:
                 raise not_closable(group, step, member.closed)
             if (refused := self._refused(group, member, step, closing)) is not None:
@@ -232,7 +229,7 @@ class MemorySteps:
         return BoxSize(*self._data.size_of(box), self._data.given.box_rows, self._data.given.box_bytes)
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return what each group left at the close of a step."""
+        """Return the closing of a step by each group."""
         return dict(self._data.records.get(step, {}))
 
     # -- control --------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ class RedisSteps:
         return BoxSize(int(rows or 0), int(nbytes or 0), int(limit_rows or 0), int(limit_bytes or 0))
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return what each group left at the close of a step."""
+        """Return the closing of a step by each group."""
         found = await self._link.command("HGETALL", self._keys.steps(str(step)))
         fields = dict(zip(found[::2], found[1::2], strict=True))
         return {

@@ -6,10 +6,10 @@ The protocol:
 2. A driver takes the group and gets an attempt number. A later driver gets a higher one; the earlier one is fenced.
 3. `open` opens the step after the last one that the group closed. It waits for the barrier, for the window (how far a
    group may be ahead of the slowest), for holds (readers of sealed boxes, as the event log), and while paused.
-4. What an attempt sends in step s goes to boxes: `M@v` holds what mailbox M reads in step v, s < v <= s + horizon.
-   Each frame has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
+4. The frames of step s go to boxes: `M@v` holds those that mailbox M reads in step v, s < v <= s + horizon. Each frame
+   has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
 5. `close` writes at once: the cover of each box that the attempt wrote to (attempt and rows), the counts, the state.
-   A frame that no cover names does not exist. What a dead attempt wrote is never covered.
+   A frame that no cover names does not exist. Frames of a dead attempt are never covered.
 6. A step is sealed when all groups that count in it have closed it. Its boxes are deleted then, up to the holds.
 7. When a group can open step v, its box is final. Reading changes nothing, so any process may read it again.
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open one.
@@ -114,7 +114,7 @@ class StepStore(Protocol):
         """Return the size of a box, and its limits."""
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return what each group left at the close of a step; it is kept for as long as the horizon."""
+        """Return the closing of a step by each group; it is kept for as long as the horizon."""
 
     # -- control --------------------------------------------------------------------------------------------------
 

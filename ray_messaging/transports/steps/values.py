@@ -94,7 +94,7 @@ class Reason(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """A step that cannot be opened yet: a few names of what it waits for, their total, and a place in the news."""
+    """A step that cannot be opened yet: a few names that it waits for, their total, and a place in the news."""
 
     step: int
     reason: Reason
@@ -110,7 +110,7 @@ class Done(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """What closes a step: rows that the attempt wrote to mailboxes' boxes, as acknowledged, the counts and the state.
+    """Facts that close a step: acknowledged rows in mailboxes' boxes, counts and state.
 
     `counts` is opaque here. With `state_changed` the group's state becomes `state` (None: there is none).
     """
@@ -173,7 +173,7 @@ class BoxSize(NamedTuple):
 
 
 class ClosedStep(NamedTuple):
-    """What a group left at a close: the attempt that counts, and its counts."""
+    """Closing of a step by a group: the attempt that counts, and its counts."""
 
     attempt: int
     counts: bytes
