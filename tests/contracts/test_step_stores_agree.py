@@ -10,6 +10,7 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import (
+    OUTSIDE,
     Closing,
     Cover,
     Driven,
@@ -33,7 +34,7 @@ class World:
 
     def __init__(self, transport):
         self.steps = transport.steps
-        self.attempts, self.names, self.leases = {}, {0: "outside"}, {}
+        self.attempts, self.names, self.leases = {}, {(OUTSIDE, 0): "outside"}, {}
 
     async def call(self, name, *args, **more):
         try:
@@ -43,10 +44,8 @@ class World:
 
     def plain(self, answer):
         """Return an answer without numbers and places that differ from server to server."""
-        if isinstance(answer, Cover):
-            return answer._replace(attempt=self.names[answer.attempt])
-        if isinstance(answer, StepTag):
-            return answer._replace(attempt=self.names[answer.attempt])
+        if isinstance(answer, Cover | StepTag):
+            return answer._replace(attempt=self.names[answer.group, answer.attempt])
         if isinstance(answer, Opened):
             return answer._replace(covers=sorted(map(self.plain, answer.covers)))
         if isinstance(answer, Waiting):
@@ -70,7 +69,7 @@ class World:
             return "driven", found.driver
         assert isinstance(found, Taken)
         self.attempts[driver] = found.attempt
-        self.names[found.attempt] = str(driver)
+        self.names[group, found.attempt] = str(driver)
         return found._replace(attempt=str(driver))
 
     async def send(self, group, driver, step, writes):
@@ -92,7 +91,7 @@ class World:
 
     async def closed_step(self, step):
         found = await self.steps.closed_step(step)
-        return {group: (self.names[closed.attempt], closed.counts) for group, closed in found.items()}
+        return {group: (self.names[group, closed.attempt], closed.counts) for group, closed in found.items()}
 
 
 class Course:
