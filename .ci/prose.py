@@ -1,7 +1,7 @@
-"""Measure the prose and the layout of the package.
+"""Measure the prose of the package and its tests, and the layout of the package.
 
 python .ci/prose.py [--list] [--check] [PATH ...], with the standard library only. --list shows each docstring and file
-that counts against a limit; --check fails above a limit.
+that counts against a limit; --check fails above a limit. Tests and package keep the limits on docstrings separately.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ray_messaging"
+TESTS = ROOT / "tests"
 
 WH_WORDS = re.compile(r"\b(?:who|whom|whose|whoever|what|whatever)\b", re.IGNORECASE)
 MAX_WH_SHARE = 0.03
@@ -27,7 +28,7 @@ LONG_LINES = 400
 
 @dataclass(frozen=True)
 class Docstring:
-    """One docstring of the package."""
+    """One docstring of a module, class or function."""
 
     path: Path
     line: int
@@ -76,14 +77,29 @@ def main() -> int:
     print(f"files under {THIN_LINES} lines                    {len(thin):>7,}")
     print(f"files above {LONG_LINES} lines                   {len(long):>7,}")
     print(f"files in the largest room, {shown(largest):<12} {largest_files:>7,}  (limit {MAX_ROOM_FILES})")
+    tests = [each for file in python_files(TESTS) for each in docstrings_of(file)] if options.paths == [PACKAGE] else []
+    tests_wh = [each for each in tests if each.has_wh_word]
+    tests_be = [each for each in tests if each.is_be_class]
+    tests_share = len(tests_wh) / max(1, len(tests))
+    if tests:
+        print_tests(tests, tests_wh, tests_be)
     if len(files) > 1:
         print_rooms(docstrings, lines)
     if options.list:
-        for title, found in (("who, whose, what, ...", wh_words), ("Be", be_classes)):
+        for title, found in (("who, whose, what, ...", wh_words + tests_wh), ("Be", be_classes + tests_be)):
             print(f"\n{title}:", *found, sep="\n  ")
         print("\nthin files:", *(f"{shown(file)} ({lines[file]})" for file in thin), sep="\n  ")
-    too_high = share > MAX_WH_SHARE or len(be_classes) > MAX_BE_CLASSES or largest_files > MAX_ROOM_FILES
+    too_high = max(share, tests_share) > MAX_WH_SHARE or len(be_classes + tests_be) > MAX_BE_CLASSES
+    too_high |= largest_files > MAX_ROOM_FILES
     return 1 if options.check and too_high else 0
+
+
+def print_tests(tests: list[Docstring], wh_words: list[Docstring], be_classes: list[Docstring]) -> None:
+    """Print the figures of the tests' docstrings."""
+    share = len(wh_words) / max(1, len(tests))
+    print(f"docstrings of the tests                 {len(tests):>7,}")
+    print(f"  with who, whose, what, ...            {len(wh_words):>7,}  {share:.1%} (limit {MAX_WH_SHARE:.0%})")
+    print(f"  class docstrings that begin with Be   {len(be_classes):>7,}  (limit {MAX_BE_CLASSES})")
 
 
 def print_rooms(docstrings: list[Docstring], lines: dict[Path, int]) -> None:

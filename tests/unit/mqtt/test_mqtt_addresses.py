@@ -79,5 +79,5 @@ def test_no_experiment_has_the_name_of_none():
         ("exps", None),
     ],
 )
-def test_whose_a_topic_is(topic, agent):
+def test_the_agent_of_a_topic_is_found(topic, agent):
     assert agent_of(topic) == agent

@@ -20,10 +20,10 @@ ENOUGH = 10**6
 
 
 class Reliable(RuleBasedStateMachine):
-    """Whatever the broker does: of a sender that lives, each frame is read once and in order.
+    """A random sequence of faults.
 
-    Of one that has died only what no broker and no reader had any more is missing, and what is missing between two
-    frames was counted.
+    Each frame of a live sender is read once and in order; of a dead one only frames that neither broker nor reader
+    had are missing, and gaps are counted.
     """
 
     @initialize(queue_limit=st.sampled_from([2, 5, ENOUGH]), window=st.sampled_from([4, 12]), tight=st.booleans())
