@@ -6,9 +6,10 @@ import pytest
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, UnknownName
+from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, FrameError, UnknownName
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.values import (
     NOTES,
     OUTSIDE,
@@ -590,6 +591,36 @@ async def test_rows_that_the_server_lost_close_no_step(steps):
     assert counted(frames, []) == []
     assert counted([], [cover]) is None
     assert counted(frames, [cover]) == frames
+
+
+async def test_a_box_is_read_ahead_while_its_step_waits(steps):
+    a, b = await pair(steps)
+    reader = BoxReader(steps, "b@1")
+    await a.open(0)
+    for number in range(70):
+        await a.send("b@1", b"%d" % number)
+    await reader.read_ahead()
+    await b.open(0)
+    await b.send("b@1", b"dead")
+    b = await taken(steps, "b", "b", start=1)
+    await b.open(0)
+    await b.send("b@1", b"last")
+    await a.close()
+    await b.close()
+    covers = (await b.open(1)).covers
+    frames = [frame.frame for frame in await reader.covered(covers)]
+    assert frames == [*(b"%d" % number for number in range(70)), b"last"]
+    assert await BoxReader(steps, "b@1").covered(()) == []
+
+
+async def test_a_box_without_rows_that_counted_is_an_error(steps):
+    a, _ = await pair(steps)
+    await a.open(0)
+    await a.send("b@1", b"x")
+    lost = [Cover("a", 0, a.attempt, 2)]
+    with pytest.raises(FrameError, match="'b@1' lacks rows"):
+        await BoxReader(steps, "b@1").covered(lost)
+    assert [frame.frame for frame in await BoxReader(steps, "b@1").covered([lost[0]._replace(rows=1)])] == [b"x"]
 
 
 async def test_notes_and_publications_have_boxes_of_their_own(steps):
