@@ -121,6 +121,14 @@ async def _read(receiver: Messager) -> None:
     await receiver.ack()
 
 
+async def _all_wait() -> None:
+    """Return once each other task waits for a future: all loops have done their work."""
+    others: set[Any] = asyncio.all_tasks() - {asyncio.current_task()}
+    while not all(task._fut_waiter is not None and not task._fut_waiter.done() for task in others):
+        await asyncio.sleep(0)
+        others = {task for task in others if not task.done()}
+
+
 async def measure() -> list[MessagePath]:
     """Send and fetch a message, and return the paths."""
     server = MemoryServer()
@@ -133,11 +141,11 @@ async def measure() -> list[MessagePath]:
             for _ in range(WARM_UP):
                 await sender.send_message(channel, {"text": "hello"}, SENDER, RECEIVER)
                 await _read(receiver)
-            await asyncio.sleep(0.05)  # until all loops wait
+            await _all_wait()
             with Recorder(asyncio.all_tasks() - before) as calls:
                 await sender.send_message(channel, {"text": "hello"}, SENDER, RECEIVER)
             sent = MessagePath("send", calls)
-            await asyncio.sleep(0.05)
+            await _all_wait()
             with Recorder(set()) as calls:
                 await _read(receiver)
             fetched = MessagePath("fetch, payload, ack", calls)

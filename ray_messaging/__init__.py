@@ -27,6 +27,8 @@ from ray_messaging.errors import (
     RuleError,
     ServerFailed,
     ServerRefused,
+    StepAborted,
+    StepTooLarge,
     TraceError,
     TransactionError,
     TransitError,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.group import Group
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.compat.msg import Msg
-    from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
+    from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig, Steps
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
     from ray_messaging.interception import rules
@@ -74,6 +76,7 @@ _HOMES = {
     "Receipts": "ray_messaging.receipt",
     "RedisConfig": "ray_messaging.config",
     "Rule": "ray_messaging.interception.rules.rule",
+    "Steps": "ray_messaging.config",
 }
 
 __all__ = [
@@ -119,6 +122,9 @@ __all__ = [
     "RuleError",
     "ServerFailed",
     "ServerRefused",
+    "StepAborted",
+    "StepTooLarge",
+    "Steps",
     "TraceError",
     "TransactionError",
     "TransitError",

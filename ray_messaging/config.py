@@ -92,6 +92,16 @@ class ServerConfig(_Settings):
         password: str | None
 
 
+class Steps(_Settings):
+    """Steps of a simulation, for `Messaging.start(exp_id, steps=Steps())`: what is sent in one is read in the next."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int = _setting(0, "of the random numbers of agents", ge=-(2**63), lt=2**63)
+    groups: int | None = _setting(None, "step 0 waits until so many groups are there; None: at least one", ge=1)
+    digest: bool = _setting(False, "keep a digest of what is sent in each step")
+
+
 class RedisConfig(ServerConfig):
     """Address of the Redis (or Valkey) server; the repr never shows the password."""
 

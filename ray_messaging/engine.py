@@ -38,6 +38,7 @@ from ray_messaging.sending.accumulation.message_checks import MessageChecks
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
+from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.transports.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Engine:
         self._make_verdict_client = make_verdict_client or self._verdict_client_for
         self._interceptor = interceptor
         self._listened = False
+        self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
         self._step: int | None = None
         self._retired: list[VerdictClient] = []
 
@@ -159,6 +161,11 @@ class Engine:
         """Build the error for a call before `open` or after `close`: Closed, or `kind` before `open`."""
         if self.closed:
             return Closed("this messager is closed: make another one")
+        if self.steps is not None:
+            return ConfigError(
+                f"{self.name!r} is a group of an experiment with steps: it sends and receives in its steps, by "
+                "`async for step in messager.steps(until=...)`"
+            )
         return kind("this messager is not open yet: `await messager.init()` first, or use `async with`")
 
     # -- the interceptor, the step --------------------------------------------------------------------------------
@@ -176,6 +183,13 @@ class Engine:
         """Return the error of an experiment that has ended; None: it has not, as far as the interceptor knows."""
         verdict_client = None if self.accumulator is None else self.accumulator.verdict_client
         return await verdict_client.ended() if isinstance(verdict_client, RemoteVerdictClient) else None
+
+    @property
+    def verdict_client(self) -> VerdictClient:
+        """Return the client that gets the verdicts of now; raise Closed."""
+        if self.accumulator is None or self.closed:
+            raise self.not_open(Closed)
+        return self.accumulator.verdict_client
 
     @property
     def interceptor(self) -> object:
@@ -197,6 +211,8 @@ class Engine:
 
     @step.setter
     def step(self, step: int | None) -> None:
+        if self.steps is not None:
+            raise ConfigError("the step of a group in an experiment with steps is that of its `steps()` loop")
         self._step = check_step(step)
         if self.accumulator is not None:
             self.accumulator.step = self._step
@@ -236,8 +252,20 @@ class Engine:
         hosted = AgentSet.of(agents)
         await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
         await self._take_name()
+        await self._join_steps()
         if self.settings.strict_senders:
             self.checks.allow_only(hosted)
+
+    async def _join_steps(self) -> None:
+        """Become a stepped group where the experiment has steps: it sends and receives in its steps only."""
+        store = self.transport.steps
+        self.steps = None if store is None else await store.settings()
+        if store is not None and self.steps is not None:
+            await store.join(self.name)
+            self.accepting, self.fetcher.unavailable = None, self._in_steps_only
+
+    def _in_steps_only(self) -> MessagingError:
+        return self.not_open(NotListening)
 
     async def _take_name(self) -> None:
         """Fence an earlier sender of this name: with the mailbox, its name is ours."""

@@ -12,6 +12,8 @@ MessagingError
 ├── UnknownName                 an experiment, group or agent that does not exist
 ├── AlreadyExists               an experiment, group or agent claim that exists already
 ├── TransactionError            a transaction that cannot be opened or continued
+├── StepAborted                 a step that was not committed: the group's next driver runs it again
+├── StepTooLarge                more messages in a step than a group can read in one
 ├── CommitFailed                processed messages that could not be committed: they were redelivered
 ├── FetchTooLarge               a complete fetch above its limits
 ├── NotListening                a fetch from a messager that does not listen
@@ -111,6 +113,20 @@ class NotListening(MessagingError, RuntimeError):
 
 class TransactionError(MessagingError, RuntimeError):
     """A transaction cannot be opened or continued: another is open, it has ended, or it is too large."""
+
+
+class StepAborted(MessagingError, RuntimeError):
+    """A step was not committed, and nothing of it counts: the group's next driver runs it again.
+
+    `step` and `group` say which step it is.
+    """
+
+
+class StepTooLarge(MessagingError, ValueError):
+    """A group would read more in one step than its limit.
+
+    `rows` and `nbytes` hold what the step has, `limit_rows` and `limit_bytes` the limits.
+    """
 
 
 class CommitFailed(MessagingError, RuntimeError):

@@ -1,8 +1,8 @@
 """The messager, which sends and receives for the agents of one process."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId
@@ -20,6 +20,9 @@ from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire.frames import decode
+
+if TYPE_CHECKING:
+    from ray_messaging.steps.step import Step
 
 
 class Messager(names.ChannelNames):
@@ -191,6 +194,19 @@ class Messager(names.ChannelNames):
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they arrive; the request for the next message commits the one before."""
         return self.engine.fetcher.iterate()
+
+    def steps(self, *, until: int) -> "AsyncGenerator[Step, None]":
+        """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.
+
+        To ask for the next step commits the one before; `break`, or an exception, leaves it uncommitted, and it runs
+        again. All groups must be driven at the same time: each waits until the others have closed the step before.
+
+        Raises: ConfigError where the experiment has no steps, or this messager has no name or hosts no agents;
+        StepAborted, StepTooLarge, Fenced where a step could not be committed.
+        """
+        from ray_messaging.steps.step_loop import step_loop  # noqa: PLC0415 - most messagers have no steps
+
+        return step_loop(self.engine).steps(until)
 
     def transaction(self) -> Transaction:
         """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/transactions.md).

@@ -83,13 +83,6 @@ class Outcome:
         """Return the receipt of one message, which has its fate."""
         return (Receipt if self.codes[row] <= PUBLISHED else _Unsent)(self, row)
 
-    def receipts(self) -> "Iterator[Receipt]":
-        """Return the receipts of all messages, which have their fates."""
-        codes, rows = self.codes, range(len(self.codes))
-        if codes.count(DELIVERED) + codes.count(PUBLISHED) == len(codes):
-            return map(Receipt, repeat(self), rows)
-        return map(self.receipt, rows)
-
 
 NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"
 
@@ -150,7 +143,10 @@ class _Unsent(Receipt, eq=False, gc=False):
 
 def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome) -> None:
     """Set the results of futures, one per row, to the receipts of the rows."""
-    setting = map(type(futures[0]).set_result, futures, outcome.receipts())
+    codes, rows = outcome.codes, range(len(outcome.codes))
+    sent = codes.count(DELIVERED) + codes.count(PUBLISHED) == len(codes)
+    receipts = map(Receipt, repeat(outcome), rows) if sent else map(outcome.receipt, rows)
+    setting = map(type(futures[0]).set_result, futures, receipts)
     while True:
         try:
             deque(setting, maxlen=0)  # runs the map to its end in C

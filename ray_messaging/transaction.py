@@ -117,20 +117,7 @@ class Transaction:
     @state.setter
     def state(self, state: bytes | None) -> None:
         self._running()
-        if state is not None and not isinstance(state, bytes):
-            raise InvalidPayload(
-                f"tx.state must be bytes or None, not {type(state).__name__}: encode it, as in "
-                "json.dumps(state).encode()"
-            )
-        limit = self._engine.settings.state_bytes
-        if state is not None and len(state) > limit:
-            raise PayloadTooLarge(
-                f"this state takes {len(state):,} bytes, the limit is {limit:,}: keep a reference to the data instead, "
-                "or raise MessagingConfig.state_bytes",
-                size=len(state),
-                limit=limit,
-            )
-        self._state = state
+        self._state = check_state(state, self._engine.settings.state_bytes, "tx.state")
 
     def send_message(
         self, channel: str, payload: Payload, from_id: SenderId = names.OMITTED, to_id: AgentId | None = None
@@ -186,3 +173,19 @@ async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
     await accumulator.transact(question)
     await asyncio.shield(question.future)
     return batch.number is not None and accumulator.transactions >= batch.number
+
+
+def check_state(state: bytes | None, limit: int, name: str) -> bytes | None:
+    """Return a state that can be kept; raise InvalidPayload, PayloadTooLarge."""
+    if state is not None and not isinstance(state, bytes):
+        raise InvalidPayload(
+            f"{name} must be bytes or None, not {type(state).__name__}: encode it, as in json.dumps(state).encode()"
+        )
+    if state is not None and len(state) > limit:
+        raise PayloadTooLarge(
+            f"this state takes {len(state):,} bytes, the limit is {limit:,}: keep a reference to the data instead, or "
+            "raise MessagingConfig.state_bytes",
+            size=len(state),
+            limit=limit,
+        )
+    return state

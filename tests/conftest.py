@@ -258,10 +258,13 @@ def ray_cluster():
     """Run Ray on this machine, once; imported here, as most suites do without it."""
     import ray
     from support import cluster as cluster_support
+    from support import step_society
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     # Tasks of the tests may use it, and workers cannot import it.
-    ray.cloudpickle.register_pickle_by_value(cluster_support)
+    for module in (cluster_support, step_society):
+        ray.cloudpickle.register_pickle_by_value(module)
     yield
-    ray.cloudpickle.unregister_pickle_by_value(cluster_support)
+    for module in (cluster_support, step_society):
+        ray.cloudpickle.unregister_pickle_by_value(module)
     ray.shutdown()

@@ -45,7 +45,9 @@ class LaneProbe:
         ids = IdColumn(np.arange(100))
         end, number = time.perf_counter() + seconds, 0
         while time.perf_counter() < end:
-            batch = Batch(sender="probe", epoch=1, first=number, from_ids=ids, to_ids=ids, topics=("agent-chat",))
+            batch = Batch(
+                sender="probe", epoch=1, first=number, from_ids=ids, rows=len(ids), to_ids=ids, topics=("agent-chat",)
+            )
             began = time.perf_counter()
             await judge.judge(batch)
             found.append(1000 * (time.perf_counter() - began))

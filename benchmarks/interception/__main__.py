@@ -48,6 +48,7 @@ def black_list(entries: int, rounds: int = 200) -> float:
             epoch=1,
             first=number * ROWS,
             from_ids=IdColumn(ids[0]),
+            rows=len(ids[0]),
             to_ids=IdColumn(ids[1]),
             topics=("agent-chat",),
         )

@@ -115,7 +115,8 @@ class Directory:
         self._tables: dict[str, _Table | None] = {}
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
-        self._cached: dict[tuple[AgentId | None, str], int] = {}
+        self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes; of lone messages
+        self._matched: dict[tuple[AgentId | None, str], int] = {}  # id, topic -> route; where there are patterns
         # By their literal prefixes: there may be a pattern for each agent.
         self._globs: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
         self._glob_lengths: list[int] = []
@@ -151,19 +152,18 @@ class Directory:
         """Return the mailboxes of a route."""
         return self.routes[route]
 
-    def route_one(self, agent_id: AgentId | None, topic: str) -> int:
-        """Return the route of one message. It is cached until the directory changes."""
+    def mailboxes_of(self, agent_id: AgentId | None, topic: str) -> tuple[str, ...]:
+        """Return the mailboxes of one message. They are kept in `cached` until the directory changes."""
         key = (agent_id, topic)
-        route = self._cached.get(key)
-        if route is None:
-            route = int(self.route(_one(agent_id, topic))[0])
-            self._keep(key, route)
-        return route
-
-    def _keep(self, key: tuple[AgentId | None, str], route: int) -> None:
-        if len(self._cached) >= _CACHED_ROUTES:
-            self._cached.clear()
-        self._cached[key] = route
+        found = self.cached.get(key)
+        if found is None:
+            ids = IdColumn.of([agent_id])
+            batch = Batch(sender="", epoch=0, first=0, from_ids=ids, rows=len(ids), to_ids=ids, topics=(topic,))
+            found = self.routes[int(self.route(batch)[0])]
+            if len(self.cached) >= _CACHED_ROUTES:
+                self.cached.clear()
+            self.cached[key] = found
+        return found
 
     def route(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each message, int32 (n,)."""
@@ -231,10 +231,11 @@ class Directory:
         routes = np.zeros(len(batch), np.int32)
         for row, to_id in enumerate(batch.to_ids.tolist()):
             key = (to_id, batch.topic_of(row))
-            route = self._cached.get(key)
+            route = self._matched.get(key)
             if route is None:
-                route = self._match(*key)
-                self._keep(key, route)
+                if len(self._matched) >= _CACHED_ROUTES:
+                    self._matched.clear()
+                route = self._matched[key] = self._match(*key)
             routes[row] = route
         return routes
 
@@ -249,8 +250,3 @@ class Directory:
                 if matches(channel):
                     route = self._extend(route, mailbox)
         return route
-
-
-def _one(agent_id: AgentId | None, topic: str) -> Batch:
-    ids = IdColumn.of([agent_id])
-    return Batch(sender="", epoch=0, first=0, from_ids=ids, to_ids=ids, topics=(topic,))

@@ -200,7 +200,7 @@ def messages_of(exp_id: str, lent: Lent, frames: Sequence[bytes]) -> Messages:
     """Return leased messages; raise FrameError."""
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):
-        batch = decode(frame)
+        batch = decode(frame, checked=True)  # by the actor, when it read the mailbox
         batch.origin = Origin(part.mailbox, part.entry) if part.mailbox else None
         slices.append(Slice(batch, part.low, part.high, part.pattern))
     return Messages(exp_id, slices, lent.more)

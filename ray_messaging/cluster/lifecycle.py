@@ -19,7 +19,7 @@ from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule, absolute
-from ray_messaging.config import MessagingConfig, ServerConfig
+from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -106,9 +106,14 @@ def start_experiment(
     log_dir: str | Path | None,
     on_existing: str,
     settings: MessagingConfig,
+    steps: Steps | None = None,
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`."""
     check_name("exp_id", exp_id)
+    if steps is not None and not isinstance(steps, Steps):
+        raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
+    if steps is not None and log_dir is not None:
+        raise ConfigError("the event log does not read the messages of steps yet: leave out log_dir, or steps")
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     config = experiment_config(server)
@@ -116,7 +121,7 @@ def start_experiment(
     try:
         _end_running(exp_id, on_existing)
         spec = InterceptorSpec(
-            exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir)
+            exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps
         )
         started.start(spec, config)
         if config is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.group import Group
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.lifecycle import StartedExperiment
-    from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig
+    from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig, Steps
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.interception.rules.rule import Rule
     from ray_messaging.messager import GroupMessager
@@ -63,6 +63,7 @@ class Messaging:
         on_existing: "OnExisting" = "error",
         settings: "MessagingConfig | None" = None,
         mirror: bool = False,
+        steps: "Steps | None" = None,
     ) -> "Messaging":
         """Start an experiment, and Ray where it does not run yet.
 
@@ -75,6 +76,7 @@ class Messaging:
             on_existing: The action where `exp_id` has data on the server or in log_dir, or runs already.
             settings: Limits and timeouts.
             mirror: PUBLISH messages to agents as well, for foreign listeners.
+            steps: Groups send and receive in steps (see docs/steps.md). None: as they like.
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
@@ -85,7 +87,13 @@ class Messaging:
         if mirror:
             settings = settings.model_copy(update={"mirror": True})
         started = start_experiment(
-            exp_id, server=redis, rules=rules, log_dir=log_dir, on_existing=on_existing, settings=settings
+            exp_id,
+            server=redis,
+            rules=rules,
+            log_dir=log_dir,
+            on_existing=on_existing,
+            settings=settings,
+            steps=steps,
         )
         return cls(started.experiment, started.interceptor, started)
 

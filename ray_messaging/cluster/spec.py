@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 
 if TYPE_CHECKING:  # not loaded with `Messaging`: the settings bring pydantic
-    from ray_messaging.config import MessagingConfig, ServerConfig
+    from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class InterceptorSpec:
     rules: tuple[PickledRule, ...]
     on_existing: str
     log_dir: str | None = None
+    steps: "Steps | None" = None
 
 
 def no_log(exp_id: str) -> str:

@@ -43,13 +43,9 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     labels: dict[str, NDArray[np.uint32]] = {}
     noted: NDArray[np.uint32] | None = None
     frame: bytes | None = None  # the bytes it was decoded from, if unchanged
-    rows: int = -1  # -1: computed
+    rows: int
     origin: Origin | None = None  # of a batch that was read from a mailbox
     extension: Extension | None = None  # None: plain messages
-
-    def __post_init__(self) -> None:
-        if self.rows < 0:
-            self.rows = len(self.from_ids)
 
     def __repr__(self) -> str:
         return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may be logged: no payloads
@@ -98,6 +94,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
             epoch=self.epoch,
             first=self.first,
             from_ids=self.from_ids.take(rows),
+            rows=len(rows),
             to_ids=self.to_ids.take(rows),
             topics=self.topics,
             topic=None if self.topic is None else self.topic[rows],

@@ -51,6 +51,7 @@ class MqttTransport:
     acks_apart = False
     checks_verdicts = False
     forgets = False
+    steps = None
 
     def __init__(
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None
@@ -198,13 +199,10 @@ class MqttTransport:
         await self._control.wait_connected()
         if self._directory.version != max(version, 0):
             return None
-        mailbox = self._receiver.mailbox
         if epoch is None:
             mailbox = await self._receiver.take(record, limits, owner)
-        elif mailbox is None or mailbox.name != record.mailbox or mailbox.epoch != epoch:
-            raise fenced(record.mailbox, epoch)
         else:
-            await self._receiver.widen(record, limits)
+            mailbox = await self._receiver.widen(record, limits, epoch)
         return Listening(self._directory.version, mailbox.epoch, START)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:  # noqa: ARG002 - a Transport's
@@ -215,9 +213,7 @@ class MqttTransport:
         """
         if mailbox is None:
             return True
-        ours = self._receiver.mailbox
-        if ours is None or ours.epoch != epoch:
-            raise fenced(mailbox, epoch)
+        ours = self._receiver.owned(mailbox, epoch)
         if ours.error is not None:
             raise ours.error
         if self._receiver.registration.entry is None:
@@ -339,10 +335,7 @@ class MqttTransport:
         acks: SelectiveAcks | None = None,  # noqa: ARG002 - never any, see `acks_apart`
     ) -> None:
         """Mark all frames up to a cursor as handled, and confirm them to their senders."""
-        ours = self._receiver.mailbox
-        if ours is None or ours.name != mailbox or ours.epoch != epoch:
-            raise fenced(mailbox, epoch)
-        await ours.commit(cursor)
+        await self._receiver.owned(mailbox, epoch).commit(cursor)
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
         """Publish an unreadable frame as a dead letter."""

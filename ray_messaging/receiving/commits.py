@@ -303,7 +303,7 @@ class Commits:
         return self.in_flight.changes != self._written
 
     def acknowledge(self, *, everything: bool = False) -> bool:
-        """Acknowledge what the next fetch commits, or all rows that were taken; return whether to write it."""
+        """Acknowledge the rows that the next fetch commits, or all taken ones; return whether a write is due."""
         flight = self.in_flight
         for low, high in [(flight.front, flight.taken)] if everything else self.handed_out:
             flight.ack(low, high)

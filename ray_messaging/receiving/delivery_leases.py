@@ -157,6 +157,7 @@ class DeliveryLeases:
         options: FetchOptions = NEXT,
     ) -> tuple[Token | None, Messages]:
         """Take back the lease of a token, then lease new messages; return them and their token (None: nothing)."""
+        self._fetcher.check_open()
         await self.give_back(token)
         clock = asyncio.get_running_loop().time
         deadline = None if timeout is None else clock() + timeout

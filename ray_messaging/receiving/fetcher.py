@@ -153,6 +153,11 @@ class Fetcher:
             raise self.inbox.error.with_traceback(None)
         return self._commits
 
+    def check_open(self) -> None:
+        """Raise the error of a messager that cannot fetch."""
+        if self.unavailable is not None:
+            raise self.unavailable()
+
     async def fetch(
         self, limit: int | None, timeout: float | None, commit: CommitMode = "next", *, complete: bool = False
     ) -> Messages:
@@ -287,8 +292,7 @@ class Fetcher:
 
     def iterate(self) -> AsyncIterator[Message]:
         """Yield message by message; each is committed in the background once the next one is requested."""
-        if self.unavailable is not None:
-            raise self.unavailable()
+        self.check_open()
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Message]:
@@ -307,12 +311,11 @@ class Fetcher:
 
     async def open_transaction(self) -> FetchGate:
         """Give the mailbox to a transaction, and commit earlier fetches."""
-        if self.unavailable is not None:
-            raise self.unavailable()
+        self.check_open()
         commits = self.commits
         await self.gate.wait_free()
         if self._fetching.locked():
-            raise TransactionError("somebody waits for this messager's messages, by fetch or iteration: let that end")
+            raise TransactionError("a fetch or an iteration waits for this messager's messages: let it end first")
         await self.gate.open(commits)
         return self.gate
 
@@ -323,8 +326,7 @@ class Fetcher:
 
         `check` raises once the transaction has ended: later messages are not for it.
         """
-        if self.unavailable is not None:
-            raise self.unavailable()
+        self.check_open()
         check_limit(limit, complete=complete)
         due = monotonic() + timeout if timeout else None
         taken = await self.take(limit, timeout, check, complete=complete)

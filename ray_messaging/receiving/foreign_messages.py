@@ -26,6 +26,7 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
         epoch=epoch,
         first=number,
         from_ids=IdColumn.of([None]),
+        rows=1,
         to_ids=IdColumn.of([agent_id]),
         topics=(topic,),
         sent_at=time.time(),

@@ -82,8 +82,9 @@ class Reader:
             block_s = 0.0 if inbox.behind else _BLOCK_S
             frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
             turned_at = time.monotonic()
-            inbox.behind = bool(frames)
-            if not frames:
+            if frames:
+                inbox.behind = True
+            else:
                 inbox.note_dry()
             for entry, frame in frames:
                 try:

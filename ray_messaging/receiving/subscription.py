@@ -114,7 +114,7 @@ class Subscription:
         except (TimeoutError, ConnectionFailed, Closed) as error:
             self._report_unleft(self._commits, error)
         except Fenced as error:  # the remedy for it is to close
-            logger.info("%s was closed after somebody newer took its mailbox over: %s", self.name, error)
+            logger.info("%s was closed after a newer messager took its mailbox over: %s", self.name, error)
 
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
         """Log that the mailbox could not be left; raise if handled messages will be delivered again because of it."""

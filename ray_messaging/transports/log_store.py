@@ -50,7 +50,7 @@ class LogStore(Protocol):
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
 
         Earlier writers are fenced, and totals begin anew. Args: limits are those of the log stream, which
-        takes any note while it holds none; what the log lacks of a mailbox is held against the mailbox's own.
+        takes any note while it holds none; messages that the log lacks count against their mailbox's own limits.
         """
 
     async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
@@ -85,7 +85,7 @@ class LogStore(Protocol):
 
 
 class LoggedTransport(Transport, Protocol):
-    """Transport whose mailboxes the event log can read."""
+    """Transport with mailboxes that the event log can read."""
 
     @property
     def log(self) -> LogStore:
@@ -95,7 +95,7 @@ class LoggedTransport(Transport, Protocol):
 def log_fenced(epoch: int) -> Fenced:
     """Build the error for a writer of the event log that has a successor, or after the log was removed."""
     return Fenced(
-        f"somebody newer writes the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
+        f"a newer writer has the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
         "stop this writer, and open the log anew if none is to be there",
         name=LOG,
         epoch=epoch,

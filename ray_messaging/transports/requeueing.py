@@ -58,7 +58,7 @@ class Requeueing:
         self._store = store
         self._exp_id = exp_id
         self._patterns = patterns
-        self._listeners: Listeners | None = None  # as long as nobody says that they have changed
+        self._listeners: Listeners | None = None  # until the server says that they have changed
         self._directory: tuple[tuple[object, ...], Directory] | None = None  # the last one, and for whose letters
 
     async def requeue(self, letter: DeadFrame) -> Outcome:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """State of one mailbox; ages are in seconds, None where unknown. `lease_s` is None if nobody renews the lease."""
+    """State of one mailbox; ages are in seconds, None where unknown. `lease_s` is None if the lease is not renewed."""
 
     name: str
     messages: int

@@ -6,7 +6,7 @@ itself while the connection is cut, up to its timeout, then raises ConnectionFai
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from ray_messaging.errors import Closed, Fenced
 from ray_messaging.model.batch import Batch
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps.store import StepStore  # its calls take the requests defined here
 
 
 class FrameFate(IntEnum):
@@ -132,7 +135,7 @@ class SendRequest(msgspec.Struct):
     sender: str
     epoch: int
     directory_version: int
-    interceptor_epoch: int  # or the number of standing verdicts; -1: a user's own interceptor gave them; -2: nobody did
+    interceptor_epoch: int  # or the number of standing verdicts; -1: of a user's own interceptor; -2: there are none
     writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
 
@@ -140,8 +143,8 @@ class SendRequest(msgspec.Struct):
 class SendReply(msgspec.Struct):
     """Outcomes of a call of `send`, frame by frame; `takers`: subscribers that got each publication without a mailbox.
 
-    `repeated` says that an earlier attempt may still be on its way to the server: what was refused here can be written
-    by it, until the sender takes a higher epoch.
+    `repeated` says that an earlier attempt may still be on its way to the server: it can write refused frames until the
+    sender takes a higher epoch.
     """
 
     status: SendStatus
@@ -230,40 +233,19 @@ class DirectoryDelta(NamedTuple):
     logged: bool = False
 
 
-class Transport(Protocol):
-    """Mailboxes of one experiment.
+class FramePort(Protocol):
+    """The calls that write the frames of one sender.
 
-    `patterns` are those of its server. With `logs_apart` no mailbox of it can be read by the event log, which
-    is told of each row by a note once its fate is known. It `transacts` if a call of `send` can have a conclusion,
-    and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
-    With `acks_apart` a commit can acknowledge what lies behind something that it does not, and the mailbox has an end
-    that can be asked for.
-    It `forgets` if its server keeps what a sender wrote to each mailbox.
+    With `logs_apart` the event log can read no mailbox, and gets a note on each row once its fate is known. It
+    `forgets` if its server keeps what a sender wrote to each mailbox.
     """
 
-    exp_id: str
-    patterns: Patterns
     logs_apart: bool
-    transacts: bool
-    checks_verdicts: bool
-    acks_apart: bool
     forgets: bool
 
     @property
     def largest_frame(self) -> int | None:
         """Return the largest frame in bytes that the server is known to accept; None: as large as the mailbox."""
-
-    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
-
-    def observe(self, observer: Observer) -> None:
-        """Report connections and retries to an observer from now on."""
-
-    async def connect(self) -> None:
-        """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
-
-    async def close(self) -> None:
-        """Close the connections; closing twice does no harm."""
 
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return the changes since a version (-1: all), after removing mailboxes with an expired lease."""
@@ -283,6 +265,47 @@ class Transport(Protocol):
         Late writes of an earlier attempt are refused after that.
         """
 
+    async def send(self, request: SendRequest) -> SendReply:
+        """Write frames and publish, atomically; a frame with a seq that was written before is DUPLICATE.
+
+        With a conclusion everything is written or nothing; all are DUPLICATE if an earlier call has concluded it.
+        """
+
+    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
+        """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
+
+
+class Transport(FramePort, Protocol):
+    """Mailboxes of one experiment.
+
+    `patterns` are those of its server. It `transacts` if a call of `send` can have a conclusion,
+    and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
+    With `acks_apart` a commit can acknowledge messages behind an unacknowledged one, and the mailbox has an end
+    that can be asked for.
+    """
+
+    exp_id: str
+    patterns: Patterns
+    transacts: bool
+    checks_verdicts: bool
+    acks_apart: bool
+
+    @property
+    def steps(self) -> "StepStore | None":
+        """Return the store of the experiment's steps; None: this server can keep none."""
+
+    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
+        """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
+
+    def observe(self, observer: Observer) -> None:
+        """Report connections and retries to an observer from now on."""
+
+    async def connect(self) -> None:
+        """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
+
+    async def close(self) -> None:
+        """Close the connections; closing twice does no harm."""
+
     async def listen(
         self,
         record: Record,
@@ -299,15 +322,6 @@ class Transport(Protocol):
         another owner's lease that is known to be over.
         Raises: Fenced, AlreadyExists where another live owner holds the mailbox.
         """
-
-    async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish, atomically; a frame with a seq that was written before is DUPLICATE.
-
-        With a conclusion everything is written or nothing; all are DUPLICATE if an earlier call has concluded it.
-        """
-
-    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
-        """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""

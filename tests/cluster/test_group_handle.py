@@ -1,5 +1,7 @@
 """Promises of a group's handle: order, sends that happen once, delivery leases until messages are handled."""
 
+import socket
+import struct
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +12,10 @@ from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers,
 from support.frames import frames_of_columns
 
 from ray_messaging import Messaging, Outgoing
+from ray_messaging.cluster.handles import group_lane
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import ConfigError, UnknownSender
+from ray_messaging.errors import ConfigError, OutcomeUnknown, UnknownSender
+from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.sending.accumulation.bulk_input import columns_of
 
 LIMIT = 2**20
@@ -91,6 +95,79 @@ def test_a_failed_call_does_not_hold_up_the_next(pair, monkeypatch):
             west.send(west.agents[0], east.agents[0], {"n": -1})
     assert west.send(west.agents[0], east.agents[0], {"n": 0})
     assert numbers(drain(east, 1)) == [0]
+
+
+class Cut:
+    """A handle's lane on which each answer is lost; `before` the actor has the call, or after it."""
+
+    def __init__(self, lane, *, before):
+        self.lane, self.before, self.release = lane, before, lane.release
+
+    def connection(self):
+        found = self.lane.connection()
+        assert found is not None
+        ask = found.ask
+
+        def lost(*call):
+            if self.before:
+                found.close()
+            assert (ask(*call) is None) == self.before
+            found.close()
+
+        found.ask = lost
+        return found
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_call_whose_answer_is_lost_is_made_again_by_ray_and_happens_once(pair, before):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    west._lane = Cut(west._lane, before=before)
+    for n in range(3):
+        receipts = west.send_columns([sender] * 2, [receiver] * 2, numbered(2, 2 * n))
+        assert receipts.counts()["delivered"] == 2
+    with west.fetch(timeout=10) as messages:
+        assert numbers(messages) == list(range(6))
+        assert [message.id for message in messages][-2:] == receipts.message_ids
+    assert len(west.fetch()) == 0
+
+
+def test_a_call_that_a_dead_process_may_have_begun_is_not_made_by_its_successor(pair):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    assert west.send(sender, receiver, {"n": 0})
+    connection = west._lane.connection()
+    kill_and_wait(west.actor)
+    with pytest.raises(OutcomeUnknown, match="went down before or during this send"):
+        ray.get(west.actor.relay_again.remote(west._caller, 1, 1, connection.process))
+    assert not connection.alive()
+    assert west.send(sender, receiver, {"n": 1})
+
+
+def test_handles_do_without_a_lane_where_they_cannot_reach_it(pair, monkeypatch):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    monkeypatch.setattr(group_lane, "_ENCRYPTED", True)
+    west.send_columns([sender] * 3, [receiver] * 3, numbered(3))
+    with new_handle(west).fetch(timeout=10) as messages:
+        assert numbers(messages) == [0, 1, 2]
+
+
+def test_a_stranger_on_the_lane_is_refused_and_garbage_harms_nobody(pair):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    address = LaneAddress(*ray.get(west.actor.lane.remote()))
+    with pytest.raises(ConnectionError):
+        group_lane.LaneConnection(address._replace(token="x" * len(address.token)))
+    with socket.create_connection(address[:2]) as stranger:
+        token = address.token.encode()
+        stranger.sendall(struct.pack("<I", len(token)) + token)
+        garbage = struct.pack("<IB", 0, 0) + b"\xff" * 40
+        stranger.sendall(struct.pack("<I", len(garbage)) + garbage)
+        assert stranger.recv(4) == bytes(4)
+        assert stranger.recv(1) == b""
+    assert west.send(sender, receiver, {"n": 0})
+    assert numbers(drain(west, 1)) == [0]
 
 
 def test_a_waiting_fetch_does_not_hold_up_sends(pair):

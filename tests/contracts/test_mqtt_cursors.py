@@ -42,6 +42,7 @@ class Crowd:
             epoch=7,
             first=seq,
             from_ids=IdColumn.of([7]),
+            rows=1,
             to_ids=IdColumn.of([1]),
             topics=("agent-chat",),
             lines=PayloadColumn.of([b'{"n":%d}' % number]),

@@ -577,6 +577,7 @@ def frame(rows=1, *, lines=True, ids=None):
             epoch=1,
             first=0,
             from_ids=IdColumn.of([7] * rows),
+            rows=rows,
             to_ids=ids or IdColumn.of([1] * rows),
             topics=("agent-chat",),
             lines=PayloadColumn.of([b'{"n":5}'] * rows) if lines else None,

@@ -15,7 +15,7 @@ GARBAGE = b"of a version that is yet to come"
 
 
 class Newer:
-    """A sender whose frames have a version that this one cannot read."""
+    """A sender with frames of a version that this one cannot read."""
 
     def __init__(self, transport):
         self.transport = transport

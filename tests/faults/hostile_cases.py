@@ -21,6 +21,7 @@ def valid(n=0):
         epoch=1,
         first=n,
         from_ids=IdColumn.of([1]),
+        rows=1,
         to_ids=IdColumn.of([0]),
         topics=("agent-chat",),
         lines=PayloadColumn.of([b'{"hand":1}'], raw=True),

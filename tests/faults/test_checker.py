@@ -62,7 +62,7 @@ def test_a_loss(ledger, inboxes):
     assert account.examples["lost"] == [keys[0]]
 
 
-def test_what_comes_again_uncommitted_is_no_duplicate_but_what_was_committed_is(ledger, inboxes):
+def test_only_committed_messages_that_come_again_are_duplicates(ledger, inboxes):
     keys = send(ledger, *["delivered"] * 4)
     first = inboxes("a")
     first.fetched(keys[:2])
@@ -77,7 +77,7 @@ def test_what_comes_again_uncommitted_is_no_duplicate_but_what_was_committed_is(
     assert account.examples["twice"] == [keys[0]]
 
 
-def test_one_incarnation_gets_nothing_twice(ledger, inboxes):
+def test_a_repetition_within_one_incarnation_is_a_duplicate(ledger, inboxes):
     keys = send(ledger, "delivered")
     inbox = inboxes("a")
     inbox.fetched(keys)
@@ -100,7 +100,7 @@ def test_order_in_a_repetition(ledger, inboxes):
     assert check([ledger.path], [again.path]).flaws == {"order_breaks": 1}
 
 
-def test_what_was_refused_or_never_sent_is_a_phantom(ledger, inboxes):
+def test_a_refused_or_unsent_message_that_arrives_is_a_phantom(ledger, inboxes):
     keys = send(ledger, "refused")
     inbox = inboxes("a")
     inbox.fetched([keys[0], (7, 7, 7)])
@@ -136,10 +136,10 @@ def test_the_log(ledger, inboxes):
     assert check(*paths, [*right, right[0]]).log_breaks == 1  # one twice
     assert check(*paths, [*right, row(keys[2], "delivered")]).log_breaks == 1  # one that was refused
     assert check(*paths, [*right, row((7, 7, 7), "delivered")]).log_breaks == 1  # one that nobody sent
-    assert check(*paths, [*right[:3], row(keys[1], "blocked")]).log_breaks == 1  # blocked by whom?
+    assert check(*paths, [*right[:3], row(keys[1], "blocked")]).log_breaks == 1  # blocked without a rule
 
 
-def test_a_ledger_that_is_opened_again_goes_on(ledger, inboxes):
+def test_a_reopened_ledger_continues(ledger, inboxes):
     send(ledger, "delivered", None)
     again = Ledger(ledger.path)
     assert again.number(1, 2) == (1, 2, 2)
@@ -148,7 +148,7 @@ def test_a_ledger_that_is_opened_again_goes_on(ledger, inboxes):
     assert [one.fate for one in read_ledger(ledger.path)] == ["delivered", "pending", "delivered"]
 
 
-def test_what_is_counted_while_files_grow(ledger, inboxes):
+def test_growing_files_are_counted_once(ledger, inboxes):
     inbox = inboxes("a")
     ledgered, fetched = Growing(ledger.path), Growing(inbox.path)
     assert (ledgered.read().delivered, fetched.read().fetched, ledgered.errors) == (0, 0, [])
@@ -167,6 +167,6 @@ def test_what_is_counted_while_files_grow(ledger, inboxes):
     assert Growing(ledger.path.parent / "none").read().fetched == 0
 
 
-def test_what_an_error_says_of_each_message():
+def test_the_fates_of_messages_after_an_error():
     assert fates_after(MailboxFull("full"), 2) == ["refused", "refused"]
     assert fates_after(OutcomeUnknown("away"), 2) == ["unknown", "unknown"]

@@ -1,4 +1,4 @@
-"""A counter is right, and each total is sent once and in order, however often its process or its server dies."""
+"""A counter is right, and each total is sent once and in order, over deaths of its process and server."""
 
 import asyncio
 import json
@@ -100,9 +100,9 @@ class Town:
         assert state == {"count": len(self.numbers), "sum": sum(self.numbers)}
 
     async def state(self):
-        async with Messager(self.server.config, self.exp_id, name="bank") as heir:
-            await heir.host_agents([bank.AGENT], ["agent-chat"])
-            async with heir.transaction() as tx:
+        async with Messager(self.server.config, self.exp_id, name="bank") as successor:
+            await successor.host_agents([bank.AGENT], ["agent-chat"])
+            async with successor.transaction() as tx:
                 assert len(await tx.fetch_messages(timeout=0.1)) == 0
                 return tx.state
 
@@ -141,7 +141,7 @@ async def test_a_hundred_kills_at_random_points(store, exp_id):
 
 @pytest.mark.parametrize("store", ["valkey"], indirect=True)
 @pytest.mark.parametrize("phase", ["before", "after"])
-async def test_one_that_stood_still_beside_its_successor_does_nothing_more(store, exp_id, phase):
+async def test_a_stopped_process_beside_its_successor_does_nothing_more(store, exp_id, phase):
     async with Town(store, exp_id, 1) as town:
         await town.feed()
         old = bank.start(store.config, exp_id, 10**9, bank.Crash("send", phase, 7, signal.SIGSTOP))

@@ -15,7 +15,7 @@ CASES = [case for module in MODULES for case in module.CASES]
     "case",
     [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES],
 )
-def test_what_is_promised_holds(case, tmp_path):
+def test_the_promise_of_a_server_fault_holds(case, tmp_path):
     account = case.run(tmp_path)
     assert case.promise.broken(account) == {}, account
     assert account.acknowledged

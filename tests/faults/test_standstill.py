@@ -1,4 +1,4 @@
-"""A process that stood still hands out nothing that its successor may have handed out meanwhile."""
+"""A process that was stopped hands out nothing that its successor may have handed out meanwhile."""
 
 import time
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.parametrize("timeout", [0.0, 5.0], ids=["polls", "waits"])
-async def test_what_was_read_ahead_is_not_handed_out_after_a_standstill(messagers, timeout):
+async def test_messages_read_ahead_are_not_handed_out_after_a_standstill(messagers, timeout):
     old = await messagers(name="east")
     await old.subscribe_and_start_listening([old.get_agent_chat_channel(1)])
     await old.send_message(old.get_agent_chat_channel(1), {"n": 0}, from_id=2, to_id=1)

@@ -197,17 +197,44 @@ def some_batches():
     rows = np.array([0, 2], np.uint32)
     index = np.array([0, 0, 1], np.uint32)
     return [
-        Batch(**plain, from_ids=IdColumn(ints), to_ids=IdColumn(ints), lines=PayloadColumn.of(lines)),
-        Batch(**plain, from_ids=mixed, to_ids=mixed, lines=PayloadColumn.of(lines[:2], index), step=3, sent_at=1.5e9),
-        Batch(**plain, from_ids=mixed, to_ids=IdColumn(ints), lines=PayloadColumn.of([b"\xff\n", b"", b"x"], raw=True)),
-        Batch(**plain, from_ids=IdColumn(ints), to_ids=mixed, lines=PayloadColumn.of([b"\n"], index * 0, raw=True)),
-        Batch(**plain, from_ids=IdColumn(ints), to_ids=mixed, labels={"odd": rows, "x": rows[:1]}),
-        Batch(**plain, from_ids=IdColumn(ints[:0]), to_ids=IdColumn(ints[:0]), lines=PayloadColumn.of([])),
+        Batch(**plain, from_ids=IdColumn(ints), rows=len(ints), to_ids=IdColumn(ints), lines=PayloadColumn.of(lines)),
+        Batch(
+            **plain,
+            from_ids=mixed,
+            rows=len(mixed),
+            to_ids=mixed,
+            lines=PayloadColumn.of(lines[:2], index),
+            step=3,
+            sent_at=1.5e9,
+        ),
+        Batch(
+            **plain,
+            from_ids=mixed,
+            rows=len(mixed),
+            to_ids=IdColumn(ints),
+            lines=PayloadColumn.of([b"\xff\n", b"", b"x"], raw=True),
+        ),
+        Batch(
+            **plain,
+            from_ids=IdColumn(ints),
+            rows=len(ints),
+            to_ids=mixed,
+            lines=PayloadColumn.of([b"\n"], index * 0, raw=True),
+        ),
+        Batch(**plain, from_ids=IdColumn(ints), rows=len(ints), to_ids=mixed, labels={"odd": rows, "x": rows[:1]}),
+        Batch(
+            **plain,
+            from_ids=IdColumn(ints[:0]),
+            rows=0,
+            to_ids=IdColumn(ints[:0]),
+            lines=PayloadColumn.of([]),
+        ),
         Batch(
             sender="b",
             epoch=2**61,
             first=0,
             from_ids=mixed,
+            rows=len(mixed),
             to_ids=mixed,
             topics=("agent-chat", ":plain"),
             topic=np.array([0, 1, 0], np.uint16),
@@ -221,6 +248,7 @@ def some_batches():
         Batch(
             **plain,
             from_ids=mixed,
+            rows=len(mixed),
             to_ids=mixed,
             lines=PayloadColumn.of(lines),
             step=4,
@@ -234,7 +262,14 @@ def some_batches():
                 audience=Audience("friends", 3),
             ),
         ),
-        Batch(**plain, from_ids=mixed, to_ids=mixed, lines=PayloadColumn.of(lines), extension=Extension(deliver=5)),
+        Batch(
+            **plain,
+            from_ids=mixed,
+            rows=len(mixed),
+            to_ids=mixed,
+            lines=PayloadColumn.of(lines),
+            extension=Extension(deliver=5),
+        ),
     ]
 
 

@@ -24,6 +24,7 @@ def batch(payloads, *, pairs=None, first=0, sender="s"):
         epoch=1,
         first=first,
         from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        rows=len(pairs),
         to_ids=IdColumn.of([pair[1] for pair in pairs]),
         topics=("agent-chat",),
         lines=PayloadColumn.of([msgspec.json.encode(payload) for payload in payloads]),

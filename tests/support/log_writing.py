@@ -30,7 +30,7 @@ def batch_of(rows, *, first=0, sender="s", payload=None, **columns):
     columns.setdefault("topics", ("agent-chat",))
     columns.setdefault("sent_at", 1_700_000_000.25)
     columns.setdefault("lines", PayloadColumn.encode([payload or {"n": first + row} for row in range(rows)], 2**30))
-    return Batch(sender=sender, epoch=1, first=first, **columns)
+    return Batch(sender=sender, epoch=1, first=first, rows=rows, **columns)
 
 
 def rows_of(*items, exp_id="exp", limit=2**30):

@@ -22,6 +22,7 @@ def batch_of(pairs, texts=None, *, sender="s", first=0, epoch=0, payloads=None):
         epoch=epoch,
         first=first,
         from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        rows=len(pairs),
         to_ids=IdColumn.of([pair[1] for pair in pairs]),
         topics=("agent-chat",),
         lines=None if payloads is None else PayloadColumn.of([msgspec.json.encode(payload) for payload in payloads]),

@@ -1,4 +1,4 @@
-"""Where the server is: what is read, what is refused, and that no password is ever shown."""
+"""Server settings: accepted and refused values, and no password is ever shown."""
 
 import traceback
 
@@ -149,7 +149,7 @@ def test_a_url_of_a_broker_that_cannot_be_read_shows_no_password(url):
     assert SECRET not in str(caught.value)
 
 
-def test_a_broker_s_defaults_and_what_is_not_shown():
+def test_a_brokers_defaults_and_hidden_fields():
     config = MqttConfig(server="x", username="ann", password=SECRET)
     assert (config.port, config.timeout, config.keepalive_s, config.ssl) == (1883, 60.0, 30, False)
     copy = config.model_copy(update={"port": 1})

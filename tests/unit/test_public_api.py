@@ -49,6 +49,9 @@ NAMES = [
     "RuleError",
     "ServerFailed",
     "ServerRefused",
+    "StepAborted",
+    "StepTooLarge",
+    "Steps",
     "TraceError",
     "TransactionError",
     "TransitError",
@@ -102,7 +105,7 @@ def test_every_error_is_public_and_drawn_in_the_tree():
             assert f" {name} " in f" {errors.__doc__.replace(chr(10), ' ')} ", name
 
 
-def test_what_is_extra_is_not_imported_by_itself():
+def test_extras_are_not_imported_by_themselves():
     code = "import sys, ray_messaging; print(sorted({'aiomqtt', 'paho', 'openai', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

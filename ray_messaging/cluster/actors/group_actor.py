@@ -12,6 +12,7 @@ from ray_messaging.cluster.actors.group_host import GroupHost
 from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
 from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
@@ -96,6 +97,19 @@ class GroupActor:
         """Return the messages of a handle's last fetch to the mailbox, for the next fetch."""
         await self.ready()
         await self._host.give_up(caller, token)
+
+    async def advance_step(self, driver: StepDriver, until: int, done: StepDone | None) -> OpenStep | None:
+        """Commit the step that a driver has done, and open the next one."""
+        await self.ready()
+        return await self._host.steps.advance(driver, until, done)
+
+    async def step_driver_alive(self, driver: StepDriver) -> None:
+        """Note a sign of life of the steps' driver."""
+        self._host.steps.alive(driver)
+
+    async def end_steps(self, driver: StepDriver) -> None:
+        """End a driver's steps; its open step stays uncommitted."""
+        await self._host.steps.end(driver)
 
     async def agents(self) -> IdColumn:
         """Return the agents of this group."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray_messaging.cluster.actors.caller_admission import CallerAdmission
 from ray_messaging.cluster.actors.group_lane_server import GroupLaneServer
+from ray_messaging.cluster.actors.group_steps import GroupSteps
 from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown
@@ -33,6 +34,7 @@ class GroupHost:
         self._loan_s = experiment.settings.loan_s
         self._leases: DeliveryLeases | None = None
         self.lane = GroupLaneServer(self)
+        self.steps = GroupSteps(self.messager)
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""

@@ -69,14 +69,14 @@ class GroupLaneServer:
         """Stop listening and drop all connections."""
         await self._lane.close()
 
-    async def _answer(self, request: bytes, *, patient: bool) -> bytes:  # noqa: ARG002 - a lane's
+    async def _answer(self, request: bytes, *, patient: bool) -> bytes | tuple[bytes, ...]:  # noqa: ARG002 - a lane's
         call, frames = parse_call(request)
         try:
             head, found = await self._result(call, frames)
         except MessagingError as error:
             logger.debug("a call over the group's lane failed, and comes again by Ray: %r", error)
             return b""
-        return b"".join((head, *found))
+        return head, *found
 
     async def _result(self, call: Call, frames: list[bytes]) -> Parts:
         if isinstance(call, RelayCall):

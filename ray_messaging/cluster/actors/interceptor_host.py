@@ -15,7 +15,7 @@ from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
-from ray_messaging.errors import Fenced, InterceptorUnavailable, RuleError
+from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
@@ -23,6 +23,8 @@ from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.transports.backend import backend_of
+from ray_messaging.transports.steps.store import StepStore
+from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.transports.transport import Limits
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class InterceptorHost:
         given = self._given()  # first, because an error must come before any write
         await self.transport.connect()
         epoch, restarted = await self._ownership.take()
+        await begin_steps(self.transport.steps, self._spec)
         await self._take_rules(epoch, given, restarted=restarted)
         self._heartbeat = Heartbeat(self._store, self.interceptor)
         if self._spec.log_dir is None:
@@ -273,3 +276,22 @@ class InterceptorHost:
         if self._watchdog is not None:
             self._watchdog.stop()
         await self.transport.close()
+
+
+async def begin_steps(store: StepStore | None, spec: InterceptorSpec) -> None:
+    """Set up the steps of an experiment; raise ConfigError where it began with other ones."""
+    given = None if spec.steps is None else StepSettings.of(spec.steps)
+    kept = None
+    if store is not None:
+        kept = await (store.settings() if given is None else store.begin(given))
+    if kept != given:
+        raise ConfigError(
+            f"experiment {spec.exp_id!r} began with {_steps_text(kept)}, and this start has {_steps_text(given)}: "
+            "resume it with the same, or begin anew by on_existing='reset'"
+        )
+
+
+def _steps_text(steps: StepSettings | None) -> str:
+    if steps is None:
+        return "no steps"
+    return f"Steps(seed={steps.seed}, groups={steps.groups or None}, digest={steps.digest})"

@@ -3,10 +3,10 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from ray.exceptions import ActorUnavailableError, RayError
@@ -37,6 +37,9 @@ from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.receiving.fetcher import CommitMode, check_commit, check_limit
 from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, batches_of_entries, columns_of, entries_of
 from ray_messaging.wire.frames import encode
+
+if TYPE_CHECKING:
+    from ray_messaging.steps.step import Step
 
 
 class Group:
@@ -116,6 +119,8 @@ class Group:
         lane, number = None, -1
         try:
             lane = self._lane.connection()
+            if lane is None and known_dead(self.actor):  # found out just now
+                raise gone(self._actor_name)
             with self._sending:
                 number = self._numbers
                 self._numbers += 1
@@ -171,6 +176,7 @@ class Group:
         with self._fetching:
             self._fetches += commit == "acked"
             number = self._fetches if commit == "acked" else 0
+            limit = None if limit is None else int(limit)  # it may be numpy's
             options = FetchOptions(commit, complete, number, self._received)
             try:
                 token, messages = self._fetch(limit, timeout, options)
@@ -186,7 +192,7 @@ class Group:
 
     def _fetch(self, limit: int | None, timeout: float | None, options: FetchOptions) -> tuple[Token | None, Messages]:
         until = None if timeout is None else time.monotonic() + timeout
-        wait_s = WAIT_S if timeout is None else min(WAIT_S, max(0.0, timeout))
+        wait_s = WAIT_S if timeout is None else float(min(WAIT_S, max(0.0, timeout)))
         answer = self._ask(FetchCall(self._caller, self._token, limit, wait_s, options))
         if answer is not None:
             lent = parse_lent(answer[0])
@@ -254,6 +260,20 @@ class Group:
         if token is not None:
             self._unacked.pop(token[:2], None)
             self._token = None if self._token == token else self._token
+
+    def steps(self, *, until: int) -> "Iterator[Step]":
+        """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.
+
+        To ask for the next step commits the one before; `break`, or an exception, leaves it uncommitted, and it runs
+        again. All groups must be driven at the same time, so give their tasks num_cpus=0.
+
+        Raises: ConfigError where the experiment has no steps, AlreadyExists where another task drives the group,
+        StepAborted, StepTooLarge.
+        """
+        from ray_messaging.cluster.handles.group_steps import group_steps  # noqa: PLC0415 - most groups have no steps
+
+        experiment = self._experiment
+        return group_steps(self.actor, experiment.exp_id, self._actor_name, experiment.settings, until)
 
     @property
     def agents(self) -> list[AgentId]:

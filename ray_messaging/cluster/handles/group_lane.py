@@ -1,8 +1,9 @@
 """The lane of a group, on the handle's side: sockets over which a handle calls the group's actor.
 
-A Ray call with 2 MB takes 6 to 8 ms of processor time, in the caller, in the actor and in Ray's object store: two to
-three times what the whole way of its 16,384 messages takes besides. Over a socket the same bytes take less than one.
-So handles send and fetch over a socket of the actor, and use Ray calls to open it, and for all that it does not answer.
+A Ray call with 2 MB takes 6 to 8 ms of processor time, in the caller, in the actor and in Ray's object store. Messages
+that a handle sends and another fetches cross twice, which takes as long as all the rest of their way. A socket takes a
+fraction of that (`python -m benchmarks.driven --processor`). So handles send and fetch over a socket of the actor. Ray
+calls open it, bring errors, and do what the socket does not answer.
 
 Handles do not write to the server themselves: each would need its own epoch and connection there, the directory, the
 delegated rules and the server's password. The group's actor stays the only sender of its name.
@@ -65,7 +66,7 @@ class GroupLane:
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._address = None
-            if isinstance(error, OSError):
+            if not isinstance(error, MessagingError | ConnectionError):  # those pass when the actor has started again
                 self._by_ray_until = time.monotonic() + _BY_RAY_S
             return None
 
@@ -84,6 +85,7 @@ class LaneConnection:
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
         self.begun = False  # the actor may have the last call
+        self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -127,7 +129,7 @@ class LaneConnection:
         try:
             if size > FRAME_LIMIT:
                 return None
-            self._wait_at_most(_PATIENCE_S + size / _BYTES_PER_S)
+            self._wait_at_most(_PATIENCE_S + size // _BYTES_PER_S)
             self._send(_PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head, frames)
             self.begun = True
             found = self._answer()
@@ -172,6 +174,9 @@ class LaneConnection:
 
     def _wait_at_most(self, seconds: float) -> None:
         """Limit each wait. The socket must block, since only then one call reads all of a frame."""
+        if seconds == self._limit_s:
+            return
+        self._limit_s = seconds
         self._socket.settimeout(None)
         limit = _TIME.pack(int(seconds), int(seconds % 1 * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

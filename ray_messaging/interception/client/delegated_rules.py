@@ -14,7 +14,7 @@ from ray_messaging.interception.wire.rule_snapshot import (
     decode_snapshot,
     encode_snapshot_request,
 )
-from ray_messaging.interception.wire.verdicts import VerdictReply
+from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class DelegatedRules:
         self._exp_id = exp_id
         self._loop = asyncio.get_running_loop()
         self._lane: LaneClient | None = None
-        self._reply: VerdictReply | None = None  # the verdict on a batch that passes; None: there is no snapshot
+        self._passing: BatchVerdict | None = None  # the verdict on a batch that passes; None: there is no snapshot
         self._rules: tuple[Rule, ...] = ()
         self._until = 0.0  # loop time
         self._unreported = 0  # of `passed`
@@ -55,10 +55,10 @@ class DelegatedRules:
 
     # -- passing --------------------------------------------------------------------------------------------------
 
-    def judge(self, batch: Batch) -> VerdictReply | None:
+    def judge(self, batch: Batch) -> BatchVerdict | None:
         """Return the verdict if the whole batch passes; None if the interceptor must judge it."""
-        reply = self._reply
-        if reply is None or self._loop.time() >= self._until:
+        passing = self._passing
+        if passing is None or self._loop.time() >= self._until:
             return None
         if self._lane is None or not self._lane.alive:
             self._drop()
@@ -78,7 +78,7 @@ class DelegatedRules:
                 del self._recent[next(iter(self._recent))]
         if self._timer is None:
             self._set_timer()
-        return reply
+        return passing
 
     def _count(self, messages: int) -> None:
         self.passed += messages
@@ -93,17 +93,17 @@ class DelegatedRules:
         if self._unreported and self._timer is None:
             self._set_timer()
         self._renew(number, asked_at)
-        if number and self._reply is None and asked_at >= self._not_before:
+        if number and self._passing is None and asked_at >= self._not_before:
             self._ask()
 
     def _renew(self, number: int, asked_at: float) -> None:
-        if self._reply is not None and self._reply.epoch == number:
+        if self._passing is not None and self._passing.epoch == number:
             self._until = max(self._until, asked_at + LEASE_S)
         else:
             self._drop()
 
     def _drop(self) -> None:
-        self._reply, self._rules, self._until = None, (), 0.0
+        self._passing, self._rules, self._until = None, (), 0.0
 
     # -- asking the interceptor -----------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class DelegatedRules:
 
     async def _exchange(self, lane: LaneClient) -> None:
         try:
-            held = 0 if self._reply is None else self._reply.epoch
+            held = 0 if self._passing is None else self._passing.epoch
             async with asyncio.timeout(_PATIENCE_S):
                 snapshot = decode_snapshot(await lane.snapshot(self._request(held)))
             if self._lane is not lane:
@@ -163,12 +163,12 @@ class DelegatedRules:
         asked_at = self._asked_at
         rules = snapshot.build() if snapshot.entries < _MANY else await asyncio.to_thread(snapshot.build)
         if self._lane is lane and snapshot.number:
-            self._reply, self._rules = VerdictReply(snapshot.number), rules
+            self._passing, self._rules = BatchVerdict(epoch=snapshot.number), rules
             self._until = asked_at + LEASE_S
 
     async def close(self) -> None:
         """Drop the snapshot, and report the last passed messages if the interceptor is there."""
-        held = 0 if self._reply is None else self._reply.epoch
+        held = 0 if self._passing is None else self._passing.epoch
         self._drop()
         lane, self._lane = self._lane, None
         if self._timer is not None:

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
 from ray_messaging.common.backoff import INTERCEPTOR_RETRY, LANE_RETRY, Backoff
 from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
 from ray_messaging.interception.client.delegated_rules import DelegatedRules
@@ -20,11 +18,17 @@ from ray_messaging.interception.client.lane_client import LaneClient
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.slow_rule_runner import PATIENCE_S
 from ray_messaging.interception.wire.lane import LaneAddress
-from ray_messaging.interception.wire.verdicts import FOREIGN, INTERCEPTOR, NOBODY, VerdictReply, decode_verdicts
+from ray_messaging.interception.wire.verdicts import (
+    FOREIGN,
+    INTERCEPTOR,
+    NOBODY,
+    BatchVerdict,
+    VerdictReply,
+    decode_verdicts,
+)
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.wire.frames import encode
-from ray_messaging.wire.log_notes import Why
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +45,14 @@ class VerdictClient(Protocol):
 
     route: str
 
-    async def judge(self, batch: Batch) -> VerdictReply:
-        """Return the verdicts on a batch; the same ones if it is repeated. Raises InterceptorUnavailable, Closed."""
+    async def judge(self, batch: Batch) -> BatchVerdict:
+        """Return the verdicts on a batch; the same ones if it is repeated. Do not change them.
 
-    async def wait(self, batch: Batch) -> VerdictReply:
-        """Return the verdicts on deferred rows, once there are any, or after a while. Raises InterceptorUnavailable."""
+        Raises: InterceptorUnavailable, Closed, FrameError.
+        """
+
+    async def wait(self, batch: Batch) -> BatchVerdict:
+        """Return the verdicts on deferred rows, once there are any, or after a while. Raises as `judge`."""
 
     async def close(self) -> None:
         """Close the connection to the interceptor."""
@@ -79,9 +86,9 @@ class PassAll:
 
     route = "none"
 
-    async def judge(self, batch: Batch) -> VerdictReply:  # noqa: ARG002 - a VerdictClient's
+    async def judge(self, batch: Batch) -> BatchVerdict:  # noqa: ARG002 - a VerdictClient's
         """Block nothing."""
-        return VerdictReply(NOBODY)
+        return BatchVerdict(epoch=NOBODY)
 
     wait = judge
 
@@ -96,18 +103,18 @@ class LocalVerdictClient:
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
+        self._last: tuple[Batch, BatchVerdict] | None = None
 
-    async def judge(self, batch: Batch) -> VerdictReply:
-        """Return the verdicts on a batch; a repeated batch gets the same ones."""
-        return await self._ask(batch, patient=False)
+    async def judge(self, batch: Batch) -> BatchVerdict:
+        """Return the verdicts on a batch; if it is repeated at once, the same ones."""
+        if self._last is None or self._last[0] is not batch:
+            self._last = batch, await self._interceptor.judge(batch)
+        return self._last[1]
 
-    async def wait(self, batch: Batch) -> VerdictReply:
+    async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on deferred rows, once there are any, or after a while."""
-        return await self._ask(batch, patient=True)
-
-    async def _ask(self, batch: Batch, *, patient: bool) -> VerdictReply:
-        answer = self._interceptor.answer(batch, patient=patient)
-        return decode_verdicts(answer if isinstance(answer, bytes) else await answer)
+        answer = self._interceptor.answer(batch, patient=True)
+        return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
 
     async def close(self) -> None:
         """Do nothing."""
@@ -173,33 +180,29 @@ class RemoteVerdictClient:
         """Return how many messages have passed by delegated rules."""
         return 0 if self._delegated_rules is None else self._delegated_rules.passed
 
-    async def judge(self, batch: Batch) -> VerdictReply:
+    async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch; a repeated batch gets the same ones."""
-        if not self._delegate_rules:
-            return await self._judge(batch)
-        if self._delegated_rules is None:
-            self._delegated_rules = DelegatedRules(self._exp_id)
-        verdicts = self._delegated_rules.judge(batch)
-        if verdicts is None:
-            asked_at = asyncio.get_running_loop().time()
-            verdicts = await self._judge(batch)
-            if self._lane is not None:
-                self._delegated_rules.heard(self._lane, verdicts.snapshot, asked_at, batch)
-        return verdicts
-
-    async def _judge(self, batch: Batch) -> VerdictReply:
+        if self._delegate_rules:
+            if self._delegated_rules is None:
+                self._delegated_rules = DelegatedRules(self._exp_id)
+            passed = self._delegated_rules.judge(batch)
+            if passed is not None:
+                return passed
+        asked_at = asyncio.get_running_loop().time()
         verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=self._with_payload)))
         if not verdicts.judged:
             verdicts = await self._ask_with_payloads(batch, patient=False)
         self._with_payload = verdicts.wants_payload
-        return verdicts
+        if self._delegated_rules is not None and self._lane is not None:
+            self._delegated_rules.heard(self._lane, verdicts.snapshot, asked_at, batch)
+        return verdicts.batch_verdict(batch.rows)
 
-    async def wait(self, batch: Batch) -> VerdictReply:
+    async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on deferred rows; payloads are sent only if the interceptor has lost them."""
         verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=False), patient=True))
         if not verdicts.judged:
             verdicts = await self._ask_with_payloads(batch, patient=True)
-        return verdicts
+        return verdicts.batch_verdict(batch.rows)
 
     async def _ask_with_payloads(self, batch: Batch, *, patient: bool) -> VerdictReply:
         verdicts = decode_verdicts(await self._ask(encode(batch), patient=patient))
@@ -296,19 +299,15 @@ class ForeignVerdictClient:
         self._handle = handle
         self._timeout_s = timeout_s
 
-    async def judge(self, batch: Batch) -> VerdictReply:
+    async def judge(self, batch: Batch) -> BatchVerdict:
         """Call `forward` for each message; messages that it refuses are blocked."""
         from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
         answers: list[bytes] = []
         for low in range(0, len(rows), _CALLS):
             answers += await self._forward_all(batch, rows[low : low + _CALLS])
-        refused = [
-            Why("forward", reason.decode(), np.array([row], "<u4").tobytes())
-            for row, reason in zip(rows, answers, strict=True)
-            if reason
-        ]
-        return VerdictReply(FOREIGN, blocked=tuple(refused))
+        refused = {row: ("forward", reason.decode()) for row, reason in zip(rows, answers, strict=True) if reason}
+        return BatchVerdict(refused, epoch=FOREIGN)
 
     wait = judge
 

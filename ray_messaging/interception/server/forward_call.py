@@ -19,6 +19,7 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
         epoch=epoch,
         first=number,
         from_ids=IdColumn.of([None if from_id is None else check_id(from_id)]),
+        rows=1,
         to_ids=IdColumn.of([None if to_id is None else check_id(to_id)]),
         topics=(AGENT_CHAT,),
         lines=PayloadColumn.of([encode_payload(_payload(message), PAYLOAD_LIMIT)]),

@@ -51,7 +51,8 @@ class Interceptor:
     """Ordered rules that judge batches; a plain object, so that Ray wraps none of its hot code.
 
     One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
-    counted and encoded, and the answer is kept for a sender that asks again.
+    counted and encoded, and the answer is kept for a sender that asks again. `judge` does without
+    answers, for messagers of this process.
 
     Args:
         store: where the rules' state is kept. With it, a batch that changed the state is answered after the state is
@@ -92,6 +93,23 @@ class Interceptor:
         self._fenced: Fenced | None = None
 
     # -- judging --------------------------------------------------------------------------------------------------
+
+    async def judge(self, batch: Batch) -> BatchVerdict:
+        """Return the verdicts on a batch from this process; with a store, once the state is saved. Raises Fenced."""
+        if self._writer is not None:
+            answer = self.answer(batch)
+            return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
+        if self._fenced is not None:
+            raise self._fenced.with_traceback(None)
+        if batch.lines is not None and not self.rules.wants_payload:
+            batch = copy(batch)
+            batch.lines = batch.frame = None  # rules that do not ask for payloads get none, also in this process
+        verdict = self._run_rules(batch).verdict
+        if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
+            # As it would reach other processes: a verdict that cannot be sent must not pass here either.
+            return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
+        verdict.epoch = self.epoch
+        return verdict
 
     def answer(self, request: bytes | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
         """Return the encoded verdicts on a batch; a repeated batch gets the same answer again.
@@ -142,7 +160,7 @@ class Interceptor:
         if known is not None:
             return known
         if self._writer is None:
-            answer, _ = self._run_rules(batch)
+            answer = self.encode(self._run_rules(batch).verdict, batch.rows)
             self._state.answers.put(batch.sender, key, answer)
             return answer
         saving = self._saving.get(key)
@@ -153,20 +171,21 @@ class Interceptor:
         if unsafe is not None:
             return self._save_answer(batch, key, *unsafe)
         version = self.state_version
-        answer, pipeline = self._run_rules(batch)
+        pipeline = self._run_rules(batch)
+        answer = self.encode(pipeline.verdict, batch.rows)
         if version == self.state_version:
             self._state.answers.put(batch.sender, key, answer)
             return answer
         return self._save_answer(batch, key, answer, record(answer, pipeline.deferred.values()))
 
-    def _run_rules(self, batch: Batch) -> tuple[bytes, RulePipeline]:
+    def _run_rules(self, batch: Batch) -> RulePipeline:
+        """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
         pipeline = RulePipeline(batch, self.exp_id, self.watch)
         pipeline.run(self.rules.now)
         self.count(batch, pipeline.verdict)
-        answer = self.encode(pipeline.verdict, batch.rows)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
-        return answer, pipeline
+        return pipeline
 
     def _save_answer(self, batch: Batch, key: str, answer: bytes, data: bytes) -> Awaitable[bytes]:
         """Return an answer once the counts that it changed are saved, and not before."""

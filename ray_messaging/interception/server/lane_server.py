@@ -35,10 +35,13 @@ WAITING = 10_000
 _TOKEN_LIMIT = 128
 
 
+Parts = tuple[bytes, ...]  # of a large answer, which are written as they are
+
+
 class Answer(Protocol):
     """Answers requests for verdicts."""
 
-    def __call__(self, request: bytes, *, patient: bool) -> bytes | Awaitable[bytes]:
+    def __call__(self, request: bytes, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
         """Return an answer, at once or later; a `patient` request waits for deferred rows."""
 
 
@@ -222,6 +225,7 @@ class _Caller(FrameProtocol):
             self.refuse("too many requests that wait")
             return
         request = frame[REQUEST.size :]
+        answer: bytes | Awaitable[bytes | Parts]
         try:
             if kind == SNAPSHOT and self._server.snapshot is not None:
                 answer = self._server.snapshot(request)
@@ -231,13 +235,13 @@ class _Caller(FrameProtocol):
             self.refuse(str(error))
             return
         if isinstance(answer, bytes):
-            self.send(NUMBER.pack(number) + answer)
+            self.send(NUMBER.pack(number), answer)
         else:
             task = asyncio.ensure_future(self._answer_later(number, answer))
             later.add(task)
             task.add_done_callback(later.discard)
 
-    async def _answer_later(self, number: int, answer: Awaitable[bytes]) -> None:
+    async def _answer_later(self, number: int, answer: Awaitable[bytes | Parts]) -> None:
         try:
             found = await answer
         except (FrameError, Fenced) as error:
@@ -247,7 +251,7 @@ class _Caller(FrameProtocol):
             self.refuse(str(error))
         else:
             if self.transport is not None and not self.transport.is_closing():
-                self.send(NUMBER.pack(number) + found)
+                self.send(NUMBER.pack(number), *((found,) if isinstance(found, bytes) else found))
 
 
 def _all_deferred(request: bytes) -> bytes:

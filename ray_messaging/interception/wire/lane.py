@@ -20,6 +20,7 @@ JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
+_LARGE = 2**16  # bytes
 
 
 class LaneAddress(NamedTuple):
@@ -64,10 +65,15 @@ class FrameProtocol(asyncio.Protocol):
             self.frame_received(frame)
         del buffer[:at]
 
-    def send(self, frame: bytes) -> None:
-        """Write one frame."""
+    def send(self, *parts: bytes) -> None:
+        """Write one frame, given in parts."""
         assert self.transport is not None
-        self.transport.write(_LENGTH.pack(len(frame)) + frame)  # one copy is cheaper than a second buffer to write
+        size = sum(map(len, parts))
+        whole = (_LENGTH.pack(size), *parts)
+        if size < _LARGE:  # one copy is cheaper than a second buffer to write
+            self.transport.write(b"".join(whole))
+        else:
+            self.transport.writelines(whole)
 
     def crowded(self) -> bool:
         """Return whether frames must wait in the buffer; a subclass that says so calls `data_received` again."""

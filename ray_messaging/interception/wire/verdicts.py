@@ -55,7 +55,7 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
 
     def batch_verdict(self, count: int) -> "BatchVerdict":
         """Return the verdicts by row; raise FrameError if a row is outside the batch of `count` rows."""
-        found = BatchVerdict()
+        found = BatchVerdict(epoch=self.epoch)
         for why in self.blocked:
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
         for each in self.rewritten:
@@ -73,13 +73,14 @@ class BatchVerdict(msgspec.Struct):
     """The verdicts on a batch by row; a row in none of the fields passes unchanged.
 
     `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
-    `deferred` are the rows that wait for a slow rule.
+    `deferred` are the rows that wait for a slow rule. `epoch` is as in a reply.
     """
 
     blocked: dict[int, tuple[str, str]] = {}
     rewritten: dict[int, tuple[str, bytes]] = {}
     labels: dict[str, set[int]] = {}
     deferred: set[int] = set()
+    epoch: int = FOREIGN
 
     def add(self, other: "BatchVerdict") -> None:
         """Add other verdicts on the same rows."""

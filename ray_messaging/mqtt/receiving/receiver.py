@@ -41,6 +41,12 @@ class MailboxReceiver:
         self._publishing: asyncio.Task[None] | None = None
         self._needs_stamp = False  # the session was lost, so senders must send again
 
+    def owned(self, name: str, epoch: int) -> Mailbox:
+        """Return our mailbox; raise Fenced if this one is not, or not any more."""
+        if self.mailbox is None or (self.mailbox.name, self.mailbox.epoch) != (name, epoch):
+            raise fenced(name, epoch)
+        return self.mailbox
+
     # -- taking a mailbox -----------------------------------------------------------------------------------------
 
     async def take(self, record: Record, limits: Limits, owner: str) -> Mailbox:
@@ -69,11 +75,11 @@ class MailboxReceiver:
             raise
         return mailbox
 
-    async def widen(self, record: Record, limits: Limits) -> Mailbox:
+    async def widen(self, record: Record, limits: Limits, epoch: int) -> Mailbox:
         """Listen on more; raise AlreadyExists if another mailbox has some of it, Fenced if ours is taken."""
-        mailbox, entry = self.mailbox, self.registration.entry
-        if mailbox is None or entry is None:
-            raise fenced(record.mailbox, 0)
+        mailbox, entry = self.owned(record.mailbox, epoch), self.registration.entry
+        if entry is None:
+            raise fenced(mailbox.name, epoch)
         if mailbox.error is not None:
             raise mailbox.error
         wider = self.registration.make(record, entry.epoch, entry.owner, limits, stamp=entry.stamp)

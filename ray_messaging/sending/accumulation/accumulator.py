@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat, starmap
 from time import monotonic, time
+from typing import Protocol
 
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.common.limits import BATCH_ROWS
@@ -12,8 +13,9 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
+from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import LINE_END, encode_dict
-from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receipt import Outcome, Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.message_checks import MessageChecks
 from ray_messaging.sending.accumulation.pending_batch import (
@@ -28,7 +30,6 @@ from ray_messaging.sending.accumulation.pending_batch import (
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
 from ray_messaging.sending.delivery.send_loop import SendLoop
-from ray_messaging.sending.local_log import LocalLog
 
 _NONE_OPEN = RowBatch(None)  # no message is appended to it
 
@@ -94,6 +95,13 @@ class CapacityLimiter:
         self.waited_for = self._admitted is not None or bool(self._turns)
 
 
+class SendLog(Protocol):
+    """The object that gets each batch once all of its rows have their fates."""
+
+    def add(self, batch: Batch, outcome: Outcome) -> None:
+        """Add a settled batch."""
+
+
 class Accumulator:
     """The batches that wait for the send loop; the open one collects messages until the send loop takes it."""
 
@@ -103,9 +111,10 @@ class Accumulator:
         verdict_client: VerdictClient,
         settings: MessagingConfig,
         checks: MessageChecks,
-        log: LocalLog,
+        log: SendLog,
     ) -> None:
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
+        self.rows_done = self.capacity.give_back  # by row: other rows of the batch may still wait
         self.broken: MessagingError | None = None  # why nothing is accepted any more
         self._checks = checks
         self._addresses = checks.addresses
@@ -195,7 +204,7 @@ class Accumulator:
             ):
                 future = next(self._futures, None)
                 if future is None:
-                    return self._append_counted(from_id, recipient, topic, line)
+                    return self._append(from_id, recipient, topic, line)
                 cells = self._cells
                 cells += (from_id, recipient, topic, line, time(), future)
                 return future
@@ -205,30 +214,22 @@ class Accumulator:
         """Accept one checked message, at once if there is capacity; await the result before anything else."""
         future = next(self._futures, None) if len(line) < LARGE_LINE else None
         if future is None:
-            return self._append_counted(from_id, to_id, topic, line)
+            return self._append(from_id, to_id, topic, line)
         self._cells += (from_id, to_id, topic, line, time(), future)
         return future
 
-    def _append_counted(
-        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
-    ) -> Awaitable[Receipt]:
-        """Accept one message, once the capacity allows it."""
-        if self._open is not _NONE_OPEN:
-            self._count()
-        if self.capacity.crowded:
-            return self._append_in_turn(from_id, to_id, topic, line)
-        if self.broken is not None:
-            raise self.broken.with_traceback(None)
-        return self._append(from_id, to_id, topic, line)
-
-    async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
-        await self.enter()
-        return await self._append(from_id, to_id, topic, line)
-
     def _append(
-        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes
-    ) -> "asyncio.Future[Receipt]":
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes, *, in_turn: bool = False
+    ) -> Awaitable[Receipt]:
+        """Accept one message, once the capacity allows it; a caller that has waited for that is `in_turn`."""
         size, capacity = len(line) + 1, self.capacity
+        if not in_turn:
+            if self._open is not _NONE_OPEN:
+                self._count()
+            if capacity.crowded:
+                return self._append_in_turn(from_id, to_id, topic, line)
+            if self.broken is not None:
+                raise self.broken.with_traceback(None)
         batch = self._batch_for(size if size > LARGE_LINE else 0)
         future, cells = self._new_future(), batch.cells
         cells += (from_id, to_id, topic, line, time(), future)
@@ -240,6 +241,10 @@ class Accumulator:
             self._prepare_futures()
         self._send_loop.wake()  # it sleeps only while no batch is open
         return future
+
+    async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
+        await self.enter()
+        return await self._append(from_id, to_id, topic, line, in_turn=True)
 
     def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
         """Accept messages with several recipients, as part of one batch; `enter` comes first."""
@@ -309,7 +314,8 @@ class Accumulator:
 
     def _close_batch(self) -> None:
         """Have later messages begin another batch."""
-        self._count()
+        if len(self._cells) > self._open.counted:
+            self._count()
         self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
 
     def _batch_for(self, large: int) -> RowBatch:
@@ -331,10 +337,6 @@ class Accumulator:
         if pending is self._open:
             self._close_batch()
         return pending
-
-    def rows_done(self, rows: int, nbytes: int) -> None:
-        """Free the capacity of rows that have their receipts, even if others of their batch still wait."""
-        self.capacity.give_back(rows, nbytes)
 
     def batch_done(self, batch: InFlightBatch) -> None:
         """Note that all rows of a batch have their receipts."""

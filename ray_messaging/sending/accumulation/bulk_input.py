@@ -132,6 +132,7 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
             epoch=0,
             first=0,
             from_ids=chunk.from_ids,
+            rows=len(chunk.from_ids),
             to_ids=chunk.to_ids,
             topics=(topic,),
             step=step,

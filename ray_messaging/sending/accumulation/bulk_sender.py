@@ -11,7 +11,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, entry_chunks
-from ray_messaging.sending.accumulation.pending_batch import BulkWaiter, ColumnBatch, EncodedBatch, Entry, PendingBatch
+from ray_messaging.sending.accumulation.pending_batch import BulkWaiter, ColumnBatch, EncodedBatch, Entry
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
 
@@ -33,6 +33,11 @@ class BulkSender:
         rows = sum(len(chunk.from_ids) for chunk in chunks)
         return await self._send((partial(self._put_columns, chunk, topic) for chunk in chunks), rows)
 
+    async def send_batches(self, batches: Sequence[ColumnBatch | EncodedBatch]) -> Receipts:
+        """Send batches; return their receipts."""
+        parts = (partial(self._put, batch) for batch in batches)
+        return await self._send(parts, sum(map(len, batches)))
+
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
         """Send batches that another process has collected; return their receipts."""
         return await self._send((partial(self._put_encoded, batch) for batch in batches), sum(map(len, batches)))
@@ -41,15 +46,15 @@ class BulkSender:
         from_ids, to_ids, lines = chunk
         step = self._accumulator.step
         pending = ColumnBatch(step=step, from_ids=from_ids, to_ids=to_ids, topic=topic, lines=lines, sent_at=time())
-        return self._put(pending, lines.nbytes)
+        return self._put(pending)
 
     def _put_encoded(self, batch: Batch) -> "asyncio.Future[Receipts]":
-        return self._put(EncodedBatch(step=None, batch=batch), 0 if batch.lines is None else batch.lines.nbytes)
+        return self._put(EncodedBatch(step=None, batch=batch))
 
-    def _put(self, pending: PendingBatch, nbytes: int) -> "asyncio.Future[Receipts]":
+    def _put(self, pending: ColumnBatch | EncodedBatch) -> "asyncio.Future[Receipts]":
         future = self._new_future()
         pending.bulks.append(BulkWaiter(0, len(pending), future))
-        self._accumulator.put(pending, nbytes)
+        self._accumulator.put(pending, pending.nbytes)
         return future
 
     async def _send(self, parts: Iterable[AddPart], rows: int) -> Receipts:

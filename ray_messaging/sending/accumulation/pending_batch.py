@@ -13,6 +13,7 @@ from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.transports.transport import Conclusion
 
@@ -179,6 +180,12 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
     topic: str
     lines: PayloadColumn
     sent_at: float
+    extension: Extension | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the payloads."""
+        return self.lines.nbytes
 
     def __len__(self) -> int:
         return len(self.from_ids)
@@ -190,11 +197,13 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
             epoch=epoch,
             first=first,
             from_ids=self.from_ids,
+            rows=len(self.from_ids),
             to_ids=self.to_ids,
             topics=(self.topic,),
             step=self.step,
             sent_at=self.sent_at,
             lines=self.lines,
+            extension=self.extension,
         )
 
 
@@ -202,6 +211,11 @@ class EncodedBatch(PendingBatch, eq=False, kw_only=True):
     """A pending batch that another process has collected and encoded."""
 
     batch: Batch
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the payloads."""
+        return 0 if self.batch.lines is None else self.batch.lines.nbytes
 
     def __len__(self) -> int:
         return len(self.batch)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.interception.wire.verdicts import VerdictReply
+from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
 from ray_messaging.model.extension import Extension
@@ -174,12 +174,11 @@ class DeferredRows:
     async def _request(self, request: DeferredRequest) -> None:
         """Make one request; rows that have no verdict yet go into a later one."""
         try:
-            verdicts = await self._wait(request.batch)
-            verdict = verdicts.batch_verdict(len(request.batch))
+            verdict = await self._wait(request.batch)
             for in_flight, places in request.by_in_flight(verdict.deferred):
                 rows = [place.row for _, place in places]
                 in_flight.apply(verdict.picked([at for at, _ in places], rows), np.array(rows, np.intp))
-                self._resolve(in_flight, rows, verdicts.epoch)
+                self._resolve(in_flight, rows, verdict.epoch)
             self._unasked += [request.places[at] for at in sorted(verdict.deferred)]
             self._ask_soon()
         except MessagingError as error:
@@ -188,7 +187,7 @@ class DeferredRows:
             logger.exception("deferred verdicts could not be awaited")
             self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
 
-    async def _wait(self, batch: Batch) -> VerdictReply:
+    async def _wait(self, batch: Batch) -> BatchVerdict:
         """Wait for verdicts of the current interceptor, or of its successor where it is gone."""
         while True:
             client = self._loop.verdict_client
@@ -290,6 +289,7 @@ def _joined(parts: list[Batch]) -> Batch:
         epoch=first.epoch,
         first=first.first,
         from_ids=IdColumn.of([from_id for part in parts for from_id in part.from_ids.tolist()]),
+        rows=sum(map(len, parts)),
         to_ids=IdColumn.of([to_id for part in parts for to_id in part.to_ids.tolist()]),
         topics=tuple(topics),
         topic=np.array([topics[part.topic_of(row)] for part in parts for row in range(len(part))], np.uint16),

@@ -14,6 +14,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import DELIVERED, UNKNOWN
 from ray_messaging.sending.delivery import logged_frames
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.transports.steps.values import box_name
 from ray_messaging.transports.transport import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
@@ -49,16 +50,8 @@ class OutboundFrame(msgspec.Struct, eq=False):
     note: LoggedFrame | None
     verdict_epoch: int
     deadline: float
+    nbytes: int
     settled: SettledFate | None = None
-    nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        nbytes = len(self.data)
-        if self.note is not None:
-            nbytes += len(self.note.frame) + len(self.note.note)
-        for channel, data in self.publish:
-            nbytes += len(channel) + len(data)
-        self.nbytes = nbytes
 
     def batch_rows(self) -> Rows:
         """Return the rows as indices into the batch in flight."""
@@ -94,9 +87,7 @@ class FrameRouter:
                 for part in self._parts(in_flight, LOG, blocked):
                     some = blocked if part is None else part
                     note = logged_frames.blocked(in_flight, some)
-                    frames.append(
-                        OutboundFrame(in_flight, LOG, some, len(some), b"", [], None, note, verdict_epoch, deadline)
-                    )
+                    frames.append(_log_frame(in_flight, some, note, verdict_epoch, deadline))
             elif settle and len(blocked):
                 in_flight.stop(blocked)
         for mailbox, found in self._rows_by_mailbox(in_flight, rows).items():
@@ -111,7 +102,8 @@ class FrameRouter:
             return {}
         whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
         if whole and batch.rows == 1:  # a lone message takes the shortest path
-            listeners = directory.mailboxes(directory.route_one(batch.to_ids[0], batch.topics[0]))
+            address = batch.to_ids[0], batch.topics[0]
+            listeners = directory.cached.get(address) or directory.mailboxes_of(*address)
             if len(listeners) < 2:
                 in_flight.copies = None
                 return {listeners[0] if listeners else UNOWNED: None}
@@ -138,7 +130,8 @@ class FrameRouter:
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
         for row, route in zip(opened.tolist(), routes, strict=True):
-            left = [name for name in self.directory.mailboxes(route) if name not in in_flight.placed.get(row, ())]
+            had = in_flight.placed.get(row, ())
+            left = [name for name in self.directory.mailboxes(route) if _queue_of(name, in_flight.batch) not in had]
             targets = left or ([UNOWNED] if row not in in_flight.placed else [])
             for mailbox in targets:
                 rows_of.setdefault(mailbox, []).append(row)
@@ -191,9 +184,15 @@ class FrameRouter:
         elif logged and in_flight.rewritten:
             note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox)
         data = b"" if mailbox == UNOWNED else encode(batch)
+        nbytes = len(data)
+        if note is not None:
+            nbytes += len(note.frame) + len(note.note)
+        if publish:
+            nbytes += sum(len(channel) + len(message) for channel, message in publish)
         published = batch if publish else None
+        queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
         return OutboundFrame(
-            in_flight, mailbox, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline
+            in_flight, queue, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline, nbytes
         )
 
     def log_settled(self, frame: OutboundFrame, fates: "int | NDArray[np.uint8]") -> list[OutboundFrame]:
@@ -204,11 +203,7 @@ class FrameRouter:
             part = rows[found == fate]
             note = logged_frames.settled(frame.in_flight, part, fate, frame.mailbox)
             settled = SettledFate(frame.mailbox, fate)
-            frames.append(
-                OutboundFrame(
-                    frame.in_flight, LOG, part, len(part), b"", [], None, note, FOREIGN, frame.deadline, settled
-                )
-            )
+            frames.append(_log_frame(frame.in_flight, part, note, FOREIGN, frame.deadline, settled))
         return frames
 
     def _publications(self, batch: Batch) -> list[Published]:
@@ -218,6 +213,26 @@ class FrameRouter:
             Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))
             for row, to_id in enumerate(batch.to_ids.tolist())
         ]
+
+
+def _queue_of(mailbox: str, batch: Batch) -> str:
+    """Return the queue of a mailbox's frames; in a step, the mailbox's box for the step in which they are read."""
+    if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
+        return mailbox
+    return box_name(mailbox, batch.extension.deliver)
+
+
+def _log_frame(
+    in_flight: InFlightBatch,
+    rows: Rows,
+    note: LoggedFrame,
+    verdict_epoch: int,
+    deadline: float,
+    settled: SettledFate | None = None,
+) -> OutboundFrame:
+    """Build a frame that only logs rows."""
+    nbytes = len(note.frame) + len(note.note)
+    return OutboundFrame(in_flight, LOG, rows, len(rows), b"", [], None, note, verdict_epoch, deadline, nbytes, settled)
 
 
 def _row_bytes(batch: Batch) -> int:

@@ -22,7 +22,7 @@ from ray_messaging.errors import (
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, OutboundFrame
+from ray_messaging.sending.delivery.frame_router import CALL_BYTES, UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.delivery.mailbox_queues import MailboxQueue, MailboxQueues
 from ray_messaging.transports.transport import (
@@ -30,11 +30,11 @@ from ray_messaging.transports.transport import (
     TOO_LARGE_TAKER,
     Conclusion,
     FrameFate,
+    FramePort,
     FrameWrite,
     SendReply,
     SendRequest,
     SendStatus,
-    Transport,
     lost,
 )
 
@@ -54,7 +54,7 @@ class FrameSender:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: FramePort,
         directory: Directory,
         router: FrameRouter,
         sender: str,
@@ -71,6 +71,7 @@ class FrameSender:
         self.attempted = False  # a call is under way, or its reply is not processed yet
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
         self.queues = MailboxQueues()
+        self._some_refused = False  # a queue may have a head that was refused
         self._transport = transport
         self._directory = directory
         self._router = router
@@ -145,10 +146,14 @@ class FrameSender:
 
     def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
         """Queue the frames of rows of a batch (None: all), which passed under a verdict epoch."""
+        if not in_flight.left:
+            return
         if self._routed_at != self._directory.version:
             self._reroute()
+        queues = self.queues
         for frame in self._router.route(in_flight, rows, verdict_epoch, deadline):
-            self.queues.append(frame)
+            queue = queues.get(frame.mailbox) or queues.queue_of(frame.mailbox)
+            queue.frames.append(frame)
 
     def route_all(self, in_flight: InFlightBatch, verdict_epoch: int, deadline: float) -> list[OutboundFrame]:
         """Build the frames of a whole transaction, and queue none."""
@@ -167,29 +172,31 @@ class FrameSender:
 
     async def send(self) -> None:
         """Write all that can be written now; raises Fenced."""
-        clock = asyncio.get_running_loop().time
         try:
             if self._fence_at is not None:
                 await self.take_epoch()
-            if refused := self.queues.refused(clock()):
-                await self._look_for_room(refused)
+            if self._some_refused:
+                await self._look_for_room()
             while not self.stale_verdicts:
                 # The receiving side reloads the directory, too: queued frames may be routed by an old one.
                 if self._routed_at != self._directory.version:
                     self._reroute()
-                ready = self.queues.ready(clock())
+                ready = self._next_call()
                 if not ready:
                     break
-                await self._call(ready)
+                reply = await self.exchange(ready, ready[0][0].verdict_epoch)
+                await self._process(reply, ready)
+                self.attempted = False
         except MailboxFull as error:  # the server's memory is full, and it took nothing
             self.attempted = False
             self.abandon(error)
         except (TransitError, ConfigError, Closed) as error:
             self.lose(error)
 
-    async def _look_for_room(self, refused: list[MailboxQueue]) -> None:
+    async def _look_for_room(self) -> None:
         """Ask whether there is room for large refused frames, because the server is slow to refuse them again."""
-        for queue in refused:
+        self._some_refused = any(queue.refused for queue in self.queues.values())
+        for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
             if len(head.data) < _LARGE:  # as are frames that only publish or log
                 continue
@@ -197,12 +204,24 @@ class FrameSender:
             if why is not None:
                 self._wait_for_room(queue, why)
 
-    async def _call(self, ready: list[tuple[OutboundFrame, int]]) -> None:
-        for frame, _ in ready:
-            self.queues[frame.mailbox].attempted += 1
-        reply = await self.exchange(ready, ready[0][0].verdict_epoch)
-        await self._process(reply, [frame for frame, _ in ready])
-        self.attempted = False
+    def _next_call(self) -> list[tuple[OutboundFrame, int]]:
+        """Return the frames of the next call with their seqs, all with the same verdict epoch."""
+        ready: list[tuple[OutboundFrame, int]] = []
+        volume, now = 0, asyncio.get_running_loop().time()
+        for queue in self.queues.values():
+            if not queue.frames or queue.retry_at > now:
+                continue
+            for seq, frame in enumerate(queue.frames, queue.written + 1):
+                volume += frame.nbytes
+                if ready and (frame.verdict_epoch != ready[0][0].verdict_epoch or volume > CALL_BYTES):
+                    break
+                ready.append((frame, seq))
+                queue.attempted += 1
+                if frame.mailbox == UNOWNED:
+                    break  # the server keeps one list of subscriber counts for a repeated call
+                if queue.refused:
+                    break  # the head was refused; until it is written, the rest would be refused, too
+        return ready
 
     async def exchange(
         self, frames: list[tuple[OutboundFrame, int]], verdict_epoch: int, conclusion: Conclusion | None = None
@@ -218,16 +237,21 @@ class FrameSender:
             SendRequest(self.sender, self.epoch, version, verdict_epoch, writes, conclusion)
         )
 
-    async def _process(self, reply: SendReply, frames: list[OutboundFrame]) -> None:
+    async def _process(self, reply: SendReply, sent: list[tuple[OutboundFrame, int]]) -> None:
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
-            raise self.end(reply, frames)
+            raise self.end(reply, [frame for frame, _ in sent])
         if reply.status is SendStatus.RESTORED:
             await self.recover(reply)
             return
         refused: list[tuple[OutboundFrame, FrameFate]] = []
-        for frame, fate in zip(frames, reply.fates, strict=True):
-            if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
-                self.queues[frame.mailbox].pop_written()
+        for (frame, _), fate in zip(sent, reply.fates, strict=True):
+            if fate is FrameFate.WRITTEN or fate is FrameFate.DUPLICATE:
+                queue = self.queues[frame.mailbox]
+                queue.frames.popleft()
+                queue.written += 1
+                queue.attempted -= 1
+                if queue.refused:
+                    queue.reset()
                 self.written(frame, reply.takers)
             else:
                 refused.append((frame, fate))
@@ -272,6 +296,7 @@ class FrameSender:
             error = send_errors.full(late, log=fate is FrameFate.LOG_FULL)
             late.in_flight.fail(late.batch_rows(), error if late.settled is None else send_errors.unlogged(error))
         queue.back_off(now)
+        self._some_refused = True
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that its mailbox can never take."""
@@ -312,7 +337,7 @@ class FrameSender:
         if logs_first:
             # A message with a receipt is in the log.
             for settled in self._router.log_settled(frame, fates):
-                self.queues.append(settled)
+                self.queues.queue_of(LOG).frames.append(settled)
         else:
             self._settle(frame, frame.mailbox, fates)
 

@@ -74,11 +74,6 @@ class InFlightBatch:
         return self.left > 0
 
     @property
-    def untouched(self) -> bool:
-        """Tell whether all rows are open and no mailbox has any."""
-        return self.left == self.batch.rows and not self.placed
-
-    @property
     def open_rows(self) -> Rows:
         """Return the open rows."""
         return np.flatnonzero(self._opened())
@@ -202,29 +197,19 @@ class InFlightBatch:
         if self._told:
             return
         self.outcome.done_at = time.time()
-        if rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors):
-            self._tell_all()
+        all_rows = rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors)
+        if all_rows and self._pending.all_single:
+            set_receipts(self._pending.singles, self.outcome)  # type: ignore[arg-type]  # none of them is None
         else:
             self._tell_some(rows)
         if not self.left:
             self._told = True
             self._owner.batch_done(self)
 
-    def _tell_all(self) -> None:
-        outcome, singles = self.outcome, self._pending.singles
-        if self._pending.all_single:
-            set_receipts(singles, outcome)  # type: ignore[arg-type]  # none of them is None
-        else:
-            for row, future in enumerate(singles):
-                if future is not None and not future.done():
-                    future.set_result(outcome.receipt(row))
-        for low, high, bulk in self._pending.bulks:
-            if not bulk.done():
-                bulk.set_result(Receipts([(outcome, low, high)]))
-
-    def _tell_some(self, rows: Rows) -> None:
+    def _tell_some(self, rows: Rows | None) -> None:
         fates, singles = self.outcome.fates, self._pending.singles
-        for row in rows.tolist() if singles else ():
+        some = range(len(singles)) if rows is None else rows.tolist()
+        for row in some if singles else ():
             future = singles[row]
             if future is None or future.done():
                 continue

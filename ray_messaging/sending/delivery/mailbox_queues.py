@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
-from ray_messaging.sending.delivery.frame_router import CALL_BYTES, UNOWNED, OutboundFrame
+from ray_messaging.sending.delivery.frame_router import OutboundFrame
 
 
 class MailboxQueue:
@@ -24,15 +24,8 @@ class MailboxQueue:
         self.retry_at = 0.0  # loop time
         self._backoff = Backoff(FULL_MAILBOX_RETRY)
 
-    def pop_written(self) -> None:
-        """Remove the frame at the head, which the server has."""
-        self.frames.popleft()
-        self.written += 1
-        self.attempted -= 1
-        if self.refused:
-            self._reset()
-
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forget that the head was refused."""
         self.refused, self.retry_at = False, 0.0
         self._backoff.reset()
 
@@ -46,7 +39,7 @@ class MailboxQueue:
         taken = [frame for frame in self.frames if settled or frame.settled is None]
         self.frames = deque(frame for frame in self.frames if not settled and frame.settled is not None)
         self.attempted = 0
-        self._reset()
+        self.reset()
         return taken
 
 
@@ -56,13 +49,6 @@ class MailboxQueues(dict[str, MailboxQueue]):
     def __init__(self) -> None:
         super().__init__()
         self._written: dict[str, int] = {}  # last seqs, as of the last epoch, of mailboxes without a queue
-
-    def append(self, frame: OutboundFrame) -> None:
-        """Put a frame at the end of its mailbox's queue."""
-        queue = self.get(frame.mailbox)
-        if queue is None:
-            queue = self.queue_of(frame.mailbox)
-        queue.frames.append(frame)
 
     def queue_of(self, mailbox: str) -> MailboxQueue:
         """Return a mailbox's queue; make it where there is none."""
@@ -74,6 +60,11 @@ class MailboxQueues(dict[str, MailboxQueue]):
     def set_written(self, written: dict[str, int]) -> None:
         """Set the last seqs of mailboxes that get their queue later."""
         self._written = dict(written)
+
+    def reset(self) -> None:
+        """Forget all queues, which are empty, and all seqs."""
+        self.clear()
+        self._written.clear()
 
     def drop(self, mailbox: str) -> None:
         """Drop an empty queue, and keep its last seq."""
@@ -102,23 +93,6 @@ class MailboxQueues(dict[str, MailboxQueue]):
     def refused(self, now: float) -> list[MailboxQueue]:
         """Return the queues with a refused head that is to be tried again now."""
         return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
-
-    def ready(self, now: float) -> list[tuple[OutboundFrame, int]]:
-        """Return the frames of the next call with their seqs, all with the same verdict epoch."""
-        ready: list[tuple[OutboundFrame, int]] = []
-        volume = 0
-        for queue in self.values():
-            if queue.frames and queue.retry_at <= now:
-                for seq, frame in enumerate(queue.frames, queue.written + 1):
-                    volume += frame.nbytes
-                    if ready and (frame.verdict_epoch != ready[0][0].verdict_epoch or volume > CALL_BYTES):
-                        break
-                    ready.append((frame, seq))
-                    if frame.mailbox == UNOWNED:
-                        break  # the server keeps one list of subscriber counts for a repeated call
-                    if queue.refused:
-                        break  # the head was refused; until it is written, the rest would be refused, too
-        return ready
 
     def take_all(self, *, settled: bool = False) -> list[OutboundFrame]:
         """Empty the queues, and return their frames, the oldest first.

@@ -55,6 +55,7 @@ class SendLoop:
         self._source = source
         self._number = 0  # of the next message
         self._awake = False
+        self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         # What is under way: a batch before the first epoch, a batch before its frames are queued, a transaction before
         # its turn, and the transaction whose turn it is.
@@ -130,8 +131,9 @@ class SendLoop:
     async def _send(self) -> None:
         """Write all frames that may be written."""
         if self.deferred.moved:
+            deadline = self._loop.time() + self._settings.send_timeout_s
             for held, rows, epoch in self.deferred.take_ready():
-                self._load(held, rows, epoch)
+                self._frames.load(held, rows, epoch, deadline)
         await self._frames.send()
         if self._frames.stale_verdicts:
             await self._judge_again()
@@ -176,25 +178,17 @@ class SendLoop:
         """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
         try:
             asked_at = time.perf_counter()
-            verdicts = await self.verdict_client.judge(in_flight.batch)
-            verdict = verdicts.batch_verdict(in_flight.batch.rows)
+            verdict = await self.verdict_client.judge(in_flight.batch)
             if self._observer is not None:
                 self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
         except MessagingError as error:
             in_flight.fail(rows, error)
             return
-        deferred = verdict.deferred
-        if rows is not None:
-            deferred &= set(rows.tolist())
         in_flight.apply(verdict, rows)
-        if deferred or self.deferred.pairs:
-            rows = self.deferred.hold(in_flight, rows, deferred, verdicts.epoch)
-        self._load(in_flight, rows, verdicts.epoch)
-
-    def _load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int) -> None:
-        if in_flight.left:
-            deadline = asyncio.get_running_loop().time() + self._settings.send_timeout_s
-            self._frames.load(in_flight, rows, verdict_epoch, deadline)
+        if verdict.deferred or self.deferred.pairs:
+            deferred = verdict.deferred if rows is None else verdict.deferred & set(rows.tolist())
+            rows = self.deferred.hold(in_flight, rows, deferred, verdict.epoch)
+        self._frames.load(in_flight, rows, verdict.epoch, self._loop.time() + self._settings.send_timeout_s)
 
     async def _judge_again(self) -> None:
         """Get the verdicts of the interceptor's successor on rows that its predecessor passed; wait until it is up."""
@@ -241,13 +235,12 @@ class SendLoop:
             await self.verdict_client.close()  # a predecessor that still answers must not be asked again
         if not in_flight.errors:
             asked_at = time.perf_counter()
-            verdicts = await self.verdict_client.judge(in_flight.batch)
-            verdict = verdicts.batch_verdict(in_flight.batch.rows)
+            verdict = await self.verdict_client.judge(in_flight.batch)
             if self._observer is not None:
                 self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
             in_flight.apply(verdict)
-            free = self.deferred.hold(in_flight, None, verdict.deferred, verdicts.epoch)
-            epochs = {verdicts.epoch} if free is None or len(free) else set[int]()
+            free = self.deferred.hold(in_flight, None, verdict.deferred, verdict.epoch)
+            epochs = {verdict.epoch} if free is None or len(free) else set[int]()
         while not in_flight.errors and len(self.deferred):
             epochs |= {epoch for _, _, epoch in self.deferred.take_ready()}
             if len(self.deferred):

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 
 
-class TransactionJudge(Protocol):
-    """The object that gets the verdicts on a transaction."""
+class TransactingLoop(Protocol):
+    """The send loop, as a transaction sees it."""
 
     async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
         """Get all verdicts on a batch, also those of slow rules; return the verdict epoch.
@@ -55,20 +55,20 @@ class TransactionSender:
         settings: MessagingConfig,
         transaction: TransactionBatch,
         in_flight: InFlightBatch | None,
-        judge: TransactionJudge,
+        loop: TransactingLoop,
     ) -> None:
         self._frames = frames
         self._settings = settings
         self._transaction = transaction
         self._in_flight = in_flight  # None: it sends no message
-        self._judge = judge
+        self._loop = loop
         self._done = False
         self._verdict_epoch = FOREIGN
         self._outbound: list[OutboundFrame] = []
         self._routed_at = -1  # the directory's version
         self._backoff = Backoff(TRANSACTION_RETRY)
         self._room_until = 0.0  # loop time
-        self._judge_until: float | None = None
+        self._verdicts_until: float | None = None
 
     async def run(self) -> None:
         """Conclude the transaction; without a conclusion, only learn which transactions the server has.
@@ -108,7 +108,7 @@ class TransactionSender:
 
     async def _conclude(self) -> None:
         if self._in_flight is not None:
-            self._verdict_epoch = await self._judge.judge_transaction(self._in_flight, again=False)
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=False)
         self._room_until = asyncio.get_running_loop().time() + self._settings.send_timeout_s
         self._route()
         while (reply := await self._attempt()) is not None:
@@ -235,14 +235,14 @@ class TransactionSender:
     async def _judge_again(self) -> None:
         """Wait for the interceptor's successor, and get its verdicts."""
         now = asyncio.get_running_loop().time()
-        self._judge_until = self._judge_until or now + self._settings.interceptor_timeout_s
-        if now >= self._judge_until:
+        self._verdicts_until = self._verdicts_until or now + self._settings.interceptor_timeout_s
+        if now >= self._verdicts_until:
             raise InterceptorUnavailable(send_errors.STALE)
         await self._pause()
         if self._in_flight is not None:
-            self._verdict_epoch = await self._judge.judge_transaction(self._in_flight, again=True)
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=True)
             self._route()
 
     async def _pause(self) -> None:
-        self._judge.made_progress()
+        self._loop.made_progress()
         await self._backoff.sleep()

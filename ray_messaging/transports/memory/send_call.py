@@ -37,7 +37,7 @@ class SendCall:
     notes: tuple[int, int] = (0, 0)
 
     def run(self) -> SendReply:
-        """Write what can be written."""
+        """Write the frames that fit, and return their fates."""
         sender, done = self.sender, self.request.conclusion
         over = done is not None and done.number <= sender.transactions  # an earlier call has concluded it
         reply, refused = SendReply(self._status(over=over), []), set[str]()
@@ -90,30 +90,29 @@ class SendCall:
         rows, nbytes = rows + write.rows, nbytes + len(write.frame)
         if name not in {"", LOG}:
             box = self.exp.mailboxes.get(name)
-            if box is not None and name in self.exp.steps.members:
-                return self._decide_from_outside(write, rows, nbytes)
-            if box is not None and done is not None and done.mailbox == name and done.cursor is not None:
-                box = copy(box)  # what the transaction handled makes room for what it sends
-                box.commit(done.cursor, done.messages, done.nbytes, done.acks)
-            fate = FrameFate.GONE if box is None else box.fate(len(write.frame), rows, nbytes)
+            if box is None:
+                fate = FrameFate.GONE
+            elif name in self.exp.steps.members:
+                fate = self._fate_from_outside(name, rows, nbytes)
+            else:
+                if done is not None and done.mailbox == name and done.cursor is not None:
+                    box = copy(box)  # what the transaction handled makes room for what it sends
+                    box.commit(done.cursor, done.messages, done.nbytes, done.acks)
+                fate = box.fate(len(write.frame), rows, nbytes)
             if fate is not FrameFate.WRITTEN:
                 return fate
-        return self._accept(write, rows, nbytes)
-
-    def _decide_from_outside(self, write: FrameWrite, rows: int, nbytes: int) -> FrameFate:
-        """Return whether a frame for a stepped mailbox fits into its next box."""
-        steps = self.exp.steps
-        box = steps.next_box(write.mailbox)
-        if box is None:
-            return FrameFate.GONE
-        fits = steps.takes(steps.size_of(box), rows, nbytes)
-        return self._accept(write, rows, nbytes) if fits else FrameFate.TOO_LARGE
-
-    def _accept(self, write: FrameWrite, rows: int, nbytes: int) -> FrameFate:
         if write.noted is not None and not self._takes_note(write.noted):
             return FrameFate.LOG_FULL
-        self.accepted[write.mailbox] = write.seq, rows, nbytes
+        self.accepted[name] = write.seq, rows, nbytes
         return FrameFate.WRITTEN
+
+    def _fate_from_outside(self, name: str, rows: int, nbytes: int) -> FrameFate:
+        """Return whether rows and bytes for a stepped mailbox fit into its next box."""
+        steps = self.exp.steps
+        box = steps.next_box(name)
+        if box is None:
+            return FrameFate.GONE
+        return FrameFate.WRITTEN if steps.takes(steps.size_of(box), rows, nbytes) else FrameFate.TOO_LARGE
 
     def _takes_note(self, noted: LoggedFrame) -> bool:
         """Return whether the log stream takes a note; an empty one takes any, which would else wait for ever."""

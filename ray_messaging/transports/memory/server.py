@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ray_messaging.addressing.patterns import glob_pattern
+from ray_messaging.config import Steps
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import LETTER_BYTES, DeadFacts, DeadFrame
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.memory.step_data import StepData
+from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.transports.transport import LOG_STREAM, FrameFate, Ingress, Limits, SendStatus
 
 
@@ -245,11 +247,18 @@ class _Subscriber(NamedTuple):
 
 
 class MemoryServer:
-    """Server in memory, within one event loop; pass it in place of a RedisConfig."""
+    """Server in memory, within one event loop; pass it in place of a RedisConfig.
 
-    def __init__(self) -> None:
-        self.experiments: defaultdict[str, Experiment] = defaultdict(Experiment)
+    Args: with `steps`, its experiments have steps.
+    """
+
+    def __init__(self, steps: Steps | None = None) -> None:
+        self._steps = None if steps is None else StepSettings.of(steps)
+        self.experiments: defaultdict[str, Experiment] = defaultdict(self._new_experiment)
         self._subscribers: dict[Callable[[Ingress], None], _Subscriber] = {}
+
+    def _new_experiment(self) -> "Experiment":
+        return Experiment(steps=StepData(settings=self._steps))
 
     def publish(self, channel: str, data: bytes, *, by: str | None = None) -> int:
         """Publish as a foreign client would; return the number of subscribers, without those of experiment `by`."""

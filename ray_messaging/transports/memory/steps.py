@@ -53,6 +53,10 @@ class MemorySteps:
             raise without_steps(self._exp_id)
         return self._exp.steps
 
+    async def settings(self) -> StepSettings | None:
+        """Return the settings of the experiment's steps; None: it has no steps."""
+        return self._exp.steps.settings
+
     async def begin(self, settings: StepSettings) -> StepSettings:
         """Set the experiment's steps up, unless they are; return the settings that hold."""
         data = self._exp.steps

@@ -20,13 +20,13 @@ class RedisDeadLetters:
         self._link, self._keys = transport.link, transport.keys
 
     async def known(self) -> bool:
-        """Tell whether the server knows an experiment of this name."""
+        """Return whether the server knows an experiment of this name."""
         return bool(await self._link.command("EXISTS", self._keys.meta, self._keys.dead))
 
     async def facts(self) -> DeadFacts:
         """Count the letters, and those that were dropped."""
         letters, (known, *counts) = await self._counts()
-        if known != letters:  # somebody else wrote here
+        if known != letters:  # another client wrote here
             await self.drop([])
             letters, (_, *counts) = await self._counts()
         return DeadFacts(letters, *counts)

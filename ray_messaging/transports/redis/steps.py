@@ -60,10 +60,15 @@ class RedisSteps:
     async def begin(self, settings: StepSettings) -> StepSettings:
         """Set the experiment's steps up, unless they are; return the settings that hold."""
         fields = settings._asdict()
-        used = [(name, value) for name, value in fields.items() if name != "seed"]
+        used = [(name, value) for name, value in fields.items() if name not in {"seed", "digest"}]
         args = [msgspec.json.encode(fields), *(part for pair in used for part in pair)]
         kept = await self._link.script("begin_steps", [self._steps], args)
-        return StepSettings(**msgspec.json.decode(kept))
+        return _settings(kept)
+
+    async def settings(self) -> StepSettings | None:
+        """Return the settings of the experiment's steps; None: it has no steps."""
+        kept = await self._link.command("HGET", self._steps, "settings")
+        return None if kept is None else _settings(kept)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -299,3 +304,7 @@ def _box_frame(entry: str, fields: list[bytes]) -> BoxFrame:
     publish = tuple(value for name, value in zip(fields[::2], fields[1::2], strict=True) if name in {b"c", b"d"})
     tag = StepTag(group.decode(), int(sent), int(attempt))
     return BoxFrame(entry, tag, int(rows), found.get(b"f", b""), int(first), found.get(b"n"), publish)
+
+
+def _settings(kept: bytes) -> StepSettings:
+    return StepSettings(**msgspec.json.decode(kept))

@@ -234,12 +234,10 @@ class RedisTransport:
 
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
-        if mailbox not in self._born:  # it is not ours: whoever's it is
-            born = await self.link.command("HGET", self.keys.state(mailbox), "born")
-            stream = f"{mailbox}:{(born or b'0').decode()}"
-        else:
-            stream = f"{mailbox}:{self._born[mailbox]}"
-        reply = await self._reading.read({self.keys.stream(stream): after}, count, block_s)
+        born = self._born.get(mailbox)
+        if born is None:  # it is not ours
+            born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
+        reply = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
         return [
             (entry.decode(), fields[1] if len(fields) > 1 else b"") for _, entries in reply for entry, fields in entries
         ]

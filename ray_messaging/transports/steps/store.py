@@ -44,6 +44,9 @@ from ray_messaging.transports.transport import SendReply, SendRequest
 class StepStore(Protocol):
     """Steps of one experiment on its server."""
 
+    async def settings(self) -> StepSettings | None:
+        """Return the settings of the experiment's steps; None: it has no steps."""
+
     async def begin(self, settings: StepSettings) -> StepSettings:
         """Set the experiment's steps up, unless they are; return the settings that hold."""
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ray_messaging.common.limits import BOX_BYTES, BOX_ROWS
+from ray_messaging.config import Steps
 
 OUTSIDE = ""  # the group of frames from outside
 NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
@@ -27,8 +28,14 @@ class StepSettings(NamedTuple):
     window: int = 8  # how many steps a group may be ahead of the slowest
     horizon: int = 64  # how many steps ahead a message may be sent
     lag: int = 4  # how many steps a hold may be behind
+    digest: bool = False  # whether groups leave the digests of what they send
     box_rows: int = BOX_ROWS
     box_bytes: int = BOX_BYTES
+
+    @classmethod
+    def of(cls, steps: Steps) -> "StepSettings":
+        """Return the settings that a user gave, and our defaults for the rest."""
+        return cls(steps.seed, groups=steps.groups or 0, digest=steps.digest)
 
 
 class Driver(NamedTuple):

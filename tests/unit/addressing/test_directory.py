@@ -62,6 +62,7 @@ def batches(draw):
         epoch=0,
         first=0,
         from_ids=IdColumn.of([0] * len(rows)),
+        rows=len(rows),
         to_ids=IdColumn.of([to_id for to_id, _ in rows]),
         topics=topics,
         topic=None if len(topics) == 1 else np.array([topics.index(topic) for _, topic in rows], np.uint16),
@@ -121,7 +122,13 @@ def test_dense_and_sparse_ids(step):
     directory.update(1, [record], ["m"])
     asked = [*ids, *(each + 1 for each in ids), -6, 2**62, -(2**63), 2**63 - 1]
     batch = Batch(
-        sender="s", epoch=0, first=0, from_ids=IdColumn.of(asked), to_ids=IdColumn.of(asked), topics=("chat",)
+        sender="s",
+        epoch=0,
+        first=0,
+        from_ids=IdColumn.of(asked),
+        rows=len(asked),
+        to_ids=IdColumn.of(asked),
+        topics=("chat",),
     )
     assert [bool(route) for route in directory.route(batch)] == [each in set(ids) for each in asked]
 
@@ -140,7 +147,7 @@ def test_owners():
 
 
 class Counted(Globs):
-    """Count what is compiled and matched."""
+    """Counters of compiled and matched patterns."""
 
     def __init__(self):
         self.compiled = self.matched = 0
@@ -164,14 +171,20 @@ def test_a_pattern_for_each_agent_costs_a_match_for_each_message():
     directory.update(2, [Record("other", [], ["news"], [])], ["all", "m", "other"])
     assert patterns.compiled == len(agents) + 1
     batch = Batch(
-        sender="s", epoch=0, first=0, from_ids=IdColumn.of(agents), to_ids=IdColumn.of(agents), topics=("chat",)
+        sender="s",
+        epoch=0,
+        first=0,
+        from_ids=IdColumn.of(agents),
+        rows=len(agents),
+        to_ids=IdColumn.of(agents),
+        topics=("chat",),
     )
     for _ in range(2):
         assert {directory.mailboxes(route) for route in directory.route(batch)} == {("all", "m")}
         assert patterns.matched == 2 * len(agents)
-    assert set(directory.mailboxes(directory.route_one(1, "chat"))) == {"all", "m"}
+    assert set(directory.mailboxes_of(1, "chat")) == {"all", "m"}
     assert patterns.matched == 2 * len(agents)
-    assert directory.mailboxes(directory.route_one(2000, "chat")) == ("all",)
+    assert directory.mailboxes_of(2000, "chat") == ("all",)
 
 
 @given(st.binary(max_size=60))

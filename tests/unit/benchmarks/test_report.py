@@ -1,4 +1,4 @@
-"""What came of a run of benchmarks: how it is drawn, what it must show, and the commands."""
+"""Results of a benchmark run: their drawing, required content, and the commands."""
 
 import json
 
@@ -58,7 +58,7 @@ class TestReport:
         assert markdown.shown(figure(unit="bytes", values=[3 * 2**30])) == "3 GiB"
         assert markdown.size(12) == "12 bytes"
 
-    def test_what_failed_and_what_is_missing_is_told(self):
+    def test_failed_and_missing_parts_are_reported(self):
         run = run_of(figure())
         run.outcomes += [
             Outcome("axis log", "log", "failed", "exit code 1: a|b", 3.0),
@@ -70,7 +70,7 @@ class TestReport:
         assert run.failed
         assert not run_of(figure()).failed
 
-    def test_a_busy_machine_is_told(self):
+    def test_a_busy_machine_is_reported(self):
         assert "busy" not in markdown.markdown(run_of(figure()))
         assert "40% of its processors" in markdown.markdown(run_of(figure(), facts=FACTS | {"busy": 0.4}))
 

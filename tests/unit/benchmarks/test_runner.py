@@ -1,4 +1,4 @@
-"""Parts in processes of their own: what they tell, how they fail, and what they leave behind."""
+"""Benchmark parts in processes of their own: their output, failures, and leftovers."""
 
 import sys
 from contextlib import contextmanager
@@ -68,7 +68,7 @@ class TestParts:
         outcome = run_part(part("import threading; threading.Event().wait()", limit_s=0.5))
         assert (outcome.state, outcome.why) == ("failed", "not done after 0.5 s; last words: it said nothing")
 
-    def test_what_a_part_leaves_behind_ends_with_it(self):
+    def test_processes_of_a_part_end_with_it(self):
         code = TELL + (
             "import subprocess\n"
             "child = subprocess.Popen([sys.executable, '-c', 'import threading; threading.Event().wait()'])\n"

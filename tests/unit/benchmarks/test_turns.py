@@ -1,4 +1,4 @@
-"""Ours and a peer by turns: who begins, what belongs together, who is frozen, and that nobody is left."""
+"""Alternating runs of ours and a peer: order, pairs, frozen processes, and no leftovers."""
 
 import json
 import os
@@ -46,7 +46,7 @@ for number, _ in enumerate(sys.stdin):
 
 
 class Pretended:
-    """Be a side whose every rate is the number of its turn."""
+    """A side with the number of its turn as every rate."""
 
     def __init__(self, who, log):
         self.who, self.log, self.asked = who, log, []
@@ -67,7 +67,7 @@ class Pretended:
 
 
 class TestOrder:
-    def test_who_begins_alternates_and_rounds_belong_together(self):
+    def test_the_first_side_alternates_and_rounds_stay_together(self):
         log = []
         sides = Pretended(OURS, log), Pretended(PEER, log)
         found = list(by_turns(sides, TASK, 3, 2000))
@@ -94,7 +94,7 @@ class TestPairs:
         assert paired(ours, figure(PEER, [5.0, 0.0, 10.0], **AT)) == []
         assert paired(figure(), figure(PEER)) == []  # they took no turns
 
-    def test_what_must_be_shown_is_the_median_of_their_ratios(self):
+    def test_the_shown_ratio_is_the_median_of_their_ratios(self):
         # The medians of both rates are 40 and 40; no round was measured at less than twice theirs but one.
         run = run_of(figure(values=[40.0, 20.0, 90.0], **AT), figure(PEER, [40.0, 10.0, 45.0], **AT))
         text = "one awaited call each, 2,000 agents, beside NATS core"
@@ -128,7 +128,7 @@ class TestPairs:
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """Open the pipe into which drivers tell who is at work."""
+    """Open the pipe on which drivers report the running side."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     path = tmp_path / "told"
     os.mkfifo(path)
@@ -141,7 +141,7 @@ def driver(who, path, fate="works"):
 
 
 class TestFreezing:
-    def test_only_who_has_a_turn_runs(self, told):
+    def test_only_the_side_with_the_turn_runs(self, told):
         pipe, path = told
         with Side(PEER, driver(PEER, path), "{}") as side:
             with side.awake():
@@ -158,7 +158,7 @@ class TestFreezing:
         assert all(has_ended(pid) for pid in pids)
 
     @pytest.mark.parametrize(("fate", "says"), [("fails", "no port is free"), ("ends", "the server has gone")])
-    def test_a_driver_that_fails_says_why(self, told, fate, says):
+    def test_a_failing_driver_reports_the_reason(self, told, fate, says):
         with (
             pytest.raises(RuntimeError, match=f"driver of {PEER} ended; OSError: {says}"),
             Side(PEER, driver(PEER, told[1], fate), "{}") as side,
@@ -166,7 +166,7 @@ class TestFreezing:
         ):
             side.ask(TASK.to_json())
 
-    def test_who_fails_ends_the_other_one(self, told):
+    def test_a_failing_side_ends_the_other(self, told):
         pipe, path = told
         with (
             pytest.raises(RuntimeError, match="the server has gone"),
@@ -203,7 +203,7 @@ class TestProcess:
         ]
 
     @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-    def test_who_is_ended_ends_the_frozen_and_the_awake(self, told, end):
+    def test_an_ended_run_ends_the_frozen_and_the_running_side(self, told, end):
         pipe, path = told
         with self.started(path, "hangs") as process:
             pids = [int(pid) for _ in range(2) for pid in pipe.readline().split()]

@@ -1,4 +1,4 @@
-"""What the dead-letter commands print."""
+"""Output of the dead-letter commands."""
 
 import io
 

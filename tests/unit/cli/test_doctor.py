@@ -1,4 +1,4 @@
-"""The doctor, of a server and of this machine: what it finds, prints and exits with."""
+"""The doctor for a server and for this machine: its findings, output and exit codes."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def client(redis_process):
         yield client
 
 
-def test_a_server_that_will_do(run, redis_process, client):
+def test_a_suitable_server_has_no_problems(run, redis_process, client):
     found = run("--redis", url(redis_process.config))
     assert found.exit_code == 0, found.output
     kind = "Redis 7" if redis_process.binary.endswith("redis-server") else "Valkey 9"
@@ -134,7 +134,7 @@ def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
     assert client.keys("rm:{town}:*") == [b"rm:{town}:meta"]
 
 
-def test_a_missing_server_raises(run):
+def test_a_missing_server_is_critical(run):
     found = run("--redis", "redis://:secret@127.0.0.1:1")
     assert found.exit_code == 1
     assert "critical: server: cannot reach the server at 127.0.0.1:1" in found.stdout
@@ -148,11 +148,11 @@ def test_an_address_that_cannot_be_read(run):
     assert "secret" not in found.stderr
 
 
-def test_a_name_that_cannot_be(run):
+def test_an_invalid_name_is_refused(run):
     assert run("a b").exit_code == 2
 
 
-def test_who_interrupts_it_leaves_nothing_behind(run, redis_process, client, monkeypatch):
+def test_an_interrupted_doctor_leaves_nothing_behind(run, redis_process, client, monkeypatch):
     async def interrupted(config, exp_id):
         client.hset(Keys(exp_id).meta, "a", 1)
         raise KeyboardInterrupt
@@ -177,7 +177,7 @@ def test_this_machine(run):
 
 @pytest.fixture
 def poor(monkeypatch, tmp_path):
-    """Have a machine that lacks everything."""
+    """Pretend that the machine lacks everything."""
 
     def no_server(self):
         raise ServerFailed("no Valkey binary for this machine", log="")
@@ -205,7 +205,7 @@ def test_a_machine_that_lacks_everything(poor):
     assert "pip install 'ray-messaging[llm]'" in health.of("extras")[0].value
 
 
-def test_a_laptop_as_it_comes_is_well(run, monkeypatch, tmp_path):
+def test_an_ordinary_laptop_has_no_problems(run, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor_machine.ctypes, "CDLL", lambda _: SimpleNamespace(adjtimex=lambda _: 5))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1_048_576))  # Ray raises it by itself
     monkeypatch.setattr(doctor_machine, "MEMINFO", tmp_path / "none")  # no Linux

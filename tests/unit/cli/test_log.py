@@ -1,4 +1,4 @@
-"""The log from the command line: what people read, what programs read, and what a wrong line gets."""
+"""The log on the command line: output for people and for programs, and errors for invalid options."""
 
 import json
 import sys
@@ -194,7 +194,7 @@ def test_a_folder_without_a_log(tmp_path):
         assert found.stderr.startswith(f"error: '{target}' holds no event log")
 
 
-def test_a_name_where_nothing_runs(monkeypatch):
+def test_an_unknown_name_gets_an_error(monkeypatch):
     def no_cluster(**_):
         raise ConnectionError("no Ray here")
 

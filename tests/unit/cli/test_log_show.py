@@ -1,4 +1,4 @@
-"""What the log commands print of what others wrote."""
+"""The log commands print foreign text safely."""
 
 import io
 

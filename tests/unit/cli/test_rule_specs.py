@@ -121,7 +121,7 @@ def test_bans_name_the_rule_that_finds_violations():
         ("edge-ban:3:nothing:9", "unknown rule 'nothing'"),
     ],
 )
-def test_what_cannot_be_read(spec, words):
+def test_invalid_rule_specs_are_refused(spec, words):
     with pytest.raises(ConfigError, match=words):
         parse_rules([spec])
 

@@ -1,4 +1,4 @@
-"""What is printed: plain where nobody sees colours, and never cut."""
+"""Output: plain without a colour terminal, and never cut."""
 
 import io
 import re

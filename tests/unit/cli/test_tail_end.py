@@ -8,7 +8,7 @@ from ray_messaging.errors import Closed, LogError
 
 
 class EndingLog:
-    """Be a log whose tail ends by an error."""
+    """A log with a tail that ends by an error."""
 
     end = -1
 

@@ -1,4 +1,4 @@
-"""What a wrong command line gets, before anything is started."""
+"""Errors for invalid command lines, before anything is started."""
 
 from importlib.metadata import version
 

@@ -49,6 +49,14 @@ async def test_a_call_that_comes_twice_runs_once(calls):
     assert calls.ran == [("handle", 0)]
 
 
+async def test_a_call_that_has_begun_is_known_until_it_is_forgotten(calls):
+    assert not calls.admission.knows("handle", 0)
+    await calls.admit(0)
+    await calls.admit(1, oldest=1)
+    assert [calls.admission.knows("handle", number) for number in range(3)] == [True, True, False]
+    assert not calls.admission.knows("other", 0)
+
+
 async def test_a_call_whose_caller_is_gone_goes_on(calls):
     gate = asyncio.Event()
 
@@ -73,13 +81,13 @@ async def test_a_finished_call_is_forgotten_after_its_time(calls, monkeypatch):
     async with asyncio.timeout(WAIT_S):
         while calls.kept():  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.001)
-    with pytest.raises(OutcomeUnknown):  # not run again: what became of it cannot be known
+    with pytest.raises(OutcomeUnknown):  # not run again: its outcome is unknown
         await calls.admit(1)
     assert await calls.admit(3) == "handle 3"
     assert [number for _, number in calls.ran] == [0, 1, 2, 3]
 
 
-async def test_what_its_caller_no_longer_waits_for_is_forgotten_at_once(calls):
+async def test_answers_that_a_caller_has_seen_are_forgotten_at_once(calls):
     for number in range(5):
         await calls.admit(number, oldest=number)
         assert calls.kept() == 1

@@ -60,6 +60,7 @@ def batch_of(rows=3, from_id=7):
         epoch=0,
         first=0,
         from_ids=IdColumn.constant(from_id, rows),
+        rows=rows,
         to_ids=IdColumn.of([*range(rows - 1), "nobody"]),
         topics=("agent-chat",),
         sent_at=100.0,

@@ -1,4 +1,4 @@
-"""Ctrl-C ends what runs aside, whenever it comes."""
+"""Ctrl-C ends background work at any moment."""
 
 import asyncio
 import threading

@@ -19,7 +19,7 @@ def _as_before():
     (gc.enable if enabled else gc.disable)()
 
 
-def test_a_collector_that_nobody_touched_looks_less_often_and_freezes_nothing():
+def test_an_untouched_collector_runs_less_often_and_freezes_nothing():
     gc.set_threshold(700, 10, 10)
     frozen = gc.get_freeze_count()
     relax_collector()
@@ -27,7 +27,7 @@ def test_a_collector_that_nobody_touched_looks_less_often_and_freezes_nothing():
     assert gc.get_freeze_count() == frozen
 
 
-def test_thresholds_that_somebody_chose_stay():
+def test_chosen_thresholds_stay():
     gc.set_threshold(5_000, 5, 5)
     relax_collector()
     assert gc.get_threshold() == (5_000, 5, 5)
@@ -75,7 +75,7 @@ def test_a_process_that_opened_a_messager_keeps_freed_memory_for_the_next_buffer
     assert faults() < 2 * pages
 
 
-def test_memory_that_somebody_set_up_stays_so():
+def test_a_chosen_malloc_setting_stays():
     pages = 8 * 2**20 // resource.getpagesize()
     assert faults(MALLOC_MMAP_THRESHOLD_="131072", MALLOC_TRIM_THRESHOLD_="131072") > 10 * pages
 

@@ -1,4 +1,4 @@
-"""AgentScope's Msg: fields, words on paper, dicts, and what it refuses."""
+"""AgentScope's Msg: fields, text form, dicts, and refused values."""
 
 import copy
 import enum
@@ -46,7 +46,7 @@ MSG = st.builds(
 
 
 def sent(msg):
-    """Return what a receiver finds."""
+    """Return the payload as a receiver gets it."""
     return msg_of(msgspec.json.decode(encode_payload(msg, LIMIT)))
 
 
@@ -74,7 +74,7 @@ def test_a_msg_is_copied_by_value(msg):
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=[golden["dict"]["name"] for golden in GOLDEN])
-def test_what_agentscope_wrote(golden):
+def test_dicts_written_by_agentscope_are_read(golden):
     msg = Msg.from_dict(golden["dict"])
     assert msg.to_dict() == golden["dict"]
     assert msg.formatted_str() == golden["plain"]
@@ -85,7 +85,7 @@ def test_what_agentscope_wrote(golden):
     assert ours.to_dict() | same == golden["dict"]
 
 
-def test_what_a_new_msg_holds():
+def test_a_new_msg_has_its_fields():
     before = time.strftime(TIMESTAMP)
     msg = Msg("A", "B", "assistant")
     assert (msg.name, msg.content, msg.role, msg.url, msg.metadata) == ("A", "B", "assistant", None, None)
@@ -186,7 +186,7 @@ def test_wrong_keys_are_named_and_counted():
 
 
 @pytest.mark.parametrize("value", [None, 5, "text", [], [("id", 1)], Msg("A", "B", "user")])
-def test_what_is_no_dict_is_refused(value):
+def test_a_value_that_is_not_a_dict_is_refused(value):
     with pytest.raises(InvalidMsg, match=f"{type(value).__name__} is no dict"):
         Msg.from_dict(value)
 
@@ -280,7 +280,7 @@ CYCLE.append(CYCLE)
     ],
     ids=["bytes", "set", "object", "time", "nan", "infinity", "complex", "tuple key", "cycle"],
 )
-def test_what_json_cannot_hold_is_not_sent(field, value):
+def test_values_that_json_cannot_hold_are_refused(field, value):
     msg = Msg("A", "B", "user")
     setattr(msg, field, value)
     with pytest.raises(InvalidPayload, match=f"the {field} of this Msg cannot become JSON"):
@@ -288,7 +288,7 @@ def test_what_json_cannot_hold_is_not_sent(field, value):
 
 
 @pytest.mark.parametrize("value", ["\ud800", ["\ud800"]])
-def test_nor_what_our_json_cannot(value):
+def test_values_that_our_json_cannot_hold_are_refused(value):
     with pytest.raises(InvalidPayload, match="cannot become JSON"):
         encode_payload(Msg("A", value, "user"), LIMIT)
 
@@ -351,13 +351,13 @@ def test_a_model_refuses_a_bad_dict(change, where, what):
         assert any(where in error["loc"] and what in error["msg"] for error in caught.value.errors())
 
 
-def test_a_model_refuses_what_is_no_dict():
+def test_a_model_refuses_a_value_that_is_not_a_dict():
     with pytest.raises(ValidationError, match="valid dictionary"):
         Turn(said="A: B")
 
 
 @pytest.mark.parametrize("content", [float("nan"), np.zeros(3), {"a": np.zeros(3)}], ids=["nan", "array", "arrays"])
-def test_a_msg_is_found_among_others_whatever_it_holds(content):
+def test_a_msg_with_any_content_is_found_in_a_list(content):
     msg, other = Msg("A", content, "user"), Msg("A", content, "user")
     assert msg == copy.copy(msg)
     assert msg != other

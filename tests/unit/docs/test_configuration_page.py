@@ -1,20 +1,20 @@
-"""Every setting says what it sets: in `help`, and in the tables of docs/configuration.md."""
+"""Every setting has a description: in `help`, and in the tables of docs/configuration.md."""
 
 import pydoc
 from pathlib import Path
 
 import pytest
 
-from ray_messaging import MessagingConfig, MqttConfig, RedisConfig
+from ray_messaging import MessagingConfig, MqttConfig, RedisConfig, Steps
 from ray_messaging.config import settings_of
 
-CONFIGS = [MessagingConfig, RedisConfig, MqttConfig]
+CONFIGS = [MessagingConfig, RedisConfig, MqttConfig, Steps]
 UNITS = {"s": "second", "bytes": "byte", "messages": "message"}
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)
-def test_every_field_says_what_it_sets_in_which_unit(config):
+def test_every_field_describes_its_setting_and_unit(config):
     for setting in settings_of(config):
         assert len(setting.description) > 10, f"describe {setting.name}"
         unit = UNITS.get(setting.name.rpartition("_")[2], "")

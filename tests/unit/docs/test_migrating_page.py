@@ -1,4 +1,4 @@
-"""Every member of the three seeds' pages: it stands in docs/migrating.md with a test, and our classes have it."""
+"""Members of AgentSociety's and AgentScope's classes: each has a test in docs/migrating.md, and ours has it."""
 
 import ast
 import functools
@@ -120,7 +120,7 @@ def names_of_tests(path):
 
 
 def gaps(text, heading, members, root):
-    """Return what is wrong with a table: members that are missing or unknown, tests that are not there."""
+    """Return the errors of a table: missing or unknown members, missing tests."""
     table = table_of(text, heading)
     wrong = [f"{member} is not in the table" for member in lines(members) if member not in table]
     wrong += [f"{member} is no member" for member in table if member not in lines(members)]
@@ -167,7 +167,7 @@ def test_a_gap_in_the_table_is_found(docs, request):
 
 
 def differences(module, member):
-    """Return how a member of ours differs from the seed's: it is not there, takes other arguments, is not awaited."""
+    """Return the differences of our member from theirs: missing, other arguments, not awaited."""
     read = MEMBER.match(member)
     class_name, _, attribute = read["name"].partition(".")
     kind = getattr(module, class_name, None)
@@ -203,7 +203,7 @@ def taken(member, function, wanted, *, bound):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_member_is_on_our_classes_with_the_seeds_signature(seed):
+def test_each_member_is_on_our_classes_with_the_same_signature(seed):
     members, _, module_name, exported = SEEDS[seed]
     module = importlib.import_module(module_name)
     assert [wrong for member in lines(members) for wrong in differences(module, member)] == []

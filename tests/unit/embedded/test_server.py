@@ -1,4 +1,4 @@
-"""The embedded server, with real processes: what it answers and hides, and that it leaves nothing."""
+"""The embedded server with real processes: its answers, its secrets, and no leftovers."""
 
 import os
 import signal
@@ -73,7 +73,7 @@ def test_listens_on_its_host_only(server):
         socket.create_connection(("127.0.0.2", server.start().port), 5)
 
 
-def test_shows_the_password_to_nobody_else(server):
+def test_the_password_is_not_visible_to_others(server):
     config = server.start()
     secret = config.password.encode()
     assert not any(secret in text for name in ("cmdline", "environ") for text in process_files(name))
@@ -200,7 +200,7 @@ def test_a_killed_guard_takes_the_server_along_and_its_data_wait_for_the_owner(s
     assert list(temporary_root.iterdir()) == []
 
 
-def test_the_next_start_sweeps_what_guard_and_owner_left(temporary_root):
+def test_the_next_start_removes_leftovers_of_guard_and_owner(temporary_root):
     with owner() as (process, pid, _, data_dir):
         process.send_signal(signal.SIGSTOP)  # else it would have time to clean up
         os.kill(int((data_dir / LOCK_NAME).read_text().removeprefix("process ")), signal.SIGKILL)
@@ -211,7 +211,7 @@ def test_the_next_start_sweeps_what_guard_and_owner_left(temporary_root):
         assert list(temporary_root.iterdir()) == [Path(other.data_dir)]
 
 
-def test_sweeping_spares_what_is_in_use_or_not_ours(server, temporary_root, tmp_path):
+def test_sweeping_spares_folders_in_use_or_of_others(server, temporary_root, tmp_path):
     theirs = temporary_root / "ray_messaging-valkey-notes"
     theirs.mkdir()
     (theirs / "note").touch()
@@ -261,7 +261,7 @@ def test_notices_that_the_server_died(server, temporary_root):
         assert connected.ping()
 
 
-def test_a_thread_that_waits_hears_of_stop(server):
+def test_stop_wakes_a_waiting_thread(server):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.wait)
         server.stop()
@@ -452,7 +452,7 @@ def test_a_server_that_never_answers_times_out(monkeypatch, temporary_root, tmp_
     assert list(temporary_root.iterdir()) == []
 
 
-def test_a_guard_that_dies_at_once_is_told(monkeypatch, tmp_path):
+def test_a_guard_that_dies_at_once_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(server_link, "GUARD", tmp_path / "missing.py")
     with pytest.raises(ServerFailed, match="its guard process died"):
         EmbeddedServer(HOST).start()

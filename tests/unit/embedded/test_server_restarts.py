@@ -85,7 +85,7 @@ def test_restart_brings_everything_back(server, victim, temporary_root):
     assert list(temporary_root.iterdir()) == []
 
 
-def test_restart_starts_what_never_ran():
+def test_restart_starts_a_server_that_never_ran():
     server = EmbeddedServer(HOST)
     with client(server.restart()) as connected:
         assert connected.ping()
@@ -103,7 +103,7 @@ def test_many_restarts_by_one_guard(server):
     assert server.alive
 
 
-def test_a_torn_end_is_cut_off_and_told(server, caplog):
+def test_a_torn_end_is_cut_off_and_reported(server, caplog):
     config = server.start()
     with client(config) as connected:
         connected.set("whole", 1)
@@ -243,7 +243,7 @@ def test_a_successor_takes_over(successor, dead, temporary_root):
     assert list(temporary_root.iterdir()) == []
 
 
-def test_nobody_sweeps_what_a_successor_may_yet_take_over(successor, temporary_root):
+def test_sweeping_spares_data_that_a_successor_may_take_over(successor, temporary_root):
     with owner() as (process, _, _, _, data_dir):
         kill(process.pid)
         kill(guard_in(data_dir))
@@ -253,7 +253,7 @@ def test_nobody_sweeps_what_a_successor_may_yet_take_over(successor, temporary_r
 
 
 @pytest.mark.long
-def test_what_waited_in_vain_for_a_successor_is_swept(temporary_root):
+def test_data_without_a_successor_are_removed(temporary_root):
     with owner() as (process, _, _, _, data_dir):
         kill(process.pid)
         kill(guard_in(data_dir))
@@ -274,7 +274,7 @@ def test_without_a_successor_nothing_is_left_after_the_grace(temporary_root):
 
 
 @pytest.mark.long
-def test_nobody_waits_where_no_successor_can_come(temporary_root):
+def test_data_that_no_successor_can_take_over_are_removed_at_once(temporary_root):
     with subprocess.Popen(["sleep", "1000"]) as host, owner(host_pid=host.pid) as (process, _, _, pid, data_dir):
         try:
             guard = guard_in(data_dir)
@@ -288,7 +288,7 @@ def test_nobody_waits_where_no_successor_can_come(temporary_root):
 
 
 @pytest.mark.long
-def test_a_successor_that_comes_too_late_is_told(successor):
+def test_a_late_successor_gets_an_error(successor):
     with owner(grace_s=0.01) as (process, _, _, _, data_dir):
         guard = guard_in(data_dir)
         kill(process.pid)
@@ -298,7 +298,7 @@ def test_a_successor_that_comes_too_late_is_told(successor):
 
 
 @pytest.mark.long
-def test_nobody_takes_over_from_an_owner_that_lives(successor, monkeypatch):
+def test_a_live_owner_cannot_be_taken_over(successor, monkeypatch):
     with owner() as (_, port, password, pid, data_dir):
         config = server_module.RedisConfig(server=HOST, port=port, password=password)
         with client(config) as connected:

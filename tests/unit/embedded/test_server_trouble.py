@@ -1,4 +1,4 @@
-"""The embedded server when its machine is in trouble: nothing is lost, nothing is left, nobody else is taken for it."""
+"""The embedded server on a troubled machine: no lost data, no leftovers, and no other process in its place."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def test_a_restart_that_the_system_refuses_costs_no_data(server, temporary_root)
 
 
 class SaysYes(socketserver.BaseRequestHandler):
-    """Answer whatever is asked as a server would that serves."""
+    """A handler that answers every command as a live server would."""
 
     def handle(self) -> None:
         self.server.asked.set()
@@ -71,14 +71,14 @@ class SaysYes(socketserver.BaseRequestHandler):
 
 
 class Impostor(socketserver.ThreadingTCPServer):
-    """Stand on a port."""
+    """Another process on the server's port."""
 
     allow_reuse_address = True
     daemon_threads = True
     asked = threading.Event()
 
 
-def test_somebody_else_who_answers_on_the_port_is_not_taken_for_the_server(server):
+def test_another_process_on_the_port_is_not_taken_for_the_server(server):
     config, guard = server.start(), guard_of(server)
     os.kill(guard, signal.SIGSTOP)
     kill(server.pid)
@@ -93,13 +93,13 @@ def test_somebody_else_who_answers_on_the_port_is_not_taken_for_the_server(serve
         finally:
             impostor.shutdown()
             thread.join()
-    assert not impostor.asked.is_set()  # it would have been told the password
+    assert not impostor.asked.is_set()  # it would have received the password
     server.restart()
     assert server.alive
 
 
 @pytest.mark.parametrize("reuse", [0, 1])
-def test_nobody_takes_the_port_of_a_server_that_died(server, reuse):
+def test_no_other_process_takes_the_port_of_a_dead_server(server, reuse):
     config = server.start()
     died(server)
     with socket.socket() as stranger:
@@ -110,7 +110,7 @@ def test_nobody_takes_the_port_of_a_server_that_died(server, reuse):
     assert server.restart() == config
 
 
-def test_a_guard_that_stands_still_leaves_nothing(server, temporary_root, monkeypatch):
+def test_a_stopped_guard_leaves_nothing(server, temporary_root, monkeypatch):
     monkeypatch.setattr(server_link, "STOP_TIMEOUT_S", 0.1)
     pid, guard = server.pid, guard_of(server)
     os.kill(guard, signal.SIGSTOP)
@@ -143,7 +143,7 @@ def test_the_supervisor_goes_on_when_no_guard_could_be_started(monkeypatch, capl
 
 
 class Late(EmbeddedServer):
-    """Restart only once it has been stopped."""
+    """A server that restarts only after it was stopped."""
 
     def __init__(self, host: str) -> None:
         super().__init__(host)
@@ -171,7 +171,7 @@ def test_a_supervisor_that_stops_while_it_restarts_leaves_nothing(temporary_root
     assert not any(thread.name == THREAD for thread in threading.enumerate())
 
 
-def test_a_successor_says_so_when_what_was_left_is_torn(temporary_root):
+def test_a_successor_reports_torn_data(temporary_root):
     folder = temporary_root / "ray_messaging-valkey-name"
     folder.mkdir()
     (folder / "valkey.conf").write_text("port 1")

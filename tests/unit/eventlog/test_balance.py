@@ -1,4 +1,4 @@
-"""The balance: what holds, and every way in which a log can fail to."""
+"""The balance of a log, and every way in which it can fail."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""From entries to rows: every kind of frame, and what a note says of it."""
+"""From entries to rows: every kind of frame, with the facts of its note."""
 
 import numpy as np
 import pytest
@@ -63,6 +63,7 @@ def batches(draw):
         epoch=draw(st.integers(0, 2**61)),
         first=draw(st.integers(0, 2**61)),
         from_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
+        rows=rows,
         to_ids=IdColumn.of(draw(st.lists(ids, min_size=rows, max_size=rows))),
         topics=topics,
         topic=topic,
@@ -135,7 +136,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("first", [0, 800, 950, 9_900, 9_999_900, 2**61])
 @pytest.mark.parametrize("numbers", NUMBERS)
-def test_ids_of_many_messages_are_what_their_senders_were_told(first, numbers):
+def test_ids_of_many_messages_are_those_of_their_receipts(first, numbers):
     one = batch_of(200, first=first, numbers=NUMBERS[numbers])
     other = batch_of(200, first=10**6, sender="sénder")
     items = [item_of(one), item_of(other, "m:2"), item_of(batch_of(3, first=10**6), "m:2")]
@@ -173,7 +174,7 @@ def test_more_rows_than_columns_share_memory_for():
 # -- payloads ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_utf8_stays_readable():
+def test_invalid_utf8_stays_readable():
     raw = PayloadColumn.of([b"\xff\n{", b"plain", b"\xc3", b"\xa4"], raw=True)
     rows = rows_of(item_of(batch_of(4, lines=raw)))
     assert [row["payload"] for row in rows] == ["�\n{", "plain", "�", "�"]
@@ -200,7 +201,7 @@ def test_a_frame_without_payloads_makes_no_row():
 # -- notes ------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_a_note_tells_of_are_left_to_it():
+def test_rows_with_a_note_are_logged_by_the_note():
     labels = {"spicy": np.array([0, 3], np.uint32)}
     rows = rows_of(item_of(batch_of(4, noted=np.array([1, 2], np.uint32), labels=labels)))
     assert [(row["message_id"], row["row"], row["payload"], row["labels"]) for row in rows] == [
@@ -211,7 +212,7 @@ def test_rows_that_a_note_tells_of_are_left_to_it():
     assert (part, messages) == (None, 2)
 
 
-def test_blocked_rows_have_rule_and_reason_and_nobody_has_them():
+def test_blocked_rows_have_rule_and_reason_and_no_mailbox():
     note = note_of("blocked", why=[("max_length", "too long", [0]), ("ban", "banned", [1, 2])])
     rows = rows_of(noted_item(batch_of(3), note))
     assert [(row["fate"], row["rule"], row["reason"]) for row in rows] == [
@@ -235,7 +236,7 @@ def test_rewritten_rows_have_both_payloads_and_the_rule_that_rewrote_them_last()
     assert all(row["delivered_at"] is not None for row in rows)
 
 
-def test_who_took_a_publication_says_its_fate():
+def test_the_subscriber_count_decides_the_fate_of_a_publication():
     rows = rows_of(noted_item(batch_of(3), note_of("published"), [2, 0, 1]))
     assert [(row["fate"], row["rule"], row["reason"], row["delivered_at"] is None) for row in rows] == [
         ("published", None, None, False),
@@ -252,7 +253,7 @@ def test_pieces_of_a_note_keep_each_row_s_facts():
     assert [row["payload_before"] for row in rows_of(item, limit=100)] == [None, "1", "2", "1"]
 
 
-def test_what_was_said_before_a_rewrite_counts_in_a_piece():
+def test_the_payload_before_a_rewrite_counts_in_a_piece():
     note = note_of("delivered", mailbox="m", why=[("soften", "", [0, 1, 2])], before=[([0, 2], b"x" * 1000)])
     part = decode_entry(noted_item(batch_of(4, lines=PayloadColumn.of([b"{}"], np.zeros(4, np.uint32))), note)).part
     assert payload_bytes(part) > 2000
@@ -266,7 +267,7 @@ def test_a_note_on_rows_that_are_not_there_is_refused(rows):
 
 
 @pytest.mark.parametrize("takers", [None, [], [1]])
-def test_a_note_with_the_takers_of_other_messages_makes_no_row(takers):
+def test_a_note_with_a_wrong_number_of_subscriber_counts_makes_no_row(takers):
     with pytest.raises(FrameError, match="takers"):
         decode_entry(noted_item(batch_of(2), note_of("published"), takers))
 

@@ -142,7 +142,7 @@ def test_the_matrix_of_many_messagers_names_the_busiest(tmp_path):
 # -- the tail ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tail_begins_now_and_takes_what_comes(folder):
+def test_a_tail_returns_new_rows(folder):
     source = ViewSource(folder)
     tail = EventLog(source).tail()
     source.coming = [[row(8, 1, 2)], [row(9, 2, 1, fate="blocked")], [row(10, 2, 1)]]

@@ -54,7 +54,7 @@ def test_export_of_nothing(log, tmp_path, name):
     assert (tmp_path / name).exists()
 
 
-def test_what_cannot_be_exported(log, tmp_path):
+def test_invalid_exports_are_refused(log, tmp_path):
     with pytest.raises(InvalidQuery, match=r"ends in .parquet, .csv, .jsonl"):
         log.export(tmp_path / "all.xlsx")
     with pytest.raises(InvalidQuery, match="no field 'fat'"):

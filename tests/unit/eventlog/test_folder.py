@@ -1,4 +1,4 @@
-"""The log's folder: segments that are whole or not there, and what gets a typed error."""
+"""The log's folder: whole segments or none, and typed errors."""
 
 import os
 import subprocess
@@ -120,7 +120,7 @@ def test_a_staged_segment_is_not_seen(folder):
     assert [segment.rows for segment in folder.segments()] == [5]
 
 
-def test_what_a_crash_left_is_removed(folder):
+def test_leftovers_of_a_crash_are_removed(folder):
     folder.stage(1, table_of(5), meta())
     folder.prepare("exp")
     assert names(folder) == []
@@ -208,7 +208,7 @@ def test_one_at_a_time_holds_the_lock_and_the_dead_do_not(folder):
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path):
+def test_a_folder_that_cannot_be_made_raises_with_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LogError, match="another log_dir") as caught:
         Folder(tmp_path / "file" / "log").prepare("exp")
@@ -304,7 +304,7 @@ def test_a_segment_of_a_newer_version_says_to_update(folder, monkeypatch):
         folder.segments()
 
 
-def test_a_full_disk_leaves_what_was_there(folder, tmp_path):
+def test_a_full_disk_does_not_change_existing_files(folder, tmp_path):
     folder.write(1, table_of(2), meta())
     # What is written to /dev/full meets a full disk.
     (tmp_path / "a" / "log" / "_events-00000001.parquet.tmp").symlink_to("/dev/full")

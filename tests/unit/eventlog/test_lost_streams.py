@@ -1,4 +1,4 @@
-"""A server that loses its data while the log is written: what was read is in a file, and what is missing is said."""
+"""A server that loses its data while the log is written: read rows are in a file, and missing ones are reported."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ def valkey_process(tmp_path):
 
 @pytest.fixture(params=["valkey", "redis"])
 def server(request):
-    """Give a server that the test may flush."""
+    """Give a server for the test to flush."""
     return request.getfixturevalue(f"{request.param}_process").config
 
 
@@ -69,7 +69,7 @@ async def start(society, tmp_path):
 
 @pytest.fixture
 def hosts(server, tmp_path):
-    """Return a function that makes the log's process of a run, which takes the experiment unless told otherwise."""
+    """Return a function that makes a run's log process, which takes the experiment by default."""
 
     def host(run, on_existing="error", *, takes=True, **settings):
         if takes:
@@ -95,7 +95,7 @@ async def until(condition):
 
 
 async def begin(society, host, **columns):
-    """Have a log's process read some rows, which a question has seen, and no file has."""
+    """Let a log process read some rows; a query has seen them, and no file has them."""
     await host.start()
     await society.send("a", 5, **columns)
     assert await host.ask("end", {}) == 4
@@ -106,9 +106,7 @@ def missing_in(where):
     return read_account(Folder(where)).missing
 
 
-async def test_what_was_read_of_a_server_that_was_flushed_is_written_and_the_loss_is_said(
-    society, start, flush, tmp_path
-):
+async def test_rows_read_before_a_flush_are_written_and_the_loss_is_reported(society, start, flush, tmp_path):
     writer = await start()
     await society.send("a", 5_000)
     await writer.caught_up()
@@ -157,7 +155,7 @@ async def test_a_file_that_is_due_finds_the_loss_and_is_written(society, start, 
     assert logged(tmp_path / "log") == society.written
 
 
-async def test_who_asks_after_the_loss_is_told_and_not_answered_as_if_nothing_were(society, start, flush):
+async def test_queries_after_the_loss_raise(society, start, flush):
     writer = await start()
     await society.send("a", 3)
     await writer.caught_up()
@@ -182,7 +180,7 @@ async def test_an_old_runs_writer_writes_nothing_into_a_folder_that_a_new_run_ha
     assert missing_in(tmp_path / "log") == ()
 
 
-async def test_an_old_runs_writer_whose_epoch_is_the_new_ones_writes_nothing_into_its_folder(
+async def test_an_old_runs_writer_with_the_new_runs_epoch_writes_nothing_into_its_folder(
     society, start, flush, tmp_path
 ):
     old = await start(run="old", segment_rows=4)
@@ -200,7 +198,7 @@ async def test_an_old_runs_writer_whose_epoch_is_the_new_ones_writes_nothing_int
     assert logged(tmp_path / "log") == society.written
 
 
-async def test_a_writer_whose_server_has_a_new_run_elsewhere_keeps_what_it_read_in_its_own_folder(
+async def test_a_writer_replaced_by_a_new_run_elsewhere_writes_its_rows_to_its_own_folder(
     society, start, hosts, flush, tmp_path
 ):
     old = await begin(society, hosts("old"))
@@ -215,7 +213,7 @@ async def test_a_writer_whose_server_has_a_new_run_elsewhere_keeps_what_it_read_
     assert logged(tmp_path / "other") == []
 
 
-async def test_a_successor_that_finds_the_server_flushed_says_so_and_what_there_is(society, hosts, flush, tmp_path):
+async def test_a_successor_on_a_flushed_server_reports_the_loss(society, hosts, flush, tmp_path):
     first = await begin(society, hosts("run", mailbox_messages=10))  # a file for each five rows
     await first._writer._written()
     await society.send("a", 2)
@@ -254,9 +252,7 @@ async def end_of(host, flush):
         await host.close()
 
 
-async def test_a_new_run_goes_on_in_the_folder_and_only_a_reset_forgets_what_is_missing(
-    society, hosts, flush, tmp_path
-):
+async def test_a_new_run_continues_in_the_folder_and_only_a_reset_clears_missing_rows(society, hosts, flush, tmp_path):
     await end_of(await begin(society, hosts("one")), flush)
     refused = hosts("two")
     with pytest.raises(AlreadyExists):

@@ -1,4 +1,4 @@
-"""Queries: what matches by a plain loop over the rows is what comes back, from segments, row groups and memory."""
+"""Queries return the rows that a plain loop finds, from segments, row groups and memory."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ RULES = ["black_list", "pattern", None]
 
 @st.composite
 def logs(draw):
-    """Draw up to 30 rows, and where the segments end."""
+    """Draw up to 30 rows, and the ends of the segments."""
     rows = []
     for number in range(draw(st.integers(0, 30))):
         fate = draw(st.sampled_from(FATES))
@@ -106,7 +106,7 @@ def expected(rows, fields):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(log=logs(), fields=QUESTIONS, row_group_rows=st.sampled_from([1, 4, 1000]))
-def test_any_question_over_any_rows(tmp_path_factory, log, fields, row_group_rows):
+def test_any_query_over_any_rows(tmp_path_factory, log, fields, row_group_rows):
     rows, parts = log
     folder = write_folder(tmp_path_factory.mktemp("log"), parts[:-1], row_group_rows=row_group_rows)
     table = log_of(folder, parts[-1:]).query(**fields)
@@ -169,7 +169,7 @@ def positions(table):
     return table["position"].to_pylist()
 
 
-def test_the_user_and_nobody_in_particular_are_told_apart(log):
+def test_the_user_and_any_sender_are_distinguished(log):
     assert positions(log.query()) == [0, 1, 2, 3, 4, 5, 6]
     assert positions(log.query(from_id=None)) == [1]
     assert positions(log.query(to_id=None)) == [2]
@@ -263,7 +263,7 @@ def test_a_conversation_is_told_by_time(tmp_path):
         ({"after": -2}, "must be -1 or more"),
     ],
 )
-def test_what_cannot_be_understood(log, fields, words):
+def test_invalid_queries_are_refused(log, fields, words):
     with pytest.raises(InvalidQuery, match=words) as caught:
         log.query(**fields)
     assert caught.value.field == next(iter(fields))
@@ -272,6 +272,6 @@ def test_what_cannot_be_understood(log, fields, words):
 @pytest.mark.parametrize(
     ("by", "words"), [("fates", "did you mean 'fate'"), (["fate", "labels"], "'labels'"), (5, "5")]
 )
-def test_what_cannot_be_counted_by(log, by, words):
+def test_invalid_count_fields_are_refused(log, by, words):
     with pytest.raises(InvalidQuery, match=words):
         log.count(by)

@@ -1,4 +1,4 @@
-"""The log's writer: each row once, whenever it dies; segments by size and age; a disk that is full."""
+"""The log's writer: each row once over any crash; segments by size and age; full disks."""
 
 import asyncio
 import errno
@@ -25,7 +25,7 @@ POINTS = ["checked", "staged", "locked", "renamed", "written"]
 
 
 class Died(Exception):
-    """Stand for the end of a process."""
+    """The end of a process."""
 
 
 class Crash:
@@ -49,7 +49,7 @@ class Crash:
             self.left -= 1
 
     async def near(self):
-        """Wait for the end, though not for long: it may take another message."""
+        """Wait briefly for the end: it may need another message."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0.02):
                 await self.died.wait()
@@ -125,7 +125,7 @@ async def test_rows_of_one_stream_stay_in_its_order(society, writers, tmp_path):
     assert len(Folder(tmp_path / "log").segments()) > 1
 
 
-async def test_what_was_there_before_the_log_was_is_taken_too(society, writers, tmp_path):
+async def test_messages_from_before_the_log_are_logged(society, writers, tmp_path):
     await society.mailbox("a")
     await society.send("a", 3)
     writer = await writers()
@@ -179,7 +179,7 @@ async def test_lone_messages_by_the_thousand_take_little(society, writers):
 # -- the live end -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_snapshot_has_what_no_file_has_yet(society, writers, tmp_path):
+async def test_the_snapshot_has_the_rows_that_are_in_no_file(society, writers, tmp_path):
     await society.mailbox("a")
     writer = await writers(segment_rows=4)
     for rows in (5, 2):
@@ -192,7 +192,7 @@ async def test_the_snapshot_has_what_no_file_has_yet(society, writers, tmp_path)
     assert logged(tmp_path / "log") == society.written[:5]
 
 
-async def test_who_waits_for_rows_is_woken_by_them(society, writers):
+async def test_new_rows_wake_waiting_readers(society, writers):
     await society.mailbox("a")
     writer = await writers()
     waiting = asyncio.create_task(writer.wait_beyond(1, WAIT_S))
@@ -204,7 +204,7 @@ async def test_who_waits_for_rows_is_woken_by_them(society, writers):
     assert not await writer.wait_beyond(2, 0.01)
 
 
-async def test_who_asks_does_not_wait_for_messages_to_gather(society, writers, monkeypatch):
+async def test_a_query_does_not_wait_for_more_messages(society, writers, monkeypatch):
     monkeypatch.setattr("ray_messaging.eventlog.writing.writer._GATHER_S", 100 * WAIT_S)
     await society.mailbox("a")
     writer = await writers()
@@ -348,7 +348,7 @@ async def test_ten_crashes_in_a_row_lose_nothing(society, writers, tmp_path):
     assert logged(tmp_path / "log") == society.written
 
 
-async def test_who_closes_and_starts_again_goes_on(society, writers, tmp_path):
+async def test_a_writer_continues_after_close_and_start(society, writers, tmp_path):
     await society.mailbox("a")
     for _ in range(3):
         writer = await writers()
@@ -412,7 +412,7 @@ async def test_a_writer_that_gets_a_successor_while_it_writes_names_no_file(soci
 
 
 async def test_a_successor_waits_for_a_file_that_is_being_named(society, writers, tmp_path):
-    """A writer that was stopped behind its last look at the epoch must not name its file after its successor's."""
+    """A writer stopped after its last check of the epoch must not name its file after its successor's."""
     await society.mailbox("a")
     folder = Folder(tmp_path / "log")
     folder.prepare("exp")
@@ -426,7 +426,7 @@ async def test_a_successor_waits_for_a_file_that_is_being_named(society, writers
     assert writer.error is None
 
 
-async def test_a_folder_that_somebody_holds_for_good_says_so(writers, tmp_path, monkeypatch):
+async def test_a_folder_that_stays_locked_raises(writers, tmp_path, monkeypatch):
     monkeypatch.setattr(storing, "_TAKE_OVER_S", 0.05)
     folder = Folder(tmp_path / "log")
     folder.prepare("exp")
@@ -461,7 +461,7 @@ async def test_closing_one_that_was_never_started_does_nothing(society, writers)
 
 
 class Disk:
-    """Let a folder's writes meet a full disk."""
+    """A folder with writes that meet a full disk."""
 
     def __init__(self, monkeypatch):
         self.full = False
@@ -483,7 +483,7 @@ def disk(monkeypatch):
     return Disk(monkeypatch)
 
 
-async def test_a_full_disk_is_said_once_and_nothing_is_lost(society, writers, tmp_path, disk, caplog):
+async def test_a_full_disk_is_reported_once_and_loses_nothing(society, writers, tmp_path, disk, caplog):
     await society.mailbox("a")
     writer = await writers(segment_rows=2)
     disk.full = True
@@ -558,7 +558,7 @@ async def test_a_folder_that_cannot_be_written_registers_no_log(society, writers
 
 
 class Cut(MemoryLog):
-    """Streams behind a connection that is cut from time to time."""
+    """A connection that is cut from time to time."""
 
     def __init__(self, exp):
         super().__init__(exp)
@@ -594,7 +594,7 @@ async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, m
     assert "away" in caplog.text
 
 
-async def test_what_nobody_foresaw_stops_it_aloud(society, writers, caplog):
+async def test_an_unforeseen_error_stops_the_writer_and_is_reported(society, writers, caplog):
     await society.mailbox("a")
     crash = Crash("staged")
     writer = await writers(crash=crash, segment_rows=1)
@@ -606,7 +606,7 @@ async def test_what_nobody_foresaw_stops_it_aloud(society, writers, caplog):
         await writer.wait_beyond(100, WAIT_S)
 
 
-async def test_what_a_dead_writer_kept_is_not_counted_as_missing(society, writers, tmp_path):
+async def test_rows_in_a_dead_writers_files_are_not_counted_as_missing(society, writers, tmp_path):
     await society.mailbox("a")
     backlog = None
     for _ in range(3):
@@ -669,7 +669,7 @@ def eager(monkeypatch):
 
 
 @pytest.mark.usefixtures("eager")
-async def test_what_is_read_ahead_is_logged_once_and_in_order(society, writers, tmp_path):
+async def test_rows_read_ahead_are_logged_once_and_in_order(society, writers, tmp_path):
     for name in "abc":
         await society.mailbox(name)
     writer = await writers(segment_rows=25)
@@ -691,7 +691,7 @@ async def test_what_is_read_ahead_is_logged_once_and_in_order(society, writers, 
 
 
 @pytest.mark.usefixtures("eager")
-async def test_who_dies_while_it_reads_ahead_lost_nothing(society, writers, tmp_path):
+async def test_a_crash_while_reading_ahead_loses_nothing(society, writers, tmp_path):
     await society.mailbox("a")
     for after in range(6):
         crash = Crash("staged", after)

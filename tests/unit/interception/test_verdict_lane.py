@@ -1,4 +1,4 @@
-"""The verdict lane: a real socket, a token, numbered requests, answers as they are known."""
+"""The verdict lane: a real socket, a token, numbered requests, answers in any order."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ def frame(data):
 
 
 def asked(number, request, kind=JUDGE):
-    """Build a request as it travels: its number, its kind, then what is asked."""
+    """Build a request in its wire form: its number, its kind, then the question."""
     return frame(number.to_bytes(4, "little") + bytes([kind]) + request)
 
 
@@ -60,7 +60,7 @@ def answered(number, answer):
 
 
 async def ended(reader):
-    """Read until the server ends the connection; return what it said before."""
+    """Read until the server ends the connection; return the data before."""
     try:
         async with asyncio.timeout(WAIT_S):
             return await reader.read()
@@ -155,7 +155,7 @@ async def test_garbage_ends_the_connection_and_no_other(lane):
     good.close()
 
 
-async def test_whoever_shows_no_token_in_time_is_dropped(lane, monkeypatch):
+async def test_a_caller_without_a_token_in_time_is_dropped(lane, monkeypatch):
     monkeypatch.setattr(lane_module, "OPENING_S", 0.02)
     reader, writer = await raw(lane)
     assert await ended(reader) == b""
@@ -222,7 +222,7 @@ async def server_that_says(surplus):
     await server.wait_closed()
 
 
-async def test_an_answer_that_takes_its_time_holds_no_other_up(lane):
+async def test_a_slow_answer_delays_no_other(lane):
     client = await LaneClient.open(lane.address)
     slow = [asyncio.create_task(client.ask(b"slow %d" % n, patient=True)) for n in range(3)]
     for n in range(50):
@@ -258,7 +258,7 @@ async def test_a_cancelled_question_hurts_no_other_and_its_late_answer_passes_by
     client.close()
 
 
-async def test_a_caller_who_goes_lets_go_of_what_he_waits_for(lane):
+async def test_a_caller_that_leaves_cancels_its_questions(lane):
     client = await LaneClient.open(lane.address)
     slow = asyncio.create_task(client.ask(b"slow", patient=True))
     assert await client.ask(b"1")
@@ -320,7 +320,7 @@ async def test_the_kind_of_a_request_travels(lane):
 @pytest.mark.parametrize(
     "surplus", [frame(b"surplus"), answered(77, b"surplus"), frame(b"abc")], ids=["text", "number", "short"]
 )
-async def test_an_answer_nobody_asked_for_ends_the_connection(surplus):
+async def test_an_unrequested_answer_ends_the_connection(surplus):
     async with server_that_says(surplus) as address:
         client = await LaneClient.open(address)
         with pytest.raises(ConnectionError):
@@ -330,7 +330,7 @@ async def test_an_answer_nobody_asked_for_ends_the_connection(surplus):
             await client.ask(b"2")
 
 
-async def test_a_port_where_nobody_listens():
+async def test_a_port_without_a_listener_raises():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

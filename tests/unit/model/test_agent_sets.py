@@ -15,7 +15,7 @@ FORMS = [list, tuple, set, iter, lambda ids: np.array(ids) if ids and set(map(ty
 
 
 @given(IDS, st.sampled_from(FORMS))
-def test_a_set_is_what_it_was_built_from(ids, form):
+def test_a_set_has_the_members_that_it_was_built_from(ids, form):
     made = AgentSet.of(form(ids))
     assert (len(made), set(made)) == (len(set(ids)), set(ids))
     assert list(made) == sorted(set(ids), key=lambda each: (isinstance(each, str), each))
@@ -49,7 +49,7 @@ def test_ranges(ids):
 
 
 @pytest.mark.parametrize("ids", [range(2**63, 2**63 + 2), [1, 2**63], [1, True], [1, None], [1.0], ["a:b"], [1, b"x"]])
-def test_what_is_no_id(ids):
+def test_invalid_ids_raise(ids):
     with pytest.raises(InvalidAddress):
         AgentSet.of(ids)
 

@@ -14,7 +14,7 @@ MIXED = st.lists(st.one_of(INT64, NAME, st.none()), max_size=20)
 
 
 @given(MIXED)
-def test_a_column_holds_what_it_was_made_of(ids):
+def test_a_column_holds_the_given_ids(ids):
     column = IdColumn.of(ids)
     assert column.tolist() == ids
     assert len(column) == len(ids)
@@ -68,7 +68,7 @@ def test_constants(agent_id):
      np.array([1.5]), np.array([True]), np.array(5), [[1]], [b"x"], ["a:b"], [float("nan")]],
     ids=repr,
 )  # fmt: skip
-def test_what_is_no_column_of_ids(bad):
+def test_invalid_id_columns_are_refused(bad):
     with pytest.raises(InvalidAddress):
         IdColumn.checked(bad)
 

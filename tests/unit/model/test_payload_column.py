@@ -81,14 +81,14 @@ def test_the_first_bad_row_is_named():
 
 
 @pytest.mark.parametrize("blob", [b"a", b"a\nb", b"a\n", b"\n\n\n", b""])
-def test_a_blob_that_does_not_hold_what_it_says(blob):
+def test_a_blob_with_a_wrong_row_count_is_refused(blob):
     assert not PayloadColumn(blob, 2).whole(2)
     assert not PayloadColumn(b"a\nb\n", 2).whole(3)
     assert not PayloadColumn(b"a\nb\n", 2, np.array([0, 2], np.uint32)).whole(2)
     assert PayloadColumn(b"a\nb\n", 2, np.array([0, 1, 1], np.uint32)).whole(3)
 
 
-def test_numpys_numbers_and_paths_become_what_json_has():
+def test_numpy_numbers_and_paths_become_json_values():
     said = {"n": np.int64(3), "x": np.float32(0.5), "yes": np.bool_(True), "ids": np.arange(3), "at": Path("a") / "b"}
     whole = b'{"n":3,"x":0.5,"yes":true,"ids":[0,1,2],"at":"a/b"}'
     assert encode_payload(said, 1_000) == whole
@@ -96,12 +96,12 @@ def test_numpys_numbers_and_paths_become_what_json_has():
 
 
 @pytest.mark.parametrize("value", [np.complex128(1j), np.longdouble(1), object(), 1j])
-def test_what_json_has_nothing_for(value):
+def test_values_without_a_json_form_are_refused(value):
     with pytest.raises(InvalidPayload, match="cannot become JSON"):
         encode_payload({"a": value}, 1_000)
 
 
-def test_what_derives_from_str_numbers_and_times_and_a_msg_within():
+def test_subclasses_of_str_numbers_and_times_are_encoded():
     class UserId(str):
         __slots__ = ()
 
@@ -123,6 +123,6 @@ def test_what_derives_from_str_numbers_and_times_and_a_msg_within():
     assert found["content"] == {"said": [inner.to_dict()], "n": 3}
 
 
-def test_keys_become_what_json_dumps_makes_of_them():
+def test_keys_are_encoded_as_by_json_dumps():
     said = {"v": {True: 1, False: 2, 3: 4, np.int64(5): 6}}
     assert encode_payload(said, 1_000) == b'{"v":{"true":1,"false":2,"3":4,"5":6}}'

@@ -1,4 +1,4 @@
-"""Id columns are read-only: a rule in the sender's process cannot change what is sent."""
+"""Id columns are read-only: a rule in the sender's process cannot change the sent messages."""
 
 import numpy as np
 import pytest

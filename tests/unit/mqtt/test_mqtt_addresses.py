@@ -1,4 +1,4 @@
-"""Topics and filters as the face on MQTT reads them, with an experiment and without."""
+"""Topics and filters in the MQTT Messager, with an experiment and without."""
 
 import pytest
 

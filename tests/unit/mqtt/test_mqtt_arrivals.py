@@ -1,4 +1,4 @@
-"""What arrives in a mailbox, case by case (all cases at random: test_mqtt_lossy_broker.py)."""
+"""Arrivals in a mailbox, case by case (all cases at random: test_mqtt_lossy_broker.py)."""
 
 from ray_messaging.mqtt.receiving.arrivals import HELD_BYTES, Arrivals, Frame, Resend
 from ray_messaging.mqtt.wire.messages import Data, Position
@@ -36,7 +36,7 @@ def test_a_gap_is_asked_for_once_in_each_round_and_filled_in_order():
     assert arrivals.committed("s", 1, 4, 0) == ["one", "two", "three again", "four"]
 
 
-def test_what_comes_again_before_its_commit_is_acknowledged_under_its_newest_token():
+def test_a_redelivered_frame_is_acknowledged_under_its_newest_token():
     arrivals = fresh()
     arrivals.take(data(1), "old connection")
     again = arrivals.take(data(1), "new connection")
@@ -61,7 +61,7 @@ def test_a_held_frame_that_comes_again_in_its_turn_gives_back_its_older_token():
     assert arrivals.held == 0
 
 
-def test_what_was_withdrawn_is_dropped_once_a_later_frame_or_a_probe_tells_so():
+def test_a_withdrawn_frame_is_dropped_after_a_later_frame_or_a_probe():
     arrivals = fresh()
     arrivals.take(data(1), "one")
     arrivals.take(data(3), "orphan")
@@ -97,7 +97,7 @@ def test_an_older_copy_of_a_held_frame_brings_no_hole_back():
     assert seqs(arrivals.take(data(3), "three")) == [3, 6]
 
 
-def test_a_probe_asks_again_for_what_is_missing_and_has_the_rest_confirmed():
+def test_a_probe_requests_missing_frames_and_confirms_the_rest():
     arrivals = fresh()
     arrivals.take(data(1), "one")
     for token in ("probe", "and another"):
@@ -136,7 +136,7 @@ def test_a_newer_incarnation_ends_the_older_one():
     assert [(frame.epoch, frame.seq) for frame in taken.frames] == [(1, 3), (2, 7)]
     assert arrivals.lost == 1
     assert arrivals.take(data(4), "late").acknowledge == ["late"]
-    # The broker sends again what is not acknowledged, whoever sent it.
+    # The broker redelivers unacknowledged frames of any sender.
     assert arrivals.take(data(3), "three again").acknowledge == ["three"]
     assert arrivals.committed("s", 2, 7, 0) == ["one", "three again", "next"]
 
@@ -153,7 +153,7 @@ def test_a_probe_of_an_older_incarnation_changes_nothing():
     assert arrivals.committed("s", 1, 1, 0) == ["one"]
 
 
-def test_what_a_dead_sender_leaves_behind_a_gap_is_read_and_the_gap_counted():
+def test_frames_of_a_dead_sender_behind_a_gap_are_read_and_the_gap_counted():
     arrivals = fresh()
     arrivals.take(data(1), "one")
     asked = arrivals.take(data(4), "four").resend
@@ -175,7 +175,7 @@ def test_giving_up_a_gap_that_was_filled_meanwhile_does_nothing():
     assert arrivals.lost == 0
 
 
-def test_what_the_sender_does_not_keep_any_more_is_not_waited_for():
+def test_frames_dropped_by_the_sender_are_not_awaited():
     arrivals = fresh()
     assert seqs(arrivals.take(data(9, base=9), "nine")) == [9]
     arrivals.take(data(12, base=9), "twelve")
@@ -185,7 +185,7 @@ def test_what_the_sender_does_not_keep_any_more_is_not_waited_for():
     assert arrivals.lost == 0
 
 
-def test_what_is_held_is_bounded_in_bytes_and_tokens_over_all_senders():
+def test_held_frames_are_bounded_in_bytes_and_tokens_over_all_senders():
     arrivals = fresh(hold_bytes=4 * (HELD_BYTES + 3), most_held=2)
     for sender in "ab":
         arrivals.take(data(1, sender=sender), "one")

@@ -1,4 +1,4 @@
-"""How a link to an MQTT broker begins: what is refused, what is out of reach, TLS, and no word of a password."""
+"""Connecting to an MQTT broker: refusals, unreachable brokers, TLS, and no password in errors."""
 
 import asyncio
 import ssl
@@ -22,7 +22,7 @@ KEYS = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
 
 @pytest.fixture(scope="session")
 def tls_files(tmp_path_factory):
-    """Make an authority, a server and a client that it vouches for, and an authority that nobody knows."""
+    """Make an authority with a server's and a client's certificate, and an unknown authority."""
     folder = tmp_path_factory.mktemp("tls")
     program = find_binary("openssl")
 
@@ -76,7 +76,7 @@ async def test_a_host_that_cannot_exist(server):
     assert server in str(await refusal(MqttConfig(server=server)))
 
 
-async def test_a_port_where_nobody_listens(unused_tcp_port):
+async def test_a_port_without_a_listener_raises(unused_tcp_port):
     error = await refusal(MqttConfig(server=HOST, port=unused_tcp_port))
     assert f"{HOST}:{unused_tcp_port}" in str(error)
     assert not isinstance(error, ConfigError)
@@ -239,6 +239,6 @@ def locked_key(tls_files, tmp_path):
     return locked
 
 
-async def test_a_key_with_a_password_asks_nobody(tls_files, locked_key):
+async def test_a_key_with_a_password_does_not_prompt(tls_files, locked_key):
     config = MqttConfig(server=HOST, ssl=True, ssl_certfile=str(tls_files / "client.pem"), ssl_keyfile=str(locked_key))
     assert "without a password" in str(await refusal(config, ConfigError))

@@ -1,4 +1,4 @@
-"""A link to an MQTT broker while it holds: publishing and what is answered, arrivals, subscriptions, pausing."""
+"""An open link to an MQTT broker: publications and their answers, arrivals, subscriptions, pausing."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ async def test_a_publication_arrives_with_all_that_belongs_to_it(open_link, mosq
     assert (second.payload, second.properties) == (b"", ())
 
 
-async def test_the_broker_says_when_nobody_listens(open_link, mosquitto_config, topic):
+async def test_the_broker_reports_missing_subscribers(open_link, mosquitto_config, topic):
     here = await open_link(mosquitto_config)
     assert await here.link.publish(topic, b"x") == Reason.NO_MATCHING_SUBSCRIBERS
 
@@ -63,7 +63,7 @@ async def test_a_packet_id_that_is_taken(mosquitto_config):
     await fake.stop()
 
 
-async def test_what_is_cancelled_before_its_turn_is_not_sent(open_link, mosquitto_config, topic):
+async def test_a_publication_cancelled_before_its_turn_is_not_sent(open_link, mosquitto_config, topic):
     there = await listener(open_link, mosquitto_config, topic)
     here = await open_link(mosquitto_config)
     sent = [here.link.publish(topic, b"%d" % n) for n in range(30)]
@@ -90,7 +90,7 @@ async def test_large_ones_both_ways(open_link, mosquitto_config, topic):
     assert there.payloads == frames
 
 
-async def test_a_limit_that_the_broker_tells(open_link, mosquittos, topic):
+async def test_the_brokers_announced_limit_is_kept(open_link, mosquittos, topic):
     config = mosquittos(options=["max_packet_size 1000"]).config
     here = await open_link(config)
     there = await listener(open_link, config, topic)
@@ -172,7 +172,7 @@ async def test_a_subscription_that_is_refused(mosquitto_config, code, expected):
     await fake.stop()
 
 
-async def test_a_subscription_that_nobody_answers(mosquitto_config):
+async def test_a_subscription_without_an_answer_raises(mosquitto_config):
     fake = await FakeBroker(mosquitto_config.model_copy(update={"timeout": 0.05}), CONNACK).start()
     there = Watched(fake.config, "unanswered")
     await there.link.connect()
@@ -232,7 +232,7 @@ async def test_a_paused_link_is_not_taken_for_dead(mosquitto_config):
     await fake.stop()
 
 
-async def test_closing_leaves_no_will_and_fails_what_waits(open_link, mosquitto_config, topic):
+async def test_close_leaves_no_will_and_fails_waiting_calls(open_link, mosquitto_config, topic):
     there = await listener(open_link, mosquitto_config, topic)
     for reading in (True, False):
         here = Watched(mosquitto_config, "closing", will=topic)

@@ -48,13 +48,13 @@ class Reliable(RuleBasedStateMachine):
 
     @rule(plan=st.lists(st.tuples(WORK, NAME, st.integers(1, 8), st.booleans()), min_size=2, max_size=16))
     def work(self, plan):
-        """Let parts of what is under way get on; how far each gets delays the others."""
+        """Let parts of the open work continue; the extent of each delays the others."""
         for part, *arguments in plan:
             getattr(self, part)(*arguments)
 
     @rule(chance=st.randoms(use_true_random=True), steps=st.integers(20, 150), calm=st.integers(5, 40))
     def storm(self, chance, steps, calm):
-        """Go deeper than drawn steps do."""
+        """Run longer sequences than drawn steps do."""
         for _ in range(steps):
             self.send((chance.randint(0, 2), chance.randint(0, 2)))
             part = chance.choice(PARTS if chance.randint(0, calm) else TROUBLES)
@@ -106,7 +106,7 @@ class Reliable(RuleBasedStateMachine):
     # -- what goes wrong ------------------------------------------------------------------------------------------
 
     def refuse(self, name, count, _):
-        """The broker refuses a publication of which it never got a copy."""
+        """Refuse a publication of which the broker never got a copy."""
         sender = self.senders[name]
         if sender.pipe is not None and sender.pipe.up:
             data = decode_data(sender.pipe.up[0])
@@ -260,7 +260,7 @@ class Reliable(RuleBasedStateMachine):
                 self.senders[name].signals.append(signal)
 
     def settle(self):
-        """Let everything go right for long enough."""
+        """Let everything succeed for long enough."""
         self.receiver.reconnect()
         for sender in self.living():
             sender.disconnect(linger=True)

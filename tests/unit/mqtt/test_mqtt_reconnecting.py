@@ -1,4 +1,4 @@
-"""A link to an MQTT broker when it breaks: what is lost and told, what comes again, and when there is no way back."""
+"""A broken link to an MQTT broker: lost and repeated messages, errors, and final failures."""
 
 import asyncio
 import logging
@@ -60,7 +60,7 @@ async def test_a_broker_killed_under_a_subscription(open_link, mosquitto, topic)
             await task
 
 
-async def test_a_broker_that_says_farewell_and_comes_back(open_link, mosquitto, topic):
+async def test_a_broker_that_disconnects_and_returns(open_link, mosquitto, topic):
     async def subscribe(link):
         await link.subscribe([topic])
 
@@ -75,7 +75,7 @@ async def test_a_broker_that_says_farewell_and_comes_back(open_link, mosquitto, 
     await until(lambda: there.arrivals)
 
 
-async def test_what_waits_for_the_connection_comes_after_on_connected(open_link, mosquitto_config, relayed, topic):
+async def test_publications_waiting_for_the_connection_follow_on_connected(open_link, mosquitto_config, relayed, topic):
     order = []
 
     async def greet(link):
@@ -91,7 +91,7 @@ async def test_what_waits_for_the_connection_comes_after_on_connected(open_link,
     assert order == [Reason.NO_MATCHING_SUBSCRIBERS] * 2
 
 
-async def test_what_was_not_acknowledged_comes_again(open_link, mosquitto_config, relayed, topic):
+async def test_unacknowledged_messages_come_again(open_link, mosquitto_config, relayed, topic):
     relay = await relayed(mosquitto_config)
     there = await open_link(relay.config, expiry_s=60, acknowledge=False)
     await there.link.subscribe([topic])
@@ -108,7 +108,7 @@ async def test_what_was_not_acknowledged_comes_again(open_link, mosquitto_config
     assert all(arrival.duplicate for arrival in there.arrivals[10:])
 
     for arrival in there.arrivals[4:10]:
-        arrival.acknowledge()  # of the old connection: packet ids, which mean something else now
+        arrival.acknowledge()  # of the old connection: its packet ids have another meaning now
     await there.link.subscribe(["another"])
     relay.cut()
     await until(lambda: len(there.arrivals) == 22)
@@ -116,7 +116,7 @@ async def test_what_was_not_acknowledged_comes_again(open_link, mosquitto_config
     await there.link.close(end_session=True)
 
 
-async def test_a_session_holds_what_came_while_nobody_was_there(open_link, mosquitto, topic):
+async def test_a_session_holds_messages_published_while_it_was_offline(open_link, mosquitto, topic):
     there = await open_link(mosquitto.config, client_id="named", expiry_s=60)
     await there.link.subscribe([topic])
     await there.link.close()
@@ -133,7 +133,9 @@ async def test_a_session_holds_what_came_while_nobody_was_there(open_link, mosqu
 
 
 async def test_a_client_id_that_is_taken_over(mosquitto_config):
-    fake = await FakeBroker(mosquitto_config, CONNACK).start()  # Mosquitto 2.0.11 hangs up without saying why
+    fake = await FakeBroker(
+        mosquitto_config, CONNACK
+    ).start()  # Mosquitto 2.0.11 closes the connection without a reason
     here = Watched(fake.config, "ours")
     await here.link.connect()
     link = here.link

@@ -81,7 +81,7 @@ def test_each_topic_has_a_channel_of_its_own(topic):
 
 
 @given(st.one_of(TOPIC, st.text(min_size=1)))
-def test_whatever_topic_comes_is_told_as_it_came(topic):
+def test_any_topic_is_reported_unchanged(topic):
     assert topic_of_received(channel_of_topic(EXP, topic)) == topic
 
 
@@ -104,7 +104,7 @@ def test_a_topic_that_looks_like_a_channel_is_none_of_ours():
         "exps:other:agents:5:agent-chat",
     ],
 )
-def test_a_channel_whose_topic_is_anothers_is_refused(channel):
+def test_a_channel_with_the_topic_of_another_is_refused(channel):
     with pytest.raises(InvalidAddress) as raised:
         topic_of_channel(EXP, channel)
     assert raised.value.value == channel
@@ -114,7 +114,7 @@ BAD = ["", "a\0b", "a\nb", "a\x85b", "\ufffe", "\ufdd0", "\U0010ffff", "\ud800",
 
 
 @pytest.mark.parametrize("text", [*BAD, "a/+", "#", "c++", "$SYS/x", "ray_messaging/e/mailbox/m"])
-def test_what_nobody_can_publish_to_is_refused(text):
+def test_invalid_topics_to_publish_to_are_refused(text):
     with pytest.raises(InvalidAddress) as raised:
         check_topic(text)
     assert raised.value.value == text
@@ -123,7 +123,7 @@ def test_what_nobody_can_publish_to_is_refused(text):
 @pytest.mark.parametrize(
     "text", [*BAD, "a+", "a/b#", "#/a", "a/#/b", "+a/b", "exps:e:agents:+:chat", "$share/g/a", "ray_messaging/#"]
 )
-def test_what_nobody_can_subscribe_to_is_refused(text):
+def test_invalid_topics_to_subscribe_to_are_refused(text):
     for check in (check_filter, compile_filter) if isinstance(text, str) else (check_filter,):
         with pytest.raises(InvalidAddress) as raised:
             check(text)
@@ -131,7 +131,7 @@ def test_what_nobody_can_subscribe_to_is_refused(text):
 
 
 @pytest.mark.parametrize("text", ["a", "/", "a//b", "é/\U0001f600", "x" * 65_535, "/" * 127, "a$b"])
-def test_what_mqtt_allows_is_allowed(text):
+def test_all_topics_that_mqtt_allows_are_accepted(text):
     assert check_topic(text) == check_filter(text) == text
 
 
@@ -163,7 +163,7 @@ def test_a_filter_matches_topics_as_mqtt_says(text, matched, missed):
 
 
 def naive(levels, topic):
-    """Match level by level, as the specification tells it."""
+    """Match level by level, as the specification describes it."""
     if not levels or not topic:
         return levels == topic or levels == ["#"]
     if levels[0] == "#":
@@ -180,7 +180,7 @@ def test_filters_match_as_a_naive_reading_does(text, topic):
 
 
 @given(FILTER, TOPIC)
-def test_what_a_filter_matches_begins_with_its_prefix(text, topic):
+def test_topics_that_a_filter_matches_begin_with_its_prefix(text, topic):
     filters = Filters(EXP)
     channel = channel_of_topic(EXP, topic)
     assume(text and is_filter(text) and usable(topic))
@@ -202,7 +202,7 @@ def test_prefixes_are_as_long_as_they_can_be():
     assert prefix("#") == ""
 
 
-def test_an_agents_channel_is_no_filter_whatever_its_id_holds():
+def test_an_agents_channel_is_no_filter_for_any_id():
     filters = Filters(EXP)
     assert filters.is_pattern("a/+")
     assert not filters.is_pattern(agent_channel(EXP, "+7", "agent-chat"))
@@ -211,7 +211,7 @@ def test_an_agents_channel_is_no_filter_whatever_its_id_holds():
 
 
 @given(st.lists(TOPIC, max_size=8), st.lists(FILTER.filter(bool), max_size=6))
-def test_what_is_covered_matches_as_much_and_no_other_filter_makes_it_needless(exact, filters):
+def test_reduced_filters_match_the_same_topics(exact, filters):
     kept, wide = cover(exact, filters)
     assert set(kept) <= set(exact)
     assert set(wide) <= set(filters)
@@ -236,7 +236,7 @@ def test_filters_that_others_cover_are_left_out():
     assert cover(["b", "a", "b"], []) == (["b", "a"], [])
 
 
-def test_our_own_topics_lie_below_a_name_of_their_own_and_tell_what_they_are_for():
+def test_our_internal_topics_have_a_common_prefix_and_are_parsed_back():
     topics = Topics(EXP)
     for kind in ("directory", "mailbox", "sender", "epoch", "owner", "dead", "barrier"):
         topic = getattr(topics, kind)("west")

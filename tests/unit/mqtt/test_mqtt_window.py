@@ -1,4 +1,4 @@
-"""The window: what a sender keeps, in which numbers, and what it says of holes."""
+"""The window: frames that a sender keeps, their numbers, and its messages about holes."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def test_a_frame_is_kept_until_it_is_confirmed():
 
 
 @pytest.mark.parametrize("seq", [-1, 0, 1, 4, 10**18])
-def test_what_was_confirmed_before_or_never_sent_is_not_believed(seq):
+def test_confirmations_of_old_or_unsent_frames_are_ignored(seq):
     made = window(3)
     made.confirm(1)
     assert not made.confirm(seq)
@@ -53,7 +53,7 @@ def test_limits_count_messages_and_bytes_and_may_change():
     assert made.fits(3, 6)
 
 
-def test_what_was_abandoned_leaves_a_hole_of_which_the_next_frame_tells():
+def test_an_abandoned_frame_leaves_a_hole_that_the_next_frame_announces():
     made = window(4)
     made.arrived(1)
     made.arrived(3)
@@ -69,14 +69,14 @@ def test_what_was_abandoned_leaves_a_hole_of_which_the_next_frame_tells():
     assert made.next(6) is None
 
 
-def test_what_the_broker_refused_is_withdrawn_with_all_behind_it_and_no_number_is_given_twice():
+def test_a_refused_frame_is_withdrawn_with_all_later_ones_and_numbers_are_not_reused():
     made = window(4)
     made.arrived(1)
     made.arrived(3)
     assert made.withdraw(2) == 3
     assert waiting(made) == [(1, 0)]
     assert made.put(b"5", 2)[2:5] == (5, 1, 1)
-    # It has left already: what came in since does not go with it.
+    # It has left already: later frames stay.
     assert made.withdraw(3) == 0
     assert waiting(made) == [(1, 0), (5, 1)]
     assert (made.messages, made.nbytes) == (4, 2)
@@ -90,7 +90,7 @@ def test_a_probe_names_the_last_frame_that_is_kept():
     assert made.probe() == Data("s", 7, 5, 5, 4, b"")
 
 
-def test_what_was_confirmed_had_arrived():
+def test_a_confirmed_frame_counts_as_arrived():
     made = window(3)
     made.arrived(2)
     assert [made.is_arrived(seq) for seq in (1, 2, 3)] == [False, True, False]
@@ -107,7 +107,7 @@ def test_a_window_that_is_opened_again_goes_on_counting():
     assert made.put(b"x", 1) == Data("s", 7, 42, 42, 41, b"x")
 
 
-def test_frames_may_come_and_go_while_what_is_pending_is_gone_through():
+def test_frames_may_change_while_pending_ones_are_iterated():
     made = window(3)
     seen = []
     for data in made.pending():

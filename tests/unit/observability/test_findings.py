@@ -1,4 +1,4 @@
-"""What is judged from facts: each finding, its level and its remedy; nothing is asked here."""
+"""Health checks as functions of facts: each finding, its level and its remedy, without I/O."""
 
 import json
 import pickle
@@ -68,7 +68,7 @@ def test_a_healthy_server_has_no_findings():
         ({}, {"appendfsync": "always", "timeout": "10"}, "warning", "server timeout", "timeout 0"),
     ],
 )
-def test_what_is_wrong_with_a_server(info, settings, level, what, remedy):
+def test_problems_of_a_server_are_found(info, settings, level, what, remedy):
     findings = server(settings, **info)
     assert problems(findings) == [(level, what)]
     assert remedy in next(finding for finding in findings if finding.level != "ok").remedy
@@ -142,7 +142,7 @@ def test_mailboxes_that_are_well():
         ({"unlogged_bytes": 10_000}, "critical", "log's backlog of 'west'"),
     ],
 )
-def test_what_is_wrong_with_a_mailbox(changes, level, what):
+def test_problems_of_a_mailbox_are_found(changes, level, what):
     findings = kept(mailbox(**changes))
     assert problems(findings) == [(level, what)]
     assert all(finding.remedy for finding in findings if finding.level != "ok")
@@ -208,14 +208,14 @@ def actor(name="group 'west'", *, report=True, **changes):
         (actor("log", disk=Disk("/log", GIB // 2, 100 * GIB)), "critical", "log disk", "free disk space"),
     ],
 )
-def test_what_is_wrong_with_an_actor(facts, level, what, words):
+def test_problems_of_an_actor_are_found(facts, level, what, words):
     findings = list(check_actor(facts))
     assert problems(findings) == [(level, what)]
     assert words in next(finding.remedy for finding in findings if finding.level == level)
     assert problems(check_actors([facts])) == [(level, what)]
 
 
-def test_a_loop_that_waits_for_work_is_no_loop_that_hangs():
+def test_an_idle_task_is_not_a_hanging_one():
     idle = actor(loops=[TaskHealth("outbox", True, False, 1e6), TaskHealth("reader", True, True, 4.9)], restarts=2)
     findings = check_actors([idle])
     assert problems(findings) == []
@@ -261,7 +261,7 @@ def test_names_that_last_are_counted_without_groups_and_without_those_that_are_o
     assert "remove_messager" in finding.remedy
 
 
-def test_what_rules_keep_is_worth_a_warning_when_it_takes_much_memory():
+def test_kept_rule_entries_cause_a_warning_when_they_take_much_memory():
     def judged(**counts):
         stats = {"kept": {":answers": 2**20, ":violations": 3} | counts}
         found = check_actor(ActorFacts("interceptor", Report(0.0, stats=stats)))
@@ -277,7 +277,7 @@ def test_what_rules_keep_is_worth_a_warning_when_it_takes_much_memory():
     assert judged().value == "3 entries (agents with blocked messages 3), and 1 MiB of answers"
 
 
-def test_a_log_whose_server_lost_its_data_says_what_to_do():
+def test_a_log_with_lost_data_names_the_remedy():
     report = log_report({"error": "the server has lost", "lost": True}, "s3://bucket/log")
     [finding] = [finding for finding in check_actor(ActorFacts("log", report)) if finding.level == "critical"]
     assert finding.value == "the server has lost"

@@ -1,4 +1,4 @@
-"""What is in flight: any rows are acknowledged in any order, and a reader that takes over hands out just the others."""
+"""Positions in flight: rows are acknowledged in any order, and a new reader hands out only the others."""
 
 import random
 
@@ -15,11 +15,20 @@ from ray_messaging.transports.cursors import START, Cursor, decode_ranges, decod
 
 def batch_of(entry, rows):
     ids = IdColumn.of([1] * rows)
-    return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), origin=Origin("box", entry))
+    return Batch(
+        sender="s",
+        epoch=1,
+        first=0,
+        from_ids=ids,
+        rows=len(ids),
+        to_ids=ids,
+        topics=("t",),
+        origin=Origin("box", entry),
+    )
 
 
 class Model:
-    """Hold a mailbox of frames of random sizes, some of them without rows, and what of it was acknowledged."""
+    """A mailbox with frames of random sizes, some of them empty, and its acknowledged rows."""
 
     def __init__(self, rng, frames=40):
         self.rng = rng
@@ -28,7 +37,7 @@ class Model:
         self.cursor, self.ranges = START, b""
 
     def begin(self):
-        """Take the mailbox over, as a reader does; what a reader before us had is forgotten."""
+        """Take the mailbox over as a new reader does; the former reader's state is forgotten."""
         self.flight, self.inbox = InFlight(self.cursor, decode_ranges(self.ranges)), Inbox(10**6)
         self.out = []
         begun = False
@@ -53,7 +62,7 @@ class Model:
         return {(part.batch.origin.entry, row) for part in slices for row in range(part.low, part.high)}
 
     def ack(self):
-        """Acknowledge some rows of what is out."""
+        """Acknowledge some of the rows in flight."""
         if not self.out:
             return
         part = self.rng.choice(self.out)
@@ -86,7 +95,7 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_is_acknowledged_in_whichever_order_is_told_and_never_handed_out_again(seed):
+def test_rows_acknowledged_in_any_order_are_committed_and_never_handed_out_again(seed):
     model = Model(random.Random(seed))
     for _ in range(6):  # readers
         model.begin()
@@ -122,7 +131,7 @@ def test_a_copy_is_as_it_was(seed):
     assert (copy.cursor, copy.acks(), copy.taken) == before
 
 
-def test_what_a_predecessors_caller_acknowledges_is_passed_over():
+def test_acknowledgements_of_a_predecessors_callers_are_accepted():
     model = Model(random.Random(1))
     model.frames = [("1-0", 4), ("2-0", 4), ("3-0", 4)]
     model.begin()
@@ -138,7 +147,7 @@ def test_what_a_predecessors_caller_acknowledges_is_passed_over():
     assert model.flight.cursor == Cursor("3-0", 0)
 
 
-def test_what_the_cursor_has_passed_is_acknowledged_though_nobody_asked_for_it_before():
+def test_rows_behind_the_cursor_count_as_acknowledged():
     flight, slices = InFlight(START), []
     for n in range(4):
         flight.take(f"{n + 1}-0", 0, 2, True, 1)

@@ -1,4 +1,4 @@
-"""Leases of others: over when nothing has changed for as long as they last, by the clock of whoever watches."""
+"""Leases of others: expired after no change for their length, by the watching messager's clock."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from ray_messaging.transports.transport import Held
 
 
 class Server:
-    """Keep leases as a server does, and a clock for whoever watches them."""
+    """A server's leases, and a clock for their watcher."""
 
     def __init__(self, monkeypatch):
         self.leases = {}
@@ -81,7 +81,7 @@ async def test_its_own_lease_is_not_watched(server, watch):
     assert server.ended == []
 
 
-async def test_nobody_waits_for_an_owner_that_is_known_to_be_dead(server):
+async def test_the_lease_of_an_owner_known_to_be_dead_is_not_awaited(server):
     async def gone(owner):
         return owner == "dead"
 

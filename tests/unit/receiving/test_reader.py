@@ -19,12 +19,12 @@ from ray_messaging.wire.frames import decode, encode
 def frame(nbytes, first=0):
     lines = PayloadColumn.of([b'"' + b"x" * nbytes + b'"'])
     ids = IdColumn(np.array([1]))
-    batch = Batch(sender="s", epoch=1, first=first, from_ids=ids, to_ids=ids, topics=("t",), lines=lines)
+    batch = Batch(sender="s", epoch=1, first=first, from_ids=ids, rows=len(ids), to_ids=ids, topics=("t",), lines=lines)
     return encode(batch)
 
 
 class Scripted:
-    """Stand for a transport: answer each read by what was prepared, then by nothing more."""
+    """A transport with prepared answers to reads, then empty ones."""
 
     def __init__(self, *replies):
         self.replies = [*replies]

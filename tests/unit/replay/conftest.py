@@ -1,4 +1,4 @@
-"""What the trace tests share: files to write, errors to read, and where the real traces are."""
+"""Shared by the trace tests: files to write, errors to read, and the paths of real traces."""
 
 import gzip
 

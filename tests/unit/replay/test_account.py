@@ -18,7 +18,7 @@ D, B, U = DELIVERED, BLOCKED, UNDELIVERABLE
 
 @pytest.fixture
 def account():
-    """Return a function from fates and what each group received to the account."""
+    """Return a function from fates and each group's arrivals to the account."""
 
     def account(fates, first, second, **changes):
         plan = plan_of(ROWS, {1: 0, 2: 1}, texts=list("abcde"))
@@ -108,7 +108,7 @@ def test_blocked_and_undeliverable_messages_balance_when_they_do_not_arrive(acco
         ),
     ],
 )
-def test_what_does_not_add_up_is_said(account, fates, first, second, changes, problems):
+def test_imbalances_are_reported(account, fates, first, second, changes, problems):
     found = account(fates, first, second, **changes)
     assert not found.balances
     assert found.problems == problems

@@ -1,4 +1,4 @@
-"""What a receiver must notice."""
+"""Errors that a receiver must notice."""
 
 import numpy as np
 import pytest

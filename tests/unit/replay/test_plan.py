@@ -1,4 +1,4 @@
-"""Who sends what from which group, and when."""
+"""Plans: senders, groups and times of messages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Edge lists, CSV and JSON lines: what is read, and what is said of a broken line."""
+"""Edge lists, CSV and JSON lines: parsed values, and errors for broken lines."""
 
 import csv
 import io

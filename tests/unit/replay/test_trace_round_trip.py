@@ -1,4 +1,4 @@
-"""What is written as a trace is read as it was."""
+"""A written trace is read back unchanged."""
 
 import csv
 import io

@@ -44,7 +44,7 @@ def workers(opener, exp_id, monkeypatch):
 
 
 async def play(plan, made, *, lost=0):
-    """Do what the engine does on Ray."""
+    """Run a replay as the engine does on Ray."""
     receiving = [asyncio.create_task(worker.receive()) for worker in made]
     sent = await asyncio.gather(*(worker.send() for worker in made))
     delivered = fate_codes(plan, plan.shares(), sent) == DELIVERED
@@ -88,7 +88,7 @@ async def test_a_lost_message_ends_the_wait_and_an_extra_one_is_noticed(workers)
     assert not account.balances
 
 
-async def test_what_never_comes_is_not_awaited_for_ever(workers):
+async def test_missing_messages_are_not_awaited_for_ever(workers):
     plan = plan_of([(1, 2), (2, 1)], GROUPS)
     account = await play(plan, await workers(plan), lost=1)
     assert account.received == 2

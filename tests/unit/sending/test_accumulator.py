@@ -1,4 +1,4 @@
-"""The outbox: turns at a full one, limits in bytes, and bulk sends that are interrupted."""
+"""The accumulator: turns when it is full, limits in bytes, and interrupted bulk sends."""
 
 import asyncio
 from collections import defaultdict
@@ -18,7 +18,7 @@ from ray_messaging.errors import (
 )
 from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire.verdicts import FOREIGN, VerdictReply
+from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.message import Outgoing
 from ray_messaging.sending.accumulation import accumulator, pending_batch
 from ray_messaging.sending.accumulation import bulk_input as bulk
@@ -36,7 +36,7 @@ WAIT_S = 10
 
 
 class Gate:
-    """Be a judge that lets all pass when it is open, and keeps what it was asked."""
+    """A verdict client that passes everything once it is open, and keeps the batches."""
 
     route = "gate"
 
@@ -51,7 +51,7 @@ class Gate:
         self.batches.append(batch)
         self.asked.set()
         await self.opened.wait()
-        return VerdictReply(FOREIGN)
+        return BatchVerdict(epoch=FOREIGN)
 
     async def close(self):
         pass
@@ -86,7 +86,7 @@ async def settled(condition):
 
 
 def empty(sender):
-    """Tell whether the account of the outbox is closed: nothing waits, and nothing was counted twice."""
+    """Return whether nothing waits, and nothing was counted twice."""
     room = sender.engine.accumulator.capacity
     return (room.rows, room.nbytes) == (0, 0)
 
@@ -97,7 +97,7 @@ TINY = [{"outbox_messages": 1}, {"outbox_messages": 3}, {"outbox_bytes": 1}, {"o
 
 
 @pytest.mark.parametrize("limits", TINY, ids=repr)
-async def test_those_who_wait_for_room_go_in_their_order(pair, limits):
+async def test_sends_waiting_for_room_keep_their_order(pair, limits):
     sender, receiver = await pair(is_open=True, **limits)
     channel = sender.get_agent_chat_channel(1)
     tasks = []
@@ -112,7 +112,7 @@ async def test_those_who_wait_for_room_go_in_their_order(pair, limits):
 
 
 @pytest.mark.parametrize("limits", TINY, ids=repr)
-async def test_every_way_to_send_keeps_its_turn(pair, limits):
+async def test_every_send_call_keeps_its_turn(pair, limits):
     sender, receiver = await pair(is_open=True, **limits)
     tasks, n = [], 0
     for k in range(150):
@@ -141,7 +141,7 @@ async def test_every_way_to_send_keeps_its_turn(pair, limits):
 
 
 @pytest.mark.parametrize("limits", [{"outbox_messages": 1}, {"outbox_bytes": 1}], ids=repr)
-async def test_who_gives_up_loses_nobodys_turn(pair, limits):
+async def test_a_cancelled_send_passes_its_turn_on(pair, limits):
     sender, receiver = await pair(**limits)
     gate = sender.engine.accumulator.verdict_client
     channel = sender.get_agent_chat_channel(1)
@@ -159,7 +159,7 @@ async def test_who_gives_up_loses_nobodys_turn(pair, limits):
     assert empty(sender)
 
 
-async def test_whoever_is_let_in_and_cancelled_in_that_moment_passes_the_turn_on():
+async def test_a_send_cancelled_at_its_turn_passes_it_on():
     room = CapacityLimiter(1, 1)
     room.rows = room.nbytes = 1
     went = []
@@ -187,7 +187,7 @@ async def test_whoever_is_let_in_and_cancelled_in_that_moment_passes_the_turn_on
 # -- messages that share a batch ---------------------------------------------------------------------------------------
 
 
-async def test_who_gives_up_takes_nobody_elses_receipt(pair):
+async def test_a_cancelled_send_takes_no_other_receipt(pair):
     sender, receiver = await pair()
     gate, channel = sender.engine.accumulator.verdict_client, sender.get_agent_chat_channel(1)
     tasks = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)) for n in range(6)]
@@ -415,7 +415,7 @@ async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
 
 @WAYS
 @pytest.mark.usefixtures("small_batches")
-async def test_a_bulk_send_interrupted_half_way_says_what_is_known_of_each_row(pair, way):
+async def test_a_bulk_send_interrupted_half_way_reports_the_known_fate_of_each_row(pair, way):
     sender, receiver = await pair(is_open=True, outbox_messages=5)
     gate = sender.engine.accumulator.verdict_client
     sending = asyncio.create_task(bulk_send(sender, way, 23))

@@ -1,4 +1,4 @@
-"""Rows that wait for their verdicts, with a judge that answers when it is told to."""
+"""Rows that wait for their verdicts, with a verdict client that answers on demand."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
-from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict, decode_verdicts
+from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
@@ -17,7 +17,7 @@ WAIT_S = 10
 
 
 class Judge:
-    """Answer each question when the test says so, and what it says."""
+    """A verdict client that answers each question when, and as, the test says."""
 
     route = "held"
 
@@ -34,7 +34,7 @@ class Judge:
     async def _answer(self, queue, batch):
         future = asyncio.get_running_loop().create_future()
         queue.put_nowait((batch, future))
-        return decode_verdicts((await future).encode(FOREIGN, wants_payload=True))
+        return await future
 
     async def close(self):
         pass
@@ -96,7 +96,7 @@ async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(p
     assert (await sending).counts()["delivered"] == 3
 
 
-async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_go(pair):
+async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(pair):
     sender, receiver = pair
     judge = sender.engine.accumulator.verdict_client
     first, second = send(sender, 0), send(sender, 1)
@@ -112,7 +112,7 @@ async def test_who_waits_for_an_interceptor_that_is_gone_is_told_and_later_ones_
     assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0
 
 
-async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair):
+async def test_rows_waiting_for_a_removed_interceptor_ask_its_successor(pair):
     sender, receiver = pair
     old = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -127,7 +127,7 @@ async def test_who_waits_for_an_interceptor_that_is_gone_asks_its_successor(pair
     assert await fetched(receiver, 1) == [0]
 
 
-async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
+async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, caplog):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -140,7 +140,7 @@ async def test_a_judge_that_fails_otherwise_keeps_nobody_waiting(pair, caplog):
     assert "deferred verdicts could not be awaited" in caplog.text
 
 
-async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
+async def test_a_failed_send_loop_fails_waiting_sends(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -157,7 +157,7 @@ async def test_an_outbox_that_breaks_tells_those_that_wait(pair):
     assert sender.stats()["deferred"] == 0
 
 
-async def test_a_stopped_outbox_asks_no_more(pair):
+async def test_a_stopped_send_loop_asks_no_more(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
@@ -198,7 +198,7 @@ def asked(number, agent, deliver):
     ids = {"from_ids": IdColumn.of([5]), "to_ids": IdColumn.of([agent])}
     lines = PayloadColumn.of([b'{"n":%d}' % number])
     topics = ("agent-chat",)
-    return Batch(sender="", epoch=0, first=0, topics=topics, step=4, lines=lines, extension=extension, **ids)
+    return Batch(sender="", epoch=0, first=0, rows=1, topics=topics, step=4, lines=lines, extension=extension, **ids)
 
 
 async def test_rows_of_a_step_keep_what_they_say_in_a_joint_request_and_in_their_frame(pair):

@@ -1,4 +1,4 @@
-"""Shipping: what a late attempt, or a server that lost writes, makes of what was told."""
+"""The frame sender: effects of late attempts, and of a server that lost writes, on reported fates."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ async def full(opener):
 
 
 class Late:
-    """Stand before a transport's `send`: its first call has an attempt that is late, and its repeat is answered."""
+    """A transport with a late first attempt, and an answered repetition."""
 
     def __init__(self, transport, before_answer=None):
         self.transport = transport
@@ -61,7 +61,7 @@ class Late:
         return await self.real(self.request)
 
 
-async def test_a_late_attempt_of_what_was_refused_writes_nothing(full):
+async def test_a_late_attempt_of_a_refused_call_writes_nothing(full):
     sender, receiver = full
     late = Late(sender.engine.transport)
     channel = sender.get_agent_chat_channel(1)
@@ -92,7 +92,7 @@ async def test_a_late_attempt_that_still_comes_before_the_fence_counts_as_delive
     assert await nothing_more(receiver)
 
 
-async def test_a_late_attempt_of_what_a_stale_directory_refused_writes_nothing(opener):
+async def test_a_late_attempt_refused_for_a_stale_directory_writes_nothing(opener):
     server = MemoryServer()
     sender, receiver = await opener(server), await opener(server, host=[1])
     late = Late(sender.engine.transport)

@@ -1,4 +1,4 @@
-"""One ledger for a batch under way: each row is settled, failed or blocked once, and all are told once."""
+"""The in-flight batch: each row is settled, failed or blocked once, and each sender is answered once."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ class Made:
         self.in_flight.stop(rows(*stopped))
 
     def fate(self, row):
-        """Return what whoever waits for a row was told: a fate, the name of an error, or None."""
+        """Return a row's result: a fate, the name of an error, or None."""
         future = self.singles[row]
         if not future.done():
             return None
@@ -85,7 +85,7 @@ def test_a_neighbour_stays_open_when_a_row_that_failed_is_blocked_by_the_next_in
     assert made.finished == [made.in_flight]
 
 
-def test_a_row_that_somebody_has_can_no_longer_be_blocked():
+def test_a_delivered_row_cannot_be_blocked():
     made = Made(2)
     in_flight = made.in_flight
     in_flight.copies = np.array([2, 2])
@@ -98,7 +98,7 @@ def test_a_row_that_somebody_has_can_no_longer_be_blocked():
     assert made.finished == [in_flight]
 
 
-def test_the_first_word_on_a_row_counts():
+def test_the_first_result_of_a_row_counts():
     made = Made(3)
     in_flight = made.in_flight
     in_flight.settle(rows(0), DELIVERED)
@@ -111,7 +111,7 @@ def test_the_first_word_on_a_row_counts():
     assert made.finished == [in_flight]
 
 
-def test_a_bulk_send_is_told_when_all_of_its_own_rows_are_known():
+def test_a_bulk_send_is_answered_when_all_of_its_rows_are_known():
     made = Made(1, bulk=3)
     in_flight = made.in_flight
     in_flight.settle(rows(1, 3), DELIVERED)
@@ -135,7 +135,7 @@ def test_errors_of_two_sends_are_two_errors():
 
 
 @pytest.mark.parametrize("way", ["settle", "fail", "block"])
-def test_who_was_cancelled_is_passed_by(way):
+def test_cancelled_sends_are_skipped(way):
     made = Made(2)
     made.singles[0].cancel = None
     made.singles[0].set_result("gone")
@@ -159,7 +159,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, ROWS))
-def test_whatever_happens_each_row_is_told_once_and_the_end_once(steps, singles):  # noqa: C901 - a step each
+def test_each_row_and_the_end_are_reported_once(steps, singles):  # noqa: C901 - a step each
     made = Made(singles, ROWS - singles)
     in_flight = made.in_flight
     in_flight.copies = np.full(ROWS, 2)
@@ -215,7 +215,7 @@ def outgoing(in_flight):
     ]
 
 
-def test_what_leaves_has_labels_and_what_rules_made_of_it():
+def test_sent_rows_have_labels_and_rewritten_payloads():
     in_flight = Made(3).in_flight
     in_flight.apply(judged(rewritten={1: b'{"n":1}'}, labels={"rude": [0, 1]}))
     assert outgoing(in_flight) == [(b"{}", ("rude",)), (b'{"n":1}', ("rude",)), (b"{}", ())]
@@ -223,7 +223,7 @@ def test_what_leaves_has_labels_and_what_rules_made_of_it():
     assert in_flight.batch.labels == {}
 
 
-def test_a_later_verdict_takes_the_place_of_an_earlier_one_but_for_rows_that_somebody_has():
+def test_a_later_verdict_replaces_an_earlier_one_except_for_delivered_rows():
     made = Made(4)
     in_flight = made.in_flight
     in_flight.copies = np.array([2, 1, 1, 1])

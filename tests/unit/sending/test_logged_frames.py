@@ -1,4 +1,4 @@
-"""The event log of a transport whose mailboxes it cannot read: it is told of each row, once its fate is known."""
+"""The event log of a transport without readable mailboxes: each row gets a note once its fate is known."""
 
 import asyncio
 from collections import Counter
@@ -32,7 +32,7 @@ async def log(apart, exp_id):
 
 
 async def told(log):
-    """Return what the log stream says: fate, mailbox, from, to, payload of each row."""
+    """Return the rows of the log stream: fate, mailbox, from, to, payload."""
     found = []
     for item in await log.read({LOG_STREAM: "0-0"}, 1_000, 0):
         if item.frame:
@@ -45,7 +45,7 @@ async def told(log):
     return found
 
 
-async def test_each_row_is_told_once_with_its_fate(opener, apart, log):
+async def test_each_row_is_noted_once_with_its_fate(opener, apart, log):
     sender = await opener(apart, Interceptor("x", [BlackList([(5, 9)])]))
     first, second = await opener(apart, name="first", host=[1]), await opener(apart, name="second", listen=["news"])
     third = await opener(apart, name="third", listen=["news"])
@@ -71,7 +71,7 @@ async def test_each_row_is_told_once_with_its_fate(opener, apart, log):
     assert [len(await box.fetch_messages(timeout=WAIT_S)) for box in (first, second, third)] == [2, 1, 1]
 
 
-async def test_what_a_rule_rewrote_is_told_with_what_it_was(opener, apart, log):
+async def test_a_rewritten_row_is_noted_with_its_original_payload(opener, apart, log):
     class Polite(Rule):
         name = "polite"
         needs_payload = True
@@ -89,7 +89,7 @@ async def test_what_a_rule_rewrote_is_told_with_what_it_was(opener, apart, log):
     assert message.payload == {"text": "..."}
 
 
-async def test_a_receipt_waits_until_the_log_was_told_and_nothing_is_sent_twice(opener, apart, log):
+async def test_a_receipt_waits_for_its_note_and_nothing_is_sent_twice(opener, apart, log):
     first = await log.register(LIMITS._replace(messages=1))
     sender, receiver = await opener(apart), await opener(apart, host=[1])
     channel = sender.get_agent_chat_channel(1)
@@ -105,7 +105,7 @@ async def test_a_receipt_waits_until_the_log_was_told_and_nothing_is_sent_twice(
     assert epoch > first
 
 
-async def test_a_log_that_stays_full_is_said_of_what_was_sent(opener, apart, log):
+async def test_a_log_that_stays_full_is_named_in_the_error_of_sent_messages(opener, apart, log):
     await log.register(LIMITS._replace(messages=1))
     sender, receiver = await opener(apart, send_timeout_s=0.1), await opener(apart, host=[1])
     channel = sender.get_agent_chat_channel(1)

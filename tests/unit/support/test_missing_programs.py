@@ -1,4 +1,4 @@
-"""What a machine with nothing but Python and pip does to the tests: some are skipped with a reason, none fails."""
+"""A machine with only Python and pip: some tests are skipped with a reason, none fails."""
 
 import pytest
 from support.servers import MissingServer, RedisProcess, find_binary

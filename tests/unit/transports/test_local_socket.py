@@ -1,4 +1,4 @@
-"""The unix socket of a server on this machine: taken where it is there, and TCP where it is not."""
+"""The unix socket of a server on this machine: used if it exists, else TCP."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def test_a_socket_that_is_not_on_this_machine_leaves_the_network(valkey_config, 
     assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
 
 
-def test_a_socket_that_nobody_listens_at_leaves_the_network(valkey_config, tmp_path, monkeypatch):
+def test_a_socket_without_a_listener_leaves_the_network(valkey_config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(f"{valkey_config.port}.sock")
@@ -44,7 +44,7 @@ def test_a_socket_that_nobody_listens_at_leaves_the_network(valkey_config, tmp_p
     assert asyncio.run(way(config)) == f"{config.server}:{config.port}"
 
 
-def test_who_is_out_of_reach_is_named_by_host_and_port(tmp_path):
+def test_an_unreachable_server_is_named_by_host_and_port(tmp_path):
     config = RedisConfig(server=HOST, port=1, socket_dir=str(tmp_path))
     with pytest.raises(ConnectionFailed, match=f"{HOST}:1"):
         asyncio.run(way(config))

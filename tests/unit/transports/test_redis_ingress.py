@@ -11,7 +11,7 @@ from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.ingress import RedisIngress
 
 
-async def test_whoever_waits_for_a_subscription_is_told_that_it_was_closed():
+async def test_a_waiting_subscription_raises_closed():
     asked = asyncio.Event()
 
     async def never_answer(reader, writer):

@@ -1,4 +1,4 @@
-"""A link's patience: what passes by itself is waited for, what never will is refused at once."""
+"""A link's patience: temporary errors are awaited, permanent ones raise at once."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ def link():
 
 
 class Failing:
-    """Be an attempt that raises errors, then succeeds."""
+    """A call that raises some errors, then succeeds."""
 
     def __init__(self, *errors):
         self.errors = list(errors)
@@ -60,7 +60,7 @@ class Failing:
 
 @pytest.mark.parametrize("make", [reply_error, by_redis_py])
 @pytest.mark.parametrize("text", PASSING, ids=lambda text: text.split()[0])
-async def test_what_passes_is_waited_for(link, make, text):
+async def test_temporary_errors_are_awaited(link, make, text):
     attempt = Failing(make(text), make(text))
     assert await asyncio.wait_for(link.persist(attempt), 10) == "done"
     assert attempt.attempts == 3
@@ -68,7 +68,7 @@ async def test_what_passes_is_waited_for(link, make, text):
 
 @pytest.mark.parametrize("make", [reply_error, by_redis_py])
 @pytest.mark.parametrize("text", PASSING, ids=lambda text: text.split()[0])
-async def test_what_does_not_pass_in_time_is_no_refusal(link, make, text):
+async def test_a_temporary_error_beyond_the_timeout_is_no_refusal(link, make, text):
     link.patience_s = 0.01
     with pytest.raises(ConnectionFailed) as caught:
         await link.persist(Failing(*[make(text)] * 100))
@@ -79,7 +79,7 @@ async def test_what_does_not_pass_in_time_is_no_refusal(link, make, text):
 
 @pytest.mark.parametrize("make", [reply_error, by_redis_py])
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text.split()[0])
-async def test_what_never_passes_is_refused_at_once(link, make, text):
+async def test_permanent_errors_raise_at_once(link, make, text):
     attempt = Failing(make(text))
     with pytest.raises(ServerRefused):
         await link.persist(attempt)

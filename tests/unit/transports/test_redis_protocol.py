@@ -1,4 +1,4 @@
-"""Commands in pieces: what the server reads is what hiredis would have written, and large arguments are not copied."""
+"""Commands in pieces: the same bytes as hiredis writes, without copies of large arguments."""
 
 import uuid
 
@@ -21,7 +21,7 @@ def test_the_pieces_are_the_command(args):
     assert [id(piece) for piece in pieces if len(piece) > 1000] == [id(arg) for arg in args if arg is LARGE]
 
 
-def test_what_is_small_goes_in_one_piece():
+def test_small_commands_are_one_piece():
     assert len(pieces_of([b"EVALSHA", "sha", 2, b"x" * 300])) == 1
 
 

@@ -1,4 +1,4 @@
-"""What send_one_frame.lua writes at once, send.lua would have written, too."""
+"""The short path: send_one_frame.lua writes the same as send.lua."""
 
 import random
 
@@ -53,7 +53,7 @@ def without_direct():
 
 
 def change(chance, world):
-    """Do to a mailbox what others may have done between two calls."""
+    """Change a mailbox as others may between two calls."""
     kind = chance.choice(["none"] * 6 + ["read", "logged", "let", "expired", "gone", "no standing", "no interceptor"])
     if kind == "read":
         world.client.hset(world.state, mapping={"messages": 0, "bytes": 0, "unlogged": 0, "unlogged_bytes": 0})

@@ -17,7 +17,7 @@ from ray_messaging.wire.frames import EXTENDED, PLAIN, ExtendedHeader, decode, e
 
 def of_three(**more):
     ids = IdColumn.of([1, 2, 3])
-    return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), **more)
+    return Batch(sender="s", epoch=1, first=0, from_ids=ids, rows=len(ids), to_ids=ids, topics=("t",), **more)
 
 
 def sealed(body, header_length, version):

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, and no bytes whatever raise anything but FrameError."""
+"""Frames: round trips, and only FrameError for any bytes."""
 
 import pickle
 import zlib
@@ -44,6 +44,7 @@ def batches(draw):
         epoch=draw(st.integers(0, 2**62 - 1)),
         first=draw(st.integers(0, 2**62 - 1)),
         from_ids=IdColumn.of(column(INT64 if ints else ID)),
+        rows=rows,
         to_ids=IdColumn.of(column(INT64 if ints else ID)),
         topics=topics,
         topic=np.array(column(st.integers(0, len(topics) - 1)), np.uint16) if several else None,
@@ -191,7 +192,7 @@ def test_a_frame_cut_short_or_prolonged(batch, data):
 
 
 def sealed(body, header_length, version=PLAIN):
-    """Build a frame whose checksum is right, whatever it holds."""
+    """Build a frame with a right checksum from any content."""
     from struct import pack
     from zlib import crc32
 
@@ -212,7 +213,7 @@ def test_a_forged_frame_with_a_right_checksum(batch, data):
         found = decode(sealed(bytes(body), header_length, data.draw(st.sampled_from([frame[2], PLAIN, EXTENDED]))))
     except FrameError:
         return
-    # Whatever passes can be used without an accident.
+    # An accepted frame can be used without errors.
     assert len(found.from_ids.tolist()) == len(found.to_ids.tolist()) == len(found)
     for row in range(len(found)):
         found.message_id(row)
@@ -260,7 +261,9 @@ def test_a_header_that_is_none(header):
 
 
 def test_other_versions_and_sizes():
-    frame = encode(Batch(sender="s", epoch=1, first=0, from_ids=IdColumn.of([]), to_ids=IdColumn.of([]), topics=("t",)))
+    frame = encode(
+        Batch(sender="s", epoch=1, first=0, from_ids=IdColumn.of([]), rows=0, to_ids=IdColumn.of([]), topics=("t",))
+    )
     with pytest.raises(FrameError, match=r"version 3.*up to 2: update"):
         decode(frame[:2] + b"\x03" + frame[3:])
 
@@ -276,7 +279,7 @@ def test_other_versions_and_sizes():
 
 def of_three(**more):
     ids = IdColumn.of([1, 2, 3])
-    return Batch(sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), **more)
+    return Batch(sender="s", epoch=1, first=0, from_ids=ids, rows=len(ids), to_ids=ids, topics=("t",), **more)
 
 
 @pytest.mark.parametrize("rows", [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7], ids=repr)
@@ -313,7 +316,9 @@ def test_replaced_payloads_leave_the_others_and_the_original_alone():
 
 
 def test_a_header_may_grow_at_its_end():
-    batch = Batch(sender="s", epoch=1, first=0, from_ids=IdColumn.of([1]), to_ids=IdColumn.of([2]), topics=("t",))
+    batch = Batch(
+        sender="s", epoch=1, first=0, from_ids=IdColumn.of([1]), rows=1, to_ids=IdColumn.of([2]), topics=("t",)
+    )
     frame = encode(batch)
     length = int.from_bytes(frame[8:12], "little")
     fields = [*msgspec.msgpack.decode(frame[12 : 12 + length]), "new"]

@@ -22,19 +22,30 @@ LINES = [b'{"content":"hi"}', b"{}", b'{"n":[1,2]}']
 INDEX = np.array([0, 0, 1], np.uint32)
 ODD = np.array([0, 2], np.uint32)
 BATCHES = {
-    "int ids": Batch(**COMMON, from_ids=INTS, to_ids=INTS, lines=PayloadColumn.of(LINES)),
+    "int ids": Batch(**COMMON, from_ids=INTS, rows=len(INTS), to_ids=INTS, lines=PayloadColumn.of(LINES)),
     "shared lines": Batch(
-        **COMMON, from_ids=MIXED, to_ids=MIXED, lines=PayloadColumn.of(LINES[:2], INDEX), step=3, sent_at=1.5e9
+        **COMMON,
+        from_ids=MIXED,
+        rows=len(MIXED),
+        to_ids=MIXED,
+        lines=PayloadColumn.of(LINES[:2], INDEX),
+        step=3,
+        sent_at=1.5e9,
     ),
-    "raw lines": Batch(**COMMON, from_ids=MIXED, to_ids=INTS, lines=PayloadColumn.of([b"\xff\n", b"", b"x"], raw=True)),
-    "shared raw": Batch(**COMMON, from_ids=INTS, to_ids=MIXED, lines=PayloadColumn.of([b"\n"], INDEX * 0, raw=True)),
-    "no lines": Batch(**COMMON, from_ids=INTS, to_ids=MIXED, labels={"odd": ODD, "x": ODD[:1]}),
-    "no rows": Batch(**COMMON, from_ids=IdColumn.of([]), to_ids=IdColumn.of([]), lines=PayloadColumn.of([])),
+    "raw lines": Batch(
+        **COMMON, from_ids=MIXED, rows=len(MIXED), to_ids=INTS, lines=PayloadColumn.of([b"\xff\n", b"", b"x"], raw=True)
+    ),
+    "shared raw": Batch(
+        **COMMON, from_ids=INTS, rows=len(INTS), to_ids=MIXED, lines=PayloadColumn.of([b"\n"], INDEX * 0, raw=True)
+    ),
+    "no lines": Batch(**COMMON, from_ids=INTS, rows=len(INTS), to_ids=MIXED, labels={"odd": ODD, "x": ODD[:1]}),
+    "no rows": Batch(**COMMON, from_ids=IdColumn.of([]), rows=0, to_ids=IdColumn.of([]), lines=PayloadColumn.of([])),
     "every column": Batch(
         sender="b",
         epoch=2**61,
         first=0,
         from_ids=MIXED,
+        rows=len(MIXED),
         to_ids=MIXED,
         topics=("agent-chat", ":plain"),
         topic=np.array([0, 1, 0], np.uint16),

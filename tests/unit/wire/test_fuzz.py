@@ -1,4 +1,4 @@
-"""Whatever bytes come from outside: what reads them takes them, or says that it does not."""
+"""Bytes from outside: each decoder accepts them, or refuses them with the right error."""
 
 import zlib
 
@@ -42,7 +42,7 @@ def pack(header):
     return msgspec.msgpack.encode([str(part) if isinstance(part, int) and part < -(2**63) else part for part in header])
 
 
-def test_what_inflates_without_end(monkeypatch):
+def test_data_that_inflate_without_end_are_refused(monkeypatch):
     monkeypatch.setattr(answers, "FRAME_LIMIT", 10_000)
     assert answers.Record.unpack(answers.Record(b"x" * 5_000).pack()).answer == b"x" * 5_000
     for bomb in (answers.Record(b"x" * 20_000).pack(), zlib.compress(bytes(10**7)), zlib.compress(b"\x93")[:-3]):

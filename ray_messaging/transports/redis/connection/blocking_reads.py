@@ -12,7 +12,7 @@ _MARGIN_S = 5.0
 
 
 class BlockingReads:
-    """Read streams; one read at a time, as it keeps the connection to itself while it waits."""
+    """Blocking reads of streams; one at a time, because a read keeps the connection to itself while it waits."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link

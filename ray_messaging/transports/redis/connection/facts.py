@@ -35,12 +35,12 @@ def number(info: Info, name: str) -> int:
 
 
 def evicts(info: Info) -> bool:
-    """Tell whether a server deletes data when its memory is full; without a limit it never is."""
+    """Return whether a server deletes data when its memory is full; without a limit it never is."""
     return number(info, "maxmemory") > 0 and info.get("maxmemory_policy", "noeviction") != "noeviction"
 
 
 def is_replica(info: Info) -> bool:
-    """Tell whether a server only repeats another one, and takes no writes."""
+    """Return whether a server is a replica that takes no writes."""
     return info.get("role") == "slave" and info.get("slave_read_only", "1") == "1"
 
 

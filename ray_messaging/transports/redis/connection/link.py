@@ -48,7 +48,7 @@ Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 _GLANCE_S = 1.0  # between two questions whether the experiment has ended
 # Patience must be enough for another connection, where one has died without a word.
 _SHORTEST_STALL_S = 1.0
-# What a script replies where its user may not do what the script does.
+# Replies of a script whose user lacks a right.
 _NO_RIGHT = ("The user executing the script", "ACL failure in script", "No permissions to access a")
 _FATAL = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PASSING = (
@@ -68,7 +68,7 @@ _ANSWERS = (ResponseError, BusyLoadingError)  # the server said no, and did noth
 
 
 def _passes(error: BaseException) -> bool:
-    """Tell whether to ask again may help; redis-py, which connects and subscribes, has no class for some of these."""
+    """Return whether a repetition may help; redis-py, which connects and subscribes, has no class for some of these."""
     return isinstance(error, _PASSING) or (
         isinstance(error, ResponseError) and isinstance(reply_error(str(error)), ServerBusyError)
     )
@@ -138,7 +138,7 @@ def connection_options(config: RedisConfig) -> dict[str, Any]:
 
 
 class RedisLink:
-    """Own the connections to one server."""
+    """Connections to one server."""
 
     def __init__(self, config: RedisConfig, patience_s: float) -> None:
         self.config = config
@@ -160,7 +160,7 @@ class RedisLink:
 
     @property
     def where(self) -> str:
-        """Name the server in messages."""
+        """Return the server's address, for messages."""
         server = self.config.server
         return server if server.startswith("/") else f"{server}:{self.config.port}"
 

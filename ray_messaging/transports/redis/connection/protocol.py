@@ -92,7 +92,7 @@ class _Call(msgspec.Struct, eq=False):
 
 
 class Wire(asyncio.Protocol):
-    """Send commands and match the replies to them, in order; several may be under way.
+    """Connection that matches replies to commands, in order; several may be under way.
 
     One timer watches over all of them, and only while some wait: it costs a stream of short calls next to nothing.
     """
@@ -107,7 +107,7 @@ class Wire(asyncio.Protocol):
         self._look_at = math.inf  # loop time
         self._reader = hiredis.Reader(replyError=reply_error)
         self._reader.setmaxbuf(_KEPT_BYTES)
-        # Kept, as redis-py closes the socket of a connection that nobody holds.
+        # Kept, as redis-py closes the socket of a connection without a reference.
         self._connection = connection
         self._transport = take_over(connection, self)
 
@@ -119,14 +119,14 @@ class Wire(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether commands can be sent."""
+        """Return whether commands can be sent."""
         return self._lost is None and not self._transport.is_closing()
 
     def call(self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf) -> "asyncio.Future[Any]":
         """Send a command; the future gives its reply, or raises the error that the server replied.
 
-        A reply that does not come in time ends the connection, as nobody knows then whose reply the next one is. So
-        does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
+        A reply that does not come in time ends the connection: the next reply could be for this call or for the next.
+        So does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
         """
         loop, transport = self._loop, self._transport
         future: asyncio.Future[Any] = loop.create_future()
@@ -140,7 +140,7 @@ class Wire(asyncio.Protocol):
         now = loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
-        # The timer may be an earlier call's: what it knows of bytes that left says nothing of this one's.
+        # The timer may be an earlier call's: its count of sent bytes does not include this call.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
         self._watch(min(call.due, now + stall_s))

@@ -23,7 +23,7 @@ class Feed(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=reply_error)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heard_at = asyncio.get_running_loop().time()
-        # Kept, as redis-py closes the socket of a connection that nobody holds.
+        # Kept, as redis-py closes the socket of a connection without a reference.
         self._connection = connection
         self._transport = take_over(connection, self)
 
@@ -35,11 +35,11 @@ class Feed(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the server can be asked for more."""
+        """Return whether commands can be sent."""
         return not self._ended.done() and not self._transport.is_closing()
 
     def send(self, *commands: Sequence[Any]) -> None:
-        """Send commands in one piece: the server runs them one after the other, and nobody's between."""
+        """Send commands in one piece: the server runs them without another client's in between."""
         self._transport.write(b"".join(hiredis.pack_command(tuple(command)) for command in commands))
 
     async def send_command(self, *args: str | bytes) -> None:
@@ -53,7 +53,7 @@ class Feed(asyncio.Protocol):
             self._ended.result()
 
     def data_received(self, data: bytes) -> None:
-        """Hand on each thing that the server said."""
+        """Pass on each reply."""
         self.heard_at = asyncio.get_running_loop().time()
         self._reader.feed(data)
         try:
@@ -75,7 +75,7 @@ class Feed(asyncio.Protocol):
         """End the connection."""
         if not self._ended.done():
             self._ended.set_exception(why or RedisConnectionError("closed"))
-            self._ended.exception()  # nobody need ask
+            self._ended.exception()  # else asyncio logs that it was never retrieved
             self._transport.abort()
             # Or redis-py takes its connection for one that was forgotten.
             self._connection._reader = self._connection._writer = None

@@ -31,7 +31,7 @@ async def connect(connection: AbstractConnection) -> None:
 
 
 def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Hand a connection's socket to a protocol, which must keep the connection: redis-py closes one nobody holds."""
+    """Hand a connection's socket to a protocol, which must keep the connection: without a reference it is closed."""
     # redis-py has no public way to hand its socket over.
     writer: Any = connection._writer
     transport: asyncio.Transport = writer.transport

@@ -1,4 +1,4 @@
-"""The ways to ask an interceptor, with handles that look like Ray's."""
+"""The routes to an interceptor, with handles that look like Ray's."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from ray_messaging.wire.log_notes import Why
 
 
 class Method:
-    """Be `handle.method`: its `remote` gives an awaitable."""
+    """A `handle.method`: its `remote` returns an awaitable."""
 
     def __init__(self, call):
         self.call = call
@@ -40,7 +40,7 @@ class Method:
 
 
 class Actor:
-    """Be a handle of our interceptor actor, with a lane unless told otherwise."""
+    """A handle of our interceptor actor, by default with a lane."""
 
     def __init__(self, *rules):
         self.interceptor = Interceptor("x", rules, epoch=3)
@@ -78,6 +78,7 @@ def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
         epoch=1,
         first=first,
         from_ids=IdColumn.of([pair[0] for pair in pairs]),
+        rows=len(pairs),
         to_ids=IdColumn.of([pair[1] for pair in pairs]),
         topics=("agent-chat",),
         lines=PayloadColumn.of([payload] * len(pairs)),
@@ -86,10 +87,10 @@ def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
 
 async def blocked(judge, *args, **options):
     asked = batch(*args, **options)
-    return (await judge.judge(asked)).batch_verdict(len(asked)).blocked
+    return (await judge.judge(asked)).blocked
 
 
-def test_the_way_is_chosen_by_what_the_handle_has(actor):
+def test_the_route_depends_on_the_handles_methods(actor):
     assert isinstance(verdict_client_for(Interceptor("x"), 1.0), LocalVerdictClient)
     assert isinstance(verdict_client_for(actor, 1.0), RemoteVerdictClient)
     assert isinstance(verdict_client_for(Foreign(lambda *_: True), 1.0), ForeignVerdictClient)
@@ -100,6 +101,17 @@ def test_the_way_is_chosen_by_what_the_handle_has(actor):
 async def test_without_an_interceptor_everything_passes():
     assert await blocked(PassAll()) == {}
     assert (await PassAll().judge(batch())).epoch == NOBODY
+
+
+async def test_an_interceptor_of_this_process_counts_a_repeated_batch_once():
+    interceptor = Interceptor("x", [BlackList([(1, 2)])])
+    client = LocalVerdictClient(interceptor)
+    asked = batch()
+    verdict = await client.judge(asked)
+    assert await client.judge(asked) is verdict
+    assert (interceptor.judged, set(verdict.blocked)) == (2, {0})
+    await client.judge(batch(first=2))
+    assert interceptor.judged == 4
 
 
 # -- ours on Ray ------------------------------------------------------------------------------------------------------
@@ -275,30 +287,30 @@ def test_verdicts_outside_the_batch(rows):
 
 @pytest.fixture(params=["lane", "ray"])
 async def slowly(request, actor, remote, unused_tcp_port):
-    """Have messages wait for a slow rule, asked over the lane or by Ray call."""
+    """Let messages wait for a slow rule, asked over the lane or by Ray call."""
     slow = Held("slow", block("slow"))
     actor.interceptor.rules.insert(slow)
     if request.param == "ray":
         actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
     asked = batch([(2, 1), (3, 1)])
-    assert (await remote.judge(asked)).batch_verdict(2).deferred == {0, 1}
+    assert (await remote.judge(asked)).deferred == {0, 1}
     assert remote.route == request.param
     yield slow, asked
     slow.release()
     await actor.interceptor.close()
 
 
-async def test_who_waits_holds_no_other_up(actor, remote, slowly):
+async def test_waiting_rows_delay_no_others(actor, remote, slowly):
     slow, asked = slowly
     waiting = asyncio.create_task(remote.wait(asked))
     await slow.called(2)
     assert set(await blocked(remote, [(1, 2)], first=2)) == {0}
     assert not waiting.done()
     slow.release()
-    assert (await waiting).batch_verdict(2).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
+    assert (await waiting).blocked == {0: ("slow", "slow"), 1: ("slow", "slow")}
 
 
-async def test_who_waits_asks_without_payloads(actor, remote, slowly):
+async def test_repeated_questions_have_no_payloads(actor, remote, slowly):
     slow, asked = slowly
     requests, answer = [], actor.interceptor.answer
     actor.interceptor.answer = lambda request, *, patient: (requests.append(request), answer(request, patient=patient))[
@@ -310,18 +322,18 @@ async def test_who_waits_asks_without_payloads(actor, remote, slowly):
     assert b'{"n":1}' not in requests[0]
 
 
-async def test_a_successor_that_knows_nothing_is_told_the_payloads(actor, remote, slowly):
+async def test_a_successor_gets_the_payloads_again(actor, remote, slowly):
     _, asked = slowly
     await actor.interceptor.close()
     actor.interceptor = Interceptor("x", [Held("slow", block("new"), is_open=True)], epoch=4)
     async with asyncio.timeout(10):
         while (verdicts := await remote.wait(asked)).deferred:
             pass
-    assert verdicts.batch_verdict(2).blocked == {0: ("slow", "new"), 1: ("slow", "new")}
+    assert verdicts.blocked == {0: ("slow", "new"), 1: ("slow", "new")}
     assert verdicts.epoch == 4
 
 
-async def test_a_lane_that_is_cut_while_some_wait(actor, remote):
+async def test_a_lane_cut_while_rows_wait_is_opened_again(actor, remote):
     slow = Held("slow", block("slow"))
     actor.interceptor.rules.insert(slow)
     asked = batch([(2, 1)])
@@ -332,14 +344,14 @@ async def test_a_lane_that_is_cut_while_some_wait(actor, remote):
     for caller in list(actor.server.connections):
         caller.refuse("closing")
     slow.release()
-    assert set((await asyncio.wait_for(waiting, 10)).batch_verdict(1).blocked) == {0}
+    assert set((await asyncio.wait_for(waiting, 10)).blocked) == {0}
     await actor.interceptor.close()
 
 
 async def test_patience_is_no_failure(actor):
     slow = Held("slow")
     actor.interceptor.rules.insert(slow)
-    judge = RemoteVerdictClient(actor, 0.05)  # less than who waits is kept without an answer
+    judge = RemoteVerdictClient(actor, 0.05)  # less than the time that a waiting question is kept without an answer
     asked = batch([(2, 1)])
     await judge.judge(asked)
     waiting = asyncio.create_task(judge.wait(asked))
@@ -347,16 +359,16 @@ async def test_patience_is_no_failure(actor):
     done, _ = await asyncio.wait({waiting}, timeout=0.2)
     assert not done
     slow.release()
-    assert (await waiting).batch_verdict(1).deferred == set()
+    assert (await waiting).deferred == set()
     await judge.close()
     await actor.interceptor.close()
 
 
-# -- anybody's --------------------------------------------------------------------------------------------------------
+# -- foreign interceptors ----------------------------------------------------------------------------------------------
 
 
 class Foreign:
-    """Be a handle of an actor that has nothing but `forward`."""
+    """A handle of an actor that only has `forward`."""
 
     def __init__(self, call):
         self.forward = Method(call)
@@ -368,17 +380,17 @@ async def test_forward_is_asked_where_both_ids_are_given():
     found = await blocked(ForeignVerdictClient(actor, 1.0), pairs)
     assert set(found) == {0, 4}
     assert found[0] == ("forward", "the interceptor refused it")
-    # As AgentSociety's messager asks: the payload as JSON text.
+    # As AgentSociety's messager asks: with the payload as JSON text.
     assert actor.forward.calls == [(1, 2, '{"n": 1}'), ("ann", 3, '{"n": 1}'), (3, 2, '{"n": 1}')]
 
 
 @pytest.mark.parametrize(("answer", "passes"), [(True, True), (False, False), (None, False), (1, True), ("", False)])
-async def test_what_forward_answers_is_taken_for_its_truth(answer, passes):
+async def test_the_answer_of_forward_counts_by_its_truth_value(answer, passes):
     assert bool(await blocked(ForeignVerdictClient(Foreign(lambda *_: answer), 1.0))) is not passes
 
 
 class RayTaskError(Exception):
-    """Named as Ray's, which wraps what the user's code raised."""
+    """Named as Ray's wrapper of an error in the user's code."""
 
 
 class RayTaskErrorOfValueError(RayTaskError, ValueError):

@@ -56,7 +56,7 @@ class MessageBlockBase(ABC):
 
 
 class RudeBlock(MessageBlockBase):
-    """Have a model look for rude messages; ban after the third, the way AgentSociety's own examples do."""
+    """A block that asks a model about rude messages, and bans after the third, as AgentSociety's examples do."""
 
     def __init__(self, name, limit):
         super().__init__(name)
@@ -101,7 +101,7 @@ class Locked(MessageBlockBase):
 
 
 class Once(MessageBlockBase):
-    """Do to the black set what a test tells it to."""
+    """A block that changes the black set as a test tells it."""
 
     def __init__(self, do):
         super().__init__("once")
@@ -112,7 +112,7 @@ class Once(MessageBlockBase):
 
 
 class Model:
-    """Find fault with what says so; cannot be pickled, like most clients."""
+    """A model that objects to marked texts; it cannot be pickled, like most clients."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -127,7 +127,7 @@ class Model:
 def batch(*rows, first=0):
     return Batch(
         sender="s", epoch=0, first=first, topics=("chat",),
-        from_ids=IdColumn.of([row[0] for row in rows]), to_ids=IdColumn.of([row[1] for row in rows]),
+        from_ids=IdColumn.of([row[0] for row in rows]), rows=len(rows), to_ids=IdColumn.of([row[1] for row in rows]),
         lines=PayloadColumn.encode([{"content": row[2]} for row in rows], 10**6),
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def block_in(context, block, **settings):
 
 
 async def judged(rule, *rows):
-    """Judge messages all at once, counting as the interceptor does; return which passed, and why not."""
+    """Judge messages all at once, counting as the interceptor does; return the passed ones, and the reasons."""
 
     async def one(row):
         verdict = await rule.judge(message(*row))
@@ -182,7 +182,7 @@ async def test_a_sender_is_banned_after_so_many():
     assert rule.context.black_list.pairs == {(1, None)}
 
 
-async def test_who_is_let_off_may_write_again():
+async def test_a_pardoned_sender_may_write_again():
     context = Context(pairs=[(1, None)])
     rule = block_in(context, RudePoints("points", 3), llm=Model())
     assert await judged(rule, (1, 2, "hello")) == ["on the black set"]
@@ -200,7 +200,7 @@ async def test_in_the_interceptor():
 
 
 class Reference:
-    """Decide as AgentSociety's interceptor does: ask each block in turn, count for the sender who was refused."""
+    """AgentSociety's decision: ask each block in turn, count for the refused sender."""
 
     def __init__(self, blocks, llm):
         self.blocks, self.llm = blocks, llm
@@ -287,7 +287,7 @@ async def test_a_block_that_raises():
     assert "stands in no interceptor" in (await Block(Once(bad)).judge(message())).reason
 
 
-async def test_a_block_that_hangs_holds_the_next_up_no_longer_than_allowed():
+async def test_a_hanging_block_delays_the_next_only_for_its_timeout():
     class Hanging(MessageBlockBase):
         hang = True
 

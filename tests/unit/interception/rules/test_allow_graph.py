@@ -99,7 +99,7 @@ def test_reasons():
         ([(1, 2)], {"public": ["square"]}, "'square'"),
     ],
 )
-def test_what_cannot_be_used(graph, settings, words):
+def test_invalid_arguments_are_refused(graph, settings, words):
     with pytest.raises(RuleError, match=words):
         AllowGraph(graph, **settings)
 

@@ -115,7 +115,7 @@ def test_forgiving():
 
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
-def test_what_the_check_counts_survives(seconds):
+def test_counters_of_the_check_survive(seconds):
     make = lambda: SenderBan(RateLimit(seconds, per_round=2), after=2)  # noqa: E731 - made thrice
     rule, kept = make(), {}
     assert blocked(rule, batch_of([(1, 2)] * 3)) == [2]
@@ -197,7 +197,7 @@ def test_other_verdicts_of_the_check_stand():
         (MaxLength(9), "3", "after='3'"),
     ],
 )
-def test_what_cannot_be_used(kind, key_of, check, after, words):
+def test_invalid_arguments_are_refused(kind, key_of, check, after, words):
     with pytest.raises(RuleError, match=words):
         kind(check, after)
 

@@ -20,7 +20,8 @@ PAIR = st.tuples(st.one_of(AGENT, st.none()), st.one_of(AGENT, st.none()))
 def batch_of(pairs):
     from_ids, to_ids = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return Batch(
-        sender="s", epoch=0, first=0, from_ids=IdColumn.of(from_ids), to_ids=IdColumn.of(to_ids), topics=("chat",)
+        sender="s", epoch=0, first=0, from_ids=IdColumn.of(from_ids), rows=len(from_ids),
+        to_ids=IdColumn.of(to_ids), topics=("chat",)
     )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ CLOSE_PAIR = st.one_of(PAIR, st.tuples(FEW_AGENTS, FEW_AGENTS))
 
 
 @given(st.sets(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, min_size=9, max_size=40))
-def test_it_blocks_what_a_naive_one_blocks(listed, few, many):
+def test_it_blocks_as_a_naive_one_does(listed, few, many):
     """Few are looked up, many are held against the index first."""
     for asked in (few, [*many, *listed]):
         assert blocked(BlackList(listed), asked) == by_hand(listed, asked)
@@ -88,7 +89,7 @@ def test_changes(first, changes, sent):
     assert blocked(pickle.loads(pickle.dumps(rule)), asked) == by_hand(first, asked)
 
 
-def test_only_what_changed_is_written():
+def test_only_changes_are_written():
     rule = BlackList((n, 0) for n in range(1000))
     rule.state.changes()
     rule.add([(1, 0), (1, 2)])
@@ -112,7 +113,7 @@ def test_a_single_pair_will_do():
 
 
 @pytest.mark.parametrize("pairs", [[(1, 2, 3)], 7, "ab", [7], None])
-def test_what_is_no_pair(pairs):
+def test_invalid_pairs_are_refused(pairs):
     rule = BlackList([(1, 2)])
     for change in (rule.set, rule.add, rule.remove):
         with pytest.raises(RuleError, match=r"write \[?\(from_id, to_id\)"):
@@ -148,7 +149,8 @@ def test_an_id_costs_less_than_half_a_microsecond():
     rule = BlackList(zip(*random.integers(0, 1_000_000, (2, 100_000)).tolist(), strict=True))
     from_ids, to_ids = random.integers(0, 1_000_000, (2, 4000))
     batch = Batch(
-        sender="s", epoch=0, first=0, from_ids=IdColumn(from_ids), to_ids=IdColumn(to_ids), topics=("chat",)
+        sender="s", epoch=0, first=0, from_ids=IdColumn(from_ids), rows=len(from_ids),
+        to_ids=IdColumn(to_ids), topics=("chat",)
     )  # fmt: skip
     best = float("inf")
     for _ in range(50):

@@ -26,7 +26,7 @@ def test_lines_that_messages_share():
 
 
 @pytest.mark.parametrize("limit", [1, -5, True, 2.5, "9"])
-def test_what_cannot_be_used(limit):
+def test_invalid_arguments_are_refused(limit):
     with pytest.raises(RuleError, match="limit"):
         MaxLength(limit)
 

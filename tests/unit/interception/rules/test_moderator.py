@@ -1,4 +1,4 @@
-"""The moderator: whom it asks, how often, and what becomes of a message when nobody answers."""
+"""The moderator: its questions, their number, and messages without an answer."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ def message(content="hello", from_id=1, to_id=2):
             sender="s",
             epoch=0,
             first=0,
-            from_ids=IdColumn.of([from_id]),
+            from_ids=IdColumn.of([from_id]), rows=1,
             to_ids=IdColumn.of([to_id]),
             topics=("chat",),
             lines=PayloadColumn.encode([{"content": content}], 10**9),
@@ -35,7 +35,7 @@ def message(content="hello", from_id=1, to_id=2):
 
 
 class Judge:
-    """Answer what it was told to; note what it was asked, and hold answers back until `open` is set."""
+    """A judge with given answers; it records its questions, and holds answers back until `open` is set."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -103,7 +103,7 @@ async def test_an_error_blocks_or_passes_and_is_not_kept():
     assert await lenient.judge(message()) == block("bad")
 
 
-async def test_a_service_that_is_down_is_told_once(caplog):
+async def test_a_dead_service_is_reported_once(caplog):
     rule = Moderator(Judge(OSError("a"), OSError("b"), True, OSError("c")))
     with caplog.at_level(logging.WARNING):
         for content in "wxyz":
@@ -114,7 +114,7 @@ async def test_a_service_that_is_down_is_told_once(caplog):
     ]
 
 
-async def test_it_asks_again_where_told_to():
+async def test_it_repeats_failed_questions():
     judge = Judge(OSError("a"), None, "bad")
     rule = Moderator(judge, retries=2)
     assert await rule.judge(message()) == block("bad")
@@ -124,7 +124,7 @@ async def test_it_asks_again_where_told_to():
     )
 
 
-async def test_who_does_not_answer_in_time():
+async def test_an_answer_in_time_is_required():
     judge = Judge()
     judge.open.clear()
     rule = Moderator(judge, timeout_s=0.02)
@@ -141,7 +141,7 @@ async def test_retries_end_with_the_time():
     await rule.close()
 
 
-async def test_who_goes_on_after_being_cancelled():
+async def test_a_judge_that_ignores_cancellation_is_left_behind():
     stop = asyncio.Event()
     started = []
 

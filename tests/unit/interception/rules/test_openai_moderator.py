@@ -24,7 +24,8 @@ def message(content="hello", from_id=1):
     return Message(
         "e",
         Batch(
-            sender="s", epoch=0, first=0, from_ids=IdColumn.of([from_id]), to_ids=IdColumn.of([2]), topics=("chat",),
+            sender="s", epoch=0, first=0, from_ids=IdColumn.of([from_id]), rows=1, to_ids=IdColumn.of([2]),
+            topics=("chat",),
             lines=PayloadColumn.encode([{"content": content}], 10**9),
         ),
         0,
@@ -137,7 +138,7 @@ async def test_the_text_is_data_in_a_turn_of_its_own():
     assert "allow all" not in system["content"]
 
 
-async def test_show_says_what_the_model_sees_and_verdicts_are_kept_by_it():
+async def test_show_selects_the_models_text_and_the_cache_key():
     async with serving(FINE) as endpoint:
         rule = endpoint.rule(show=lambda asked: f"{asked.from_id}: {asked.payload['content']}")
         await rule.judge(message("grüße", from_id=1))
@@ -184,7 +185,7 @@ async def test_a_slow_one_runs_out_of_time():
     assert verdict == block("the rule failed: TimeoutError: no answer within 0.05 s")
 
 
-async def test_a_wrong_key_is_not_repeated_nor_told(caplog):
+async def test_a_wrong_key_is_neither_retried_nor_shown(caplog):
     endpoint = serving((401, {"error": {"message": f"wrong key: {KEY}"}}))
     with caplog.at_level(logging.DEBUG):
         verdict, rule = await judged(endpoint)
@@ -195,12 +196,12 @@ async def test_a_wrong_key_is_not_repeated_nor_told(caplog):
     assert not [record for record in caplog.records if KEY in record.getMessage() and record.levelno > logging.DEBUG]
 
 
-async def test_a_key_that_an_endpoint_repeats_is_not_told():
+async def test_a_key_repeated_by_an_endpoint_is_not_shown():
     verdict, _ = await judged(serving((500, {"error": {"message": f"cannot use {KEY}"}})), retries=0)
     assert "cannot use ***" in verdict.reason
 
 
-async def test_nobody_there():
+async def test_a_missing_endpoint_fails():
     async with serving(FINE) as endpoint:
         pass
     rule = endpoint.rule(retries=0)

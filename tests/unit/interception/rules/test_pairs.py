@@ -29,7 +29,7 @@ def test_names_fill_it_too():
     assert added < 100
 
 
-def test_what_was_added_is_found():
+def test_added_pairs_are_found():
     index = PairIndex([(1, 2)])
     for pair in [(3, 4), (5, None), (None, 6), ("ann", None)]:
         assert index.add(pair)

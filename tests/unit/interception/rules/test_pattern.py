@@ -1,4 +1,4 @@
-"""Pattern: what is found in any script, what is ruled out quickly, what runs away."""
+"""Pattern: matches in any script, quick exclusions, and runaway regexes."""
 # ruff: noqa: RUF001 - look-alikes are what is tested here
 
 import json
@@ -112,7 +112,7 @@ def test_lines_that_messages_share_are_looked_at_once():
     assert blocked(Pattern(["bad"]), batch) == [0, 2, 3]
 
 
-def test_reasons_say_what_was_found():
+def test_reasons_name_the_match():
     rule = Pattern(["Straße"], [r"\d{4}"])
     reasons = [verdict.reason for verdict in judged(rule, batch_of([(1, 2)] * 2, ["strasse", "pin 1234"]))]
     assert reasons == ["the payload holds the word 'Straße'", r"the payload holds what matches '\\d{4}'"]
@@ -142,7 +142,7 @@ def test_masks(text, masked):
 
 
 @given(st.lists(ALPHABET, min_size=1, max_size=4), ALPHABET)
-def test_nothing_is_left_of_what_is_masked(words, text):
+def test_masked_text_is_removed_completely(words, text):
     words = [word for word in words if word.strip(" \n\u0301\u200b*")]
     if not words:
         return
@@ -156,7 +156,7 @@ def test_a_mask_that_makes_a_word_is_masked_too():
     assert verdict.payload == {"content": "***"}
 
 
-def test_what_is_no_object_cannot_be_masked_and_is_blocked():
+def test_a_payload_that_is_not_an_object_is_blocked_instead_of_masked():
     assert blocked(Pattern(["bad"], action="mask"), batch_of_lines([b"bad", b'["bad"]', b"7"], raw=True)) == [0, 1]
 
 
@@ -214,7 +214,7 @@ def test_an_odd_payload_fails_alone():
         ({"words": ["a"], "time_limit_s": "1"}, "time_limit_s='1'"),
     ],
 )
-def test_what_cannot_be_used(settings, words):
+def test_invalid_arguments_are_refused(settings, words):
     with pytest.raises(RuleError, match=words) as caught:
         Pattern(**settings)
     assert caught.value.rule == "pattern"

@@ -73,7 +73,7 @@ def test_less_than_one_a_second():
     assert passed == [True, False, False, False] * 2
 
 
-def test_reasons_name_who_and_which_limit():
+def test_reasons_name_sender_and_limit():
     rule = RateLimit(2, 3, clock=Clock())
     (first, *_, last) = [verdict for verdict in judged(rule, batch_of([("ann", 1)] * 4)) if verdict]
     assert first.reason == last.reason == "agent 'ann' writes more messages than it may: the limit is 2 a second"
@@ -90,7 +90,7 @@ def test_the_user_is_not_limited():
 
 
 def test_sums_of_seconds_cost_no_message():
-    """Who keeps to the limit passes for ever: 0.1 s is no sum of powers of two."""
+    """A sender within the limit passes for ever, although 0.1 s is no sum of powers of two."""
     clock = Clock()
     rule = RateLimit(10, clock=clock)
     assert blocked(rule, batch_of([(1, 2)] * 10)) == []
@@ -130,7 +130,7 @@ def test_pickling_forgets_the_seconds_and_keeps_the_round():
         ({"per_round": True}, "per_round=True"),
     ],
 )
-def test_what_cannot_be_used(settings, words):
+def test_invalid_arguments_are_refused(settings, words):
     with pytest.raises(RuleError, match=words):
         RateLimit(**settings)
 

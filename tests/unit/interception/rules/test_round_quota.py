@@ -14,7 +14,7 @@ from ray_messaging.interception.server.state.table import Table
 
 
 class Context:
-    """Be what a rule sees of its interceptor."""
+    """The interceptor as a rule sees it."""
 
     def __init__(self):
         self.violations = Table()
@@ -89,7 +89,7 @@ def test_the_round_survives_a_death():
     assert blocked(copy, batch_of([(1, 2)])) == [0]
 
 
-def test_who_is_silenced_meets_nobody():
+def test_a_silenced_agent_makes_no_contacts():
     context = Context()
     rule = quota(context, contacts=1, blocked=1)
     judged(rule, batch_of([(2, 1)]))
@@ -132,7 +132,7 @@ def test_within_an_interceptor_the_quota_is_not_for_ever():
         ({"blocked": True}, "blocked=True"),
     ],
 )
-def test_what_cannot_be_used(settings, words):
+def test_invalid_arguments_are_refused(settings, words):
     with pytest.raises(RuleError, match=words):
         RoundQuota(**settings)
 

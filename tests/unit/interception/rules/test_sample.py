@@ -63,7 +63,7 @@ def test_labels():
         ((0.1,), {"action": "drop"}, "action='drop'"),
     ],
 )
-def test_what_cannot_be_used(args, settings, words):
+def test_invalid_arguments_are_refused(args, settings, words):
     with pytest.raises(RuleError, match=words):
         Sample(*args, **settings)
 

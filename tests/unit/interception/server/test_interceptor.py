@@ -1,4 +1,4 @@
-"""The interceptor: what rules make of a batch, fail closed, counted once, also by a successor."""
+"""The interceptor: verdicts of rules on a batch, failing rules block, and each message counts once."""
 
 import asyncio
 from collections import Counter
@@ -12,6 +12,7 @@ from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.wire.frames import encode
 
 WAIT_S = 10
 
@@ -34,6 +35,15 @@ async def test_rewrites_compose_in_rule_order_and_later_rules_see_them():
     assert second.seen == [{"text": "0+a"}, {"text": "1+a"}]
     assert found.rewritten == {0: ("b", b'{"text":"0+a+b"}')}
     assert found.blocked == {1: ("c", "no")}
+
+
+async def test_a_repeated_question_gets_the_same_answer_and_counts_once():
+    interceptor = Interceptor("x", [whole("a", {0: block("first")})])
+    request = encode(batch([{}, {}]))
+    first = interceptor.answer(request)
+    interceptor.rules.insert(whole("b", {1: block("now")}), 0)
+    assert interceptor.answer(request) == first
+    assert interceptor.judged == 2
 
 
 async def test_labels_gather():
@@ -90,14 +100,14 @@ class Unspeakable(Exception):
     [Unspeakable(), ValueError("odd \ud800"), RecursionError(), MemoryError(), SystemExit(3), asyncio.CancelledError()],
     ids=repr,
 )
-async def test_an_error_that_cannot_be_told_blocks_too(error):
+async def test_an_error_without_a_text_blocks_too(error):
     found = await judged([whole("odd", error)], 2)
     assert {rule for rule, _ in found.blocked.values()} == {"odd"}
     assert set(found.blocked) == {0, 1}
 
 
 class Kind(Rule):
-    """Judge by a table from a payload's text to what to do: a rule as simple as it can be."""
+    """A rule as a table from a payload's text to its verdict."""
 
     needs_payload = True
 
@@ -182,7 +192,7 @@ async def test_a_slow_rule_between_fast_ones():
     assert (interceptor.judged, interceptor.blocked, interceptor.deferred) == (3, 1, 0)
 
 
-async def test_what_a_slow_rule_knows_holds_nothing_up():
+async def test_a_known_verdict_of_a_slow_rule_delays_nothing():
     slow = Held("slow", ALLOW, at_once=lambda message: block("known") if message.payload["text"] == "1" else ALLOW)
     interceptor = Interceptor("x", [slow])
     found = await answered(interceptor, batch([{"text": str(n)} for n in range(3)]))
@@ -241,7 +251,7 @@ async def test_a_slow_rule_that_hangs():
     assert found.blocked == {0: ("slow", "the rule failed: TimeoutError: no verdict within 0.02 s")}
 
 
-async def test_who_waits_is_told_after_a_while_and_waits_on(monkeypatch):
+async def test_a_waiting_caller_gets_an_answer_after_a_while_and_asks_again(monkeypatch):
     monkeypatch.setattr(deferral, "PATIENCE_S", 0.02)
     slow = Held("slow", ALLOW)
     interceptor = Interceptor("x", [slow])
@@ -253,7 +263,7 @@ async def test_who_waits_is_told_after_a_while_and_waits_on(monkeypatch):
     await interceptor.close()
 
 
-async def test_one_who_is_done_waits_for_no_other():
+async def test_a_decided_row_does_not_wait_for_others():
     slow = Held("slow", block("slow"), only=lambda message: message.payload["text"] == "0")
     interceptor = Interceptor("x", [slow])
     asked = batch([{"text": "0"}, {"text": "1"}])

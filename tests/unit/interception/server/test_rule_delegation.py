@@ -1,4 +1,4 @@
-"""Which rules an interceptor may grant, and that those made of the data decide as they do."""
+"""Rules that an interceptor may delegate; the senders' copies decide alike."""
 
 import asyncio
 import logging
@@ -45,8 +45,8 @@ pairs = st.lists(st.tuples(sides, sides), max_size=30)
 edges = st.lists(st.tuples(ids, ids), max_size=20)
 
 
-def granted(*rules):
-    """Return rules as a messager makes them."""
+def delegated(*rules):
+    """Return the delegated copies of rules, as a messager makes them."""
     return decode_snapshot(encode_snapshot(snapshot_of(NUMBER, rules))).build()
 
 
@@ -59,9 +59,9 @@ def decided(rule, asked):
 
 
 @given(listed=pairs, asked=pairs)
-def test_a_granted_black_list_decides_as_the_one_it_is_made_of(listed, asked):
+def test_a_delegated_black_list_decides_as_the_original(listed, asked):
     rule = BlackList(listed)
-    [made] = granted(rule)
+    [made] = delegated(rule)
     asked = of(asked or [(1, 2)])
     assert type(made) is BlackList
     assert decided(made, asked) == decided(rule, asked)
@@ -74,10 +74,10 @@ def test_a_granted_black_list_decides_as_the_one_it_is_made_of(listed, asked):
     user=st.booleans(),
     channels=st.booleans(),
 )
-def test_a_granted_graph_decides_as_the_one_it_is_made_of(drawn, members, asked, user, channels):
+def test_a_delegated_graph_decides_as_the_original(drawn, members, asked, user, channels):
     networks = {f"n{number}": found for number, found in enumerate(members)}
     rule = AllowGraph(drawn, networks=networks, public=list(networks)[:1], user=user, channels=channels)
-    [made] = granted(rule)
+    [made] = delegated(rule)
     asked = of(asked or [(1, 2)])
     assert type(made) is AllowGraph
     assert decided(made, asked) == decided(rule, asked)
@@ -86,7 +86,7 @@ def test_a_granted_graph_decides_as_the_one_it_is_made_of(drawn, members, asked,
 
 
 class Own(BlackList):
-    """Be a black list of somebody's own."""
+    """A user's subclass of the black list."""
 
 
 def by_hand():
@@ -103,11 +103,11 @@ def by_hand():
     ],
     ids=lambda rule: type(rule).__name__,
 )  # fmt: skip
-def test_rules_that_are_never_granted(rule):
+def test_rules_that_are_never_delegated(rule):
     assert not can_delegate([BlackList(), rule])
 
 
-def test_rules_that_are_granted():
+def test_rules_that_are_delegated():
     assert can_delegate([])
     rules = [BlackList([(1, 2)]), BlackList(name="second"), AllowGraph([(1, 2)])]
     Interceptor("x", rules)
@@ -135,11 +135,11 @@ def test_rules_that_cannot_be_are_refused(rules):
         decode_snapshot(msgspec.msgpack.encode([NUMBER, rules])).build()
 
 
-def test_too_many_entries_are_neither_granted_nor_taken(monkeypatch):
+def test_too_many_entries_are_neither_delegated_nor_accepted(monkeypatch):
     monkeypatch.setattr(rule_snapshot, "MAX_ENTRIES", 3)
     with pytest.raises(FrameError, match="3"):
-        granted(BlackList([(number, 1) for number in range(4)]))
-    assert granted(BlackList([(number, 1) for number in range(3)]))
+        delegated(BlackList([(number, 1) for number in range(4)]))
+    assert delegated(BlackList([(number, 1) for number in range(3)]))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x91\xff", b"\x92\x00\xcb" + b"\x00" * 8])
@@ -148,7 +148,7 @@ def test_requests_that_cannot_be_read(data):
         decode_snapshot_request(data)
 
 
-def test_requests_say_what_is_held_and_what_has_passed():
+def test_requests_name_the_held_number_and_the_passed_messages():
     assert decode_snapshot_request(encode_snapshot_request(SnapshotRequest(NUMBER, -3))) == SnapshotRequest(NUMBER, -3)
 
 
@@ -188,7 +188,7 @@ async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):
     await interceptor.close()
 
 
-async def test_what_is_loaded_is_looked_at_once_more(monkeypatch):
+async def test_loaded_rules_are_checked_again(monkeypatch):
     monkeypatch.setattr(delegation, "CALM_S", 0.0)
     monkeypatch.setattr(delegation, "MAX_ENTRIES", 2)
     interceptor = Interceptor("x", [BlackList()], epoch=3, publish_snapshot=write)
@@ -199,7 +199,7 @@ async def test_what_is_loaded_is_looked_at_once_more(monkeypatch):
 
 
 @pytest.mark.parametrize(("epoch", "publish"), [(-1, write), (0, write), (3, None)])
-async def test_who_cannot_grant_offers_nothing(monkeypatch, epoch, publish):
+async def test_an_interceptor_without_a_publisher_offers_nothing(monkeypatch, epoch, publish):
     monkeypatch.setattr(delegation, "CALM_S", 0.0)
     interceptor = Interceptor("x", epoch=epoch, publish_snapshot=publish)
     assert await ask(interceptor) == RuleSnapshot(0)
@@ -207,7 +207,7 @@ async def test_who_cannot_grant_offers_nothing(monkeypatch, epoch, publish):
     await interceptor.close()
 
 
-async def test_rules_that_change_while_the_server_is_told_are_not_granted(monkeypatch):
+async def test_rules_changed_while_their_number_is_stored_are_not_delegated(monkeypatch):
     monkeypatch.setattr(delegation, "CALM_S", 0.0)
     gate = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What rules fail at is counted for each rule, by whatever way they fail, and logged once for each distinct error."""
+"""Failures of rules: counted for each rule, and logged once for each distinct error."""
 
 import asyncio
 import logging
@@ -95,7 +95,7 @@ async def test_a_rule_that_fails_is_counted_by_message_whichever_way_it_fails(wa
     await interceptor.close()
 
 
-async def test_a_rule_that_lets_pass_what_it_fails_on_is_counted_all_the_same():
+async def test_failures_with_on_error_allow_are_counted():
     interceptor = Interceptor("x", [Odd(on_error="allow"), SenderBan(Odd(on_error="allow"), name="ban")])
     found = await asks(interceptor, 5)
     assert not found.blocked
@@ -135,7 +135,7 @@ async def test_a_rule_that_hangs_is_counted_once_it_is_interrupted():
     assert told["errors"][0]["where"].startswith("test_rule_failures.py:")
 
 
-async def test_distinct_errors_are_told_apart_and_repeats_are_summed_up(caplog):
+async def test_distinct_errors_are_logged_and_repeats_are_summed_up(caplog):
     rule = Odd()
     interceptor = Interceptor("x", [rule])
     with caplog.at_level(logging.DEBUG):
@@ -186,7 +186,7 @@ async def test_failures_end_when_the_rule_goes_and_its_successor_begins_anew():
     await interceptor.close()
 
 
-async def test_a_rule_that_cannot_say_what_becomes_of_its_failures_blocks_and_floods_no_log(caplog):
+async def test_a_rule_with_a_failing_error_handler_blocks_and_floods_no_log(caplog):
     class Worse(Odd):
         def failed(self, error):
             raise KeyError("no verdict either")

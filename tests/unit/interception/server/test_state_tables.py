@@ -1,4 +1,4 @@
-"""What rules keep: what cannot be kept is the failure of the rule that tries."""
+"""Tables of rules: a value that cannot be stored is a failure of its rule."""
 
 import enum
 
@@ -28,7 +28,7 @@ class Colour(enum.StrEnum):
         (None, None, (None, None)),
     ],
 )
-def test_what_is_set_is_what_a_successor_reads(key, value, kept):
+def test_a_successor_reads_the_stored_values(key, value, kept):
     table = Table()
     table[key] = value
     assert list(table.items()) == [kept]
@@ -56,7 +56,7 @@ def test_what_is_set_is_what_a_successor_reads(key, value, kept):
         (1, {(1, 2): 3}),
     ],
 )
-def test_what_cannot_be_kept_is_refused(key, value):
+def test_values_that_cannot_be_stored_are_refused(key, value):
     table = Table()
     with pytest.raises(RuleError, match="cannot keep"):
         table[key] = value
@@ -64,7 +64,7 @@ def test_what_cannot_be_kept_is_refused(key, value):
     assert table.changes() is None
 
 
-def test_what_is_changed_in_place_afterwards_keeps_nobody_else_from_being_kept(caplog):
+def test_a_value_changed_in_place_does_not_prevent_other_writes(caplog):
     table = Table()
     table["odd"] = []
     table["odd"].append(object())
@@ -106,7 +106,7 @@ class Odd(Rule):
         return ALLOW
 
 
-async def test_a_rule_that_keeps_what_cannot_be_kept_fails_alone():
+async def test_a_rule_with_an_unstorable_value_fails_alone():
     kept = Store()
     interceptor = Interceptor("x", [Odd(), BlackList([(1, 2)])], epoch=1, store=kept)
     rule, reason = (await answered(interceptor, batch([{}], pairs=[(99, 2)], sender="bad"))).blocked[0]

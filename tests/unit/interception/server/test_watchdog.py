@@ -128,7 +128,7 @@ async def test_a_slow_rule_that_awaits_is_not_at_work(watched, caplog):
 
 
 def test_a_rule_that_is_done_is_never_interrupted():
-    """Strike again and again from another thread, at whatever point the rule is."""
+    """Interrupt again and again from another thread, at any point of the rule."""
     watch, rule = Watch(), whole("quick", {})
     over = threading.Event()
     thread = threading.get_ident()

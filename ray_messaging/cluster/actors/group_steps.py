@@ -1,0 +1,93 @@
+"""The steps of a group, in its actor: one driver at a time opens and closes them."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
+from ray_messaging.errors import AlreadyExists
+from ray_messaging.messager import Messager
+from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_loop import LEASE_S, step_loop
+
+
+class GroupSteps:
+    """The steps of one group. A call that Ray repeats, in this process or in its successor, has its effect once.
+
+    A task that Ray runs again replaces its earlier attempt at once, because that one is dead. Any other driver gets the
+    group when its driver has given no sign of life for a lease.
+    """
+
+    def __init__(self, messager: Messager) -> None:
+        self._messager = messager
+        self._driver: StepDriver | None = None
+        self._until = -1
+        self._seen_at = 0.0
+        self._takes = 0
+        self._steps: AsyncGenerator[Step, None] | None = None
+        self._open: Step | None = None
+        self._calls = asyncio.Lock()
+
+    async def advance(self, driver: StepDriver, until: int, done: StepDone | None) -> OpenStep | None:
+        """Commit the step that a driver has done (None: it begins), and open the next one; None: there is none.
+
+        Raises: AlreadyExists where another driver has the group; as `Messager.steps`.
+        """
+        self._admit(driver)
+        async with self._calls:
+            if self._driver != driver or self._until != until:
+                await self._stop()
+            try:
+                if self._steps is None:
+                    self._takes += 1
+                    self._driver, self._until = driver, until
+                    self._steps = step_loop(self._messager.engine, self._takes).steps(until)
+                    self._open = await anext(self._steps, None)
+                if done is not None and self._open is not None and done.number == self._open.number:
+                    self._open.sends.adopt(done.sends)
+                    self._open.state = done.state
+                    self._open = await anext(self._steps, None)
+            except BaseException:
+                self._steps = self._open = None  # it has ended
+                raise
+            return self._view(done is None)
+
+    def alive(self, driver: StepDriver) -> None:
+        """Note a sign of life of the driver."""
+        if driver == self._driver:
+            self._seen_at = time.monotonic()
+
+    async def end(self, driver: StepDriver) -> None:
+        """End a driver's steps; its open step stays uncommitted."""
+        if driver == self._driver:
+            async with self._calls:
+                if driver == self._driver:
+                    await self._stop()
+                    self._driver = None
+
+    def _admit(self, driver: StepDriver) -> None:
+        now, current = time.monotonic(), self._driver
+        if current is not None and current.task != driver.task and now - self._seen_at < LEASE_S:
+            raise AlreadyExists(
+                f"task {current.task!r} drives the steps of group {self._messager.name!r}: a group is driven by one "
+                "task at a time. End that task, or let it drive on",
+                kind="driver",
+                value=self._messager.name,
+                owner=current.task,
+            )
+        self._seen_at = now
+
+    async def _stop(self) -> None:
+        steps, self._steps, self._open = self._steps, None, None
+        if steps is not None:
+            await steps.aclose()
+
+    def _view(self, with_agents: bool) -> OpenStep | None:  # noqa: FBT001 - private
+        step = self._open
+        if step is None:
+            return None
+        slices = step.messages.slices
+        agents = step.places.column if with_agents else None
+        return OpenStep(
+            step.number, step.seed, step.sends.horizon, slices[0].batch if slices else None, step.state, agents
+        )

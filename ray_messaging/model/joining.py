@@ -1,0 +1,54 @@
+"""Joining of columns: those of several frames become one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn
+
+
+def joined_arrays(parts: Sequence[NDArray[Any]]) -> Any:  # noqa: ANN401 - an array of the parts' type
+    """Return arrays as one; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def joined_ids(columns: Sequence[IdColumn]) -> IdColumn:
+    """Return columns of ids as one, with one table of names."""
+    if len(columns) == 1:
+        return columns[0]
+    values = np.concatenate([column.values for column in columns])
+    if all(column.kinds is None for column in columns):
+        return IdColumn(values)
+    table: dict[str, int] = {}
+    kinds = np.full(len(values), INT, np.uint8)
+    low = 0
+    for column in columns:
+        high = low + len(column)
+        if column.kinds is not None:
+            kinds[low:high] = column.kinds
+            if column.strings:
+                places = np.array([table.setdefault(name, len(table)) for name in column.strings], np.int64)
+                named = column.kinds == STR
+                values[low:high][named] = places[column.values[named]]
+        low = high
+    return IdColumn(values, kinds, tuple(table))
+
+
+def joined_payloads(columns: Sequence[PayloadColumn], rows: Sequence[int]) -> PayloadColumn:
+    """Return columns of payloads as one, in which each row names its line.
+
+    Args: rows are the numbers of rows of the columns.
+    """
+    index = np.empty(sum(rows), np.uint32)
+    low = first = 0
+    for column, count in zip(columns, rows, strict=True):
+        part = index[low : low + count]
+        part[:] = np.arange(count, dtype=np.uint32) if column.index is None else column.index
+        part += first
+        low, first = low + count, first + column.count
+    if any(column.raw for column in columns):  # raw lines may hold newlines: they are no blob
+        return PayloadColumn.of([line for column in columns for line in column.list], index, raw=True)
+    blob = b"".join([column.blob for column in columns]) if len(columns) > 1 else columns[0].blob
+    return PayloadColumn(blob, first, index)

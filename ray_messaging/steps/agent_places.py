@@ -1,0 +1,66 @@
+"""Places of a group's agents in their canonical order: ints ascending, then strs."""
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.columns import INT, STR, IdColumn
+
+
+class AgentPlaces(Sequence[AgentId]):
+    """The agents of a group in canonical order; an agent's place is its index."""
+
+    def __init__(self, agents: AgentSet) -> None:
+        self.column = agents.column
+        self.ints = agents.ints
+        self.strings = sorted(agents.strings)
+        self._place_of = {name: place for place, name in enumerate(self.strings, len(self.ints))}
+
+    def __len__(self) -> int:
+        return len(self.ints) + len(self.strings)
+
+    @overload
+    def __getitem__(self, place: int) -> AgentId: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[AgentId]: ...
+    def __getitem__(self, place: int | slice) -> AgentId | list[AgentId]:
+        """Return the agent at a place."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        if place < 0:
+            place += len(self)
+        return int(self.ints[place]) if place < len(self.ints) else self.strings[place - len(self.ints)]
+
+    def place(self, agent: AgentId) -> int:
+        """Return the place of one agent; -1: it is none of these."""
+        if isinstance(agent, str):
+            return self._place_of.get(agent, -1)
+        place = int(np.searchsorted(self.ints, agent))
+        return place if place < len(self.ints) and self.ints[place] == agent else -1
+
+    def find(self, column: IdColumn) -> NDArray[np.int64]:
+        """Return the place of each id, int64 (n,); -1: it is none of these agents."""
+        found = self._find_ints(column.values)
+        if column.kinds is not None:
+            names = np.array([self._place_of.get(name, -1) for name in (*column.strings, "")], np.int64)
+            found = np.where(column.kinds == INT, found, -1)
+            named = column.kinds == STR
+            found[named] = names[column.values[named]]
+        return found
+
+    def _find_ints(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        ints = self.ints
+        if not len(ints):
+            return np.full(len(values), -1, np.int64)
+        low, high = int(ints[0]), int(ints[-1])
+        if high - low == len(ints) - 1:  # consecutive ids, the common case, need no search
+            return np.where((values >= low) & (values <= high), values - low, -1)
+        places = np.minimum(np.searchsorted(ints, values), len(ints) - 1)
+        return np.where(ints[places] == values, places, -1)
+
+
+NO_PLACES = AgentPlaces(NO_AGENTS)

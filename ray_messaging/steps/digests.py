@@ -1,0 +1,83 @@
+"""Digests of what was sent in a step: equal for equal rows, whatever their order and layout.
+
+A row's canonical bytes are, in this order: step sent, step read, from_id, its n-th send, to_id, subtopic, fate, rule,
+labels, payload. A number takes 8 bytes, little endian; a text has its length before it. The digest of a step is the sum
+of the rows' BLAKE2b-256 modulo 2**256. The history digest chains it: BLAKE2b-256 of the history before, the step, the
+number of rows, and the step's digest.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from struct import Struct as Packer
+from typing import NamedTuple
+
+from ray_messaging.addressing.channels import AgentId
+
+SIZE = 32  # bytes of a digest
+_MODULUS: int = 1 << 8 * SIZE
+_number = Packer("<q").pack
+_length = Packer("<I").pack
+_NONE = b"n"
+
+
+class DigestRow(NamedTuple):
+    """The fields of one row that count for the digest."""
+
+    step: int
+    step_read: int
+    from_id: AgentId | None
+    ordinal: int
+    to_id: AgentId | None
+    subtopic: str
+    fate: str
+    rule: str | None
+    labels: Sequence[str]
+    payload: bytes
+
+
+def row_bytes(row: DigestRow) -> bytes:
+    """Return a row's canonical bytes."""
+    return b"".join(
+        (
+            _number(row.step),
+            _number(row.step_read),
+            id_bytes(row.from_id),
+            _number(row.ordinal),
+            id_bytes(row.to_id),
+            _text(row.subtopic.encode()),
+            _text(row.fate.encode()),
+            _NONE if row.rule is None else b"r" + _text(row.rule.encode()),
+            _length(len(row.labels)),
+            *(_text(label.encode()) for label in sorted(row.labels)),
+            _text(row.payload),
+        )
+    )
+
+
+def sum_of(rows: Iterable[DigestRow]) -> int:
+    """Return the digest of some rows as a number; those of the parts of a step add up to the step's."""
+    total: int = 0
+    for row in rows:
+        total += int.from_bytes(blake2b(row_bytes(row), digest_size=SIZE).digest(), "little")
+    return total % _MODULUS
+
+
+def step_digest(sums: Iterable[int]) -> bytes:
+    """Return the digest of a step from the sums of its parts."""
+    return (sum(sums) % _MODULUS).to_bytes(SIZE, "little")
+
+
+def history_digest(before: bytes, step: int, rows: int, digest: bytes) -> bytes:
+    """Return the digest of all steps up to this one; `before` is that of the step before (b"": there is none)."""
+    return blake2b(_text(before) + _number(step) + _number(rows) + digest, digest_size=SIZE).digest()
+
+
+def id_bytes(agent: AgentId | None) -> bytes:
+    """Return the bytes that stand for an id: its kind, then its value."""
+    if agent is None:
+        return _NONE
+    return b"i" + _number(agent) if isinstance(agent, int) else b"s" + _text(agent.encode())
+
+
+def _text(value: bytes) -> bytes:
+    return _length(len(value)) + value

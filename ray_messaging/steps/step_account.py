@@ -1,0 +1,77 @@
+"""The account of one step of a group: the fates of what it sent, and their digest."""
+
+from collections import Counter
+
+import msgspec
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.receipt import FATES, Outcome
+from ray_messaging.steps.digests import SIZE, DigestRow, sum_of
+
+
+class StepCounts(msgspec.Struct, array_like=True, frozen=True):
+    """What a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed)."""
+
+    fates: dict[str, int]
+    digest: bytes = b""
+
+    def encode(self) -> bytes:
+        """Encode the counts for the server."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> "StepCounts":
+        """Decode counts from the server."""
+        return msgspec.msgpack.decode(encoded, type=cls)
+
+
+class StepAccount:
+    """The fates of the messages of one attempt at a step. It takes the place of a sender's local log."""
+
+    def __init__(self, *, digest: bool) -> None:
+        self._digest = digest
+        self._fates: Counter[str] = Counter()
+        self._sum = 0
+
+    def add(self, batch: Batch, outcome: Outcome) -> None:
+        """Add a batch whose rows have their fates."""
+        for code in set(outcome.codes):
+            self._fates[FATES[code]] += outcome.codes.count(code)
+        if self._digest:
+            self._sum += sum_of(digest_rows(batch, outcome))
+
+    def take(self) -> StepCounts:
+        """Return the counts of the step, and begin the next one."""
+        digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
+        counts = StepCounts(dict(sorted(self._fates.items())), digest)
+        self._fates, self._sum = Counter(), 0
+        return counts
+
+
+def digest_rows(batch: Batch, outcome: Outcome) -> "list[DigestRow]":
+    """Return the rows of a batch as they count for the digest."""
+    extension, lines = batch.extension, batch.lines
+    assert extension is not None
+    assert extension.ordinal is not None
+    assert isinstance(batch.step, int)
+    assert isinstance(extension.deliver, int)
+    assert lines is not None
+    from_ids, to_ids, ordinals = batch.from_ids.tolist(), batch.to_ids.tolist(), extension.ordinal.tolist()
+    rows = []
+    for row in range(batch.rows):
+        rule = outcome.blocks[row][0] if row in outcome.blocks else None
+        rows.append(
+            DigestRow(
+                batch.step,
+                extension.deliver,
+                from_ids[row],
+                ordinals[row],
+                to_ids[row],
+                batch.topic_of(row),
+                FATES[outcome.codes[row]],
+                rule,
+                batch.labels_of(row),
+                lines.row(row),
+            )
+        )
+    return rows

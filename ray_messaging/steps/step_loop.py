@@ -1,0 +1,278 @@
+"""The loop over a group's steps: wait at the barrier, read the box, run the body, commit."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import numpy as np
+
+from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
+from ray_messaging.common.task_health import end
+from ray_messaging.engine import Engine
+from ray_messaging.errors import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    MessagingError,
+    StepAborted,
+    StepTooLarge,
+    TransitError,
+)
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Extension
+from ray_messaging.sending.accumulation.accumulator import Accumulator
+from ray_messaging.sending.accumulation.bulk_sender import BulkSender
+from ray_messaging.sending.delivery.frame_router import FrameRouter
+from ray_messaging.sending.delivery.frame_sender import FrameSender
+from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
+from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_account import StepAccount
+from ray_messaging.steps.step_sends import StepSends
+from ray_messaging.steps.step_transport import StepTransport
+from ray_messaging.transports.steps.store import StepStore
+from ray_messaging.transports.steps.values import (
+    OUTSIDE,
+    BoxFrame,
+    Closing,
+    Committed,
+    Done,
+    Driven,
+    Driver,
+    Opened,
+    Refused,
+    StepSettings,
+    Taken,
+    Waiting,
+    box_name,
+    counted,
+)
+from ray_messaging.wire.frames import decode
+
+_PAGE = 64  # frames in one read of a box
+_FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
+_NEWS_S = 5.0  # the longest wait for news in one call
+LEASE_S = 10.0
+_TAKES_BITS = 20
+
+
+def step_loop(engine: Engine, takes: int = 0) -> "StepLoop":
+    """Return the loop over the steps of an engine's agents; raise ConfigError where it has none.
+
+    Args: takes counts the drivers before this one in this process: the later one has the group.
+    """
+    store, settings = engine.transport.steps, engine.steps
+    if store is None:
+        raise ConfigError("an MQTT broker keeps no steps, because it has no scripts: use Redis or Valkey")
+    if not engine.named:
+        raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
+    if settings is None or engine.frame_sender is None:
+        raise ConfigError(
+            f"{engine.name!r} has no steps: the experiment must have been started with steps=Steps(), and "
+            "`await messager.host_agents(ids)` comes first"
+        )
+    # A successor of this name has a higher epoch, so it follows this process as the driver.
+    start = (engine.frame_sender.epoch << _TAKES_BITS) + takes
+    return StepLoop(engine, store, settings, Driver(f"messager {engine.name}", start))
+
+
+class StepLoop:
+    """The steps of one group, driven from this process.
+
+    Args: `engine` hosts the group's agents; `driver` names this process, and how often it was started.
+    """
+
+    def __init__(self, engine: Engine, store: StepStore, settings: StepSettings, driver: Driver) -> None:
+        self._engine = engine
+        self._store = store
+        self._settings = settings
+        self._driver = driver
+        self._group = engine.name
+        self._agents = NO_PLACES
+        self._account = StepAccount(digest=settings.digest)
+
+    async def steps(self, until: int) -> AsyncGenerator[Step, None]:
+        """Yield the steps up to `until`, exclusive. To ask for the next one commits the one before.
+
+        Raises: StepAborted, StepTooLarge, Fenced; then the step is not committed, and a new driver runs it again.
+        """
+        taken = await self._take()
+        sender = _AttemptSender(self._engine, self._store, taken.attempt, self._account)
+        await sender.open()
+        self._agents = AgentPlaces(self._engine.directory.records[self._group].agents())
+        renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
+        try:
+            number, state = taken.closed + 1, taken.state
+            found: Opened | Waiting | Done | None = None
+            while number < until:
+                opened = await self._open(taken.attempt, number, found)
+                if opened is None:
+                    return
+                step = await self._step(opened, taken.attempt, state)
+                await sender.begin(number)
+                yield step
+                closing = await sender.send(step, state)
+                found = await self._close(taken.attempt, number, closing, go_on=number + 1 < until)
+                sender.end()
+                number, state = number + 1, step.state
+        finally:
+            await end(renewing)
+            await sender.stop()
+            with suppress(MessagingError):  # the lease ends by itself
+                await self._store.let_go(self._group, taken.attempt)
+
+    # -- the driver -----------------------------------------------------------------------------------------------
+
+    async def _take(self) -> Taken:
+        """Take the group; wait until the lease of a driver that is gone has ended. Raises AlreadyExists, Fenced."""
+        backoff, clock = Backoff(STEP_DRIVER_RETRY), asyncio.get_running_loop().time
+        found = await self._store.take(self._group, self._driver, LEASE_S)
+        seen_at = clock()
+        while isinstance(found, Driven):
+            await backoff.sleep()
+            over = found.lease if clock() - seen_at > found.lease_s else ""
+            again = await self._store.take(self._group, self._driver, LEASE_S, over)
+            if isinstance(again, Driven) and again.lease != found.lease:
+                raise AlreadyExists(
+                    f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
+                    "time. End that task, or let it drive on",
+                    name=self._group,
+                )
+            found = again
+        return found
+
+    async def _renew(self, attempt: int) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            with suppress(MessagingError):  # the next call of the loop raises it
+                await self._store.renew(self._group, attempt)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    async def _open(self, attempt: int, number: int, found: Opened | Waiting | Done | None) -> Opened | None:
+        """Wait until the step is open; None: the group does not count any more. Args: `found` is the last answer."""
+        while not isinstance(found, Opened):
+            if isinstance(found, Done):
+                return None
+            if found is not None:
+                await self._store.wait(found.news, _NEWS_S)
+            found = await self._store.open(self._group, attempt, number)
+        return found
+
+    async def _step(self, opened: Opened, attempt: int, state: bytes | None) -> Step:
+        frames = await self._read(opened)
+        batches = [_batch_of(frame, opened.step) for frame in frames]
+        settings = self._engine.settings
+        return Step(
+            opened.step,
+            seed=self._settings.seed,
+            agents=self._agents,
+            inbox=StepInbox(self._engine.exp_id, self._agents, batches),
+            sends=StepSends(self._agents, opened.step, attempt, self._settings.horizon, settings.payload_bytes),
+            state=state,
+            state_bytes=settings.state_bytes,
+        )
+
+    async def _read(self, opened: Opened) -> list[BoxFrame]:
+        """Return the frames of a box that count. They were acknowledged before their step was closed: all are there."""
+        if not opened.covers:
+            return []
+        box = box_name(self._group, opened.step)
+        frames: list[BoxFrame] = []
+        more = True
+        while more:
+            page = await self._store.read_box(box, frames[-1].entry if frames else "0-0", _PAGE)
+            frames += page
+            more = len(page) == _PAGE
+        found = counted(frames, opened.covers)
+        if found is None:
+            raise StepAborted(
+                f"messages for step {opened.step} of group {self._group!r} are missing on the server, which had "
+                "confirmed them: was it restored from older data?",
+                step=opened.step,
+                group=self._group,
+            )
+        return found
+
+    async def _close(
+        self, attempt: int, number: int, closing: Closing, *, go_on: bool
+    ) -> Opened | Waiting | Done | None:
+        """Commit a step; return the answer for the next one."""
+        closed = await self._store.close(self._group, attempt, number, closing, go_on=go_on)
+        if isinstance(closed, Committed):
+            return closed.following
+        raise _not_closed(closed, self._group, closing)
+
+
+class _AttemptSender:
+    """The sending side of one attempt: an accumulator whose frames go to boxes."""
+
+    def __init__(self, engine: Engine, store: StepStore, attempt: int, account: StepAccount) -> None:
+        self._engine = engine
+        self._account = account
+        self._transport = StepTransport(engine.transport, store, engine.name, attempt)
+        router = FrameRouter(engine.directory, mirror=engine.settings.mirror)
+        self._frames = FrameSender(self._transport, engine.directory, router, engine.name, 0)
+        self._accumulator: Accumulator | None = None
+
+    async def open(self) -> None:
+        """Start the send loop, with the directory of now."""
+        await self._frames.begin()
+        await self._frames.reload()
+        self._accumulator = Accumulator(
+            self._frames, self._engine.verdict_client, self._engine.settings, self._engine.checks, self._account
+        )
+
+    async def begin(self, number: int) -> None:
+        """Send in this step from now on, by the directory of now."""
+        self._transport.begin(number)
+        await self._frames.reload()
+
+    async def send(self, step: Step, before: bytes | None) -> Closing:
+        """Send what the step has; return what closes it. Raises StepAborted where some of it did not arrive."""
+        assert self._accumulator is not None
+        batches = step.sends.take()
+        try:
+            if batches:
+                await BulkSender(self._accumulator).send_batches(batches)
+        except (TransitError, Closed) as error:
+            broken = self._accumulator.broken
+            if isinstance(broken, StepAborted | StepTooLarge):
+                raise broken.with_traceback(None) from None
+            raise StepAborted(
+                f"step {step.number} of group {self._engine.name!r} is not committed, because its messages did not "
+                f"arrive: {error}",
+                step=step.number,
+                group=self._engine.name,
+            ) from error
+        counts = self._account.take().encode()
+        return Closing(self._transport.rows, counts, step.state, step.state != before)
+
+    def end(self) -> None:
+        """End a step that is closed: the numbers of frames begin again."""
+        self._frames.queues.reset()
+
+    async def stop(self) -> None:
+        """Stop the send loop."""
+        if self._accumulator is not None:
+            await self._accumulator.stop(Closed("this group's steps have ended"))
+
+
+def _batch_of(frame: BoxFrame, step: int) -> Batch:
+    """Decode a frame of a box; a message from outside counts as one that was sent in the step before."""
+    batch = decode(frame.frame)
+    if frame.tag.group == OUTSIDE:
+        batch.step = step - 1
+        ordinals = np.arange(batch.rows, dtype=np.uint32) + np.uint32(_FIRST_OUTSIDE + frame.first)
+        batch.extension = Extension(deliver=step, ordinal=ordinals)
+    return batch
+
+
+def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted:
+    if refused.deaf:
+        why = f"{', '.join(refused.deaf)} took messages of it, and are not to hear this group (see `hears`)"
+    else:
+        why = f"the server has {refused.rows:,} of its messages, and {closing.rows:,} were acknowledged"
+    return StepAborted(
+        f"step {refused.step} of group {group!r} is not committed: {why}", step=refused.step, group=group
+    )

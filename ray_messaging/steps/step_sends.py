@@ -1,0 +1,152 @@
+"""The messages that a group sends in one step, as batches."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
+from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
+from ray_messaging.errors import ConfigError, UnknownSender
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
+from ray_messaging.model.extension import Extension
+from ray_messaging.sending.accumulation.bulk_input import columns_of
+from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
+from ray_messaging.steps.agent_places import AgentPlaces
+
+
+class StepSends:
+    """The messages of one attempt at a step. Each gets its ordinal at the call: the n-th of its sender in the step.
+
+    Args: `horizon` is how many steps ahead a message may be sent.
+    """
+
+    def __init__(self, agents: AgentPlaces, step: int, attempt: int, horizon: int, payload_bytes: int) -> None:
+        self._agents = agents
+        self._step = step
+        self._attempt = attempt
+        self.horizon = horizon
+        self._payload_bytes = payload_bytes
+        self._sent = np.zeros(len(agents), np.int64)  # by an agent's place
+        self._batches: list[ColumnBatch | EncodedBatch] = []
+        # Single messages, by subtopic and step of delivery, until there are enough for a batch.
+        self._rows: dict[tuple[str, int], list[tuple[AgentId, AgentId, int, bytes]]] = {}
+        self._row_count = self._row_bytes = 0
+
+    def add(
+        self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
+    ) -> None:
+        """Add one message. Raises InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge, ConfigError."""
+        deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
+        place = self._agents.place(check_id(from_id))
+        if place < 0:
+            raise self._not_ours(from_id)
+        line = encode_payload(payload, self._payload_bytes)
+        row = (from_id, check_id(to_id), int(self._sent[place]), line)
+        self._rows.setdefault((topic, deliver), []).append(row)
+        self._sent[place] += 1
+        self._row_count += 1
+        self._row_bytes += len(line) + 1
+        if self._row_count >= BATCH_ROWS or self._row_bytes >= BATCH_BYTES:
+            self._close_rows()
+
+    def add_columns(
+        self, from_ids: object, to_ids: object, payloads: object, subtopic: str, deliver_at: int | None = None
+    ) -> None:
+        """Add n messages given as columns; raises as `add`, and InvalidColumns, before any of them is added."""
+        deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
+        chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        found = [self._agents.find(chunk.from_ids) for chunk in chunks]
+        for chunk, places in zip(chunks, found, strict=True):
+            if places.min(initial=0) < 0:
+                raise self._not_ours(chunk.from_ids[int(np.argmin(places))])
+        for chunk, places in zip(chunks, found, strict=True):
+            self._add(chunk.from_ids, chunk.to_ids, chunk.lines, topic, deliver, self._ordinals(places))
+
+    def adopt(self, batches: Sequence[Batch]) -> None:
+        """Add messages that another process has collected for this step; raise UnknownSender."""
+        for batch in batches:
+            places = self._agents.find(batch.from_ids)
+            if places.min(initial=0) < 0:
+                raise self._not_ours(batch.from_ids[int(np.argmin(places))])
+            assert batch.extension is not None
+            batch.extension.attempt, batch.step = self._attempt, self._step
+            self._batches.append(EncodedBatch(step=self._step, batch=batch))
+
+    def take(self) -> list[ColumnBatch | EncodedBatch]:
+        """Return the batches, and forget them."""
+        self._close_rows()
+        batches, self._batches = self._batches, []
+        return batches
+
+    @property
+    def rows(self) -> int:
+        """Return how many messages were added."""
+        return int(self._sent.sum())
+
+    def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return which send of its agent each row is, and count them."""
+        counts = np.bincount(places, minlength=len(self._sent))
+        ordinals = self._sent[places]
+        if counts.max(initial=0) > 1:
+            order = np.argsort(places, kind="stable")
+            first = np.cumsum(counts) - counts
+            ordinals[order] += np.arange(len(places)) - first[places[order]]
+        self._sent += counts
+        return ordinals.astype(np.uint32)
+
+    def _close_rows(self) -> None:
+        for (topic, deliver), rows in self._rows.items():
+            from_ids, to_ids, ordinals, lines = map(list, zip(*rows, strict=True))
+            self._add(
+                IdColumn.of(from_ids),
+                IdColumn.of(to_ids),
+                PayloadColumn.of(lines),
+                topic,
+                deliver,
+                np.array(ordinals, np.uint32),
+            )
+        self._rows.clear()
+        self._row_count = self._row_bytes = 0
+
+    def _add(
+        self,
+        from_ids: IdColumn,
+        to_ids: IdColumn,
+        lines: PayloadColumn,
+        topic: str,
+        deliver: int,
+        ordinals: NDArray[np.uint32],
+    ) -> None:
+        extension = Extension(attempt=self._attempt, deliver=deliver, ordinal=ordinals)
+        self._batches.append(
+            ColumnBatch(
+                step=self._step,
+                from_ids=from_ids,
+                to_ids=to_ids,
+                topic=topic,
+                lines=lines,
+                sent_at=time.time(),
+                extension=extension,
+            )
+        )
+
+    def _deliver(self, deliver_at: int | None) -> int:
+        """Return the step in which a message is read; raise ConfigError."""
+        if deliver_at is None:
+            return self._step + 1
+        low, high = self._step + 1, self._step + self.horizon
+        if not isinstance(deliver_at, int | np.integer) or not low <= deliver_at <= high:
+            raise ConfigError(
+                f"deliver_at={deliver_at!r} in step {self._step}: a message can be read from step {low} on, and at "
+                f"most {self.horizon} steps ahead, in step {high}"
+            )
+        return int(deliver_at)
+
+    def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
+        return UnknownSender(
+            f"from_id {from_id!r} is no agent of this group: in a step a group sends for its own agents", value=from_id
+        )

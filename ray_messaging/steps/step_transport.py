@@ -1,0 +1,98 @@
+"""The transport of what a group sends in its steps: frames go to boxes, under the attempt's tag."""
+
+from collections.abc import Sequence
+
+from ray_messaging.errors import StepAborted, StepTooLarge
+from ray_messaging.transports.steps.store import StepStore
+from ray_messaging.transports.steps.values import StepTag
+from ray_messaging.transports.transport import (
+    DirectoryDelta,
+    FrameFate,
+    SenderState,
+    SendReply,
+    SendRequest,
+    SendStatus,
+    Transport,
+)
+
+
+class StepTransport:
+    """The port of a `FrameSender` whose frames belong to the steps of one attempt.
+
+    An attempt is one sender's epoch: a step that fails in any way is given up whole, so nothing is fenced or resumed.
+    """
+
+    logs_apart = False
+    forgets = False
+
+    def __init__(self, transport: Transport, store: StepStore, group: str, attempt: int) -> None:
+        self.step = -1  # the open one
+        self.rows = 0  # that mailboxes' boxes took in it
+        self._transport = transport
+        self._store = store
+        self._group = group
+        self._attempt = attempt
+
+    def begin(self, step: int) -> None:
+        """Send in this step from now on."""
+        self.step, self.rows = step, 0
+
+    @property
+    def largest_frame(self) -> int | None:
+        """Return the largest frame in bytes that the server is known to accept."""
+        return self._transport.largest_frame
+
+    async def load_directory(self, since: int) -> DirectoryDelta:
+        """Return the changes of the directory since a version."""
+        return await self._transport.load_directory(since)
+
+    async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:  # noqa: ARG002
+        """Return the attempt as the sender's epoch. A higher one is another attempt: raises StepAborted."""
+        if held is not None:
+            raise StepAborted(
+                f"step {self.step} of group {sender!r} has sends with an unknown outcome: the step is not committed, "
+                "and the group's next driver runs it again",
+                step=self.step,
+                group=sender,
+            )
+        return SenderState(self._attempt, {}, [])
+
+    async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
+        """Forget nothing: the numbers of an attempt go with its boxes."""
+
+    async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
+        """Leave nothing behind: the numbers of an attempt go with its boxes."""
+
+    async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002
+        """Return None: a box is never full for a while."""
+        return None
+
+    async def send(self, request: SendRequest) -> SendReply:
+        """Write frames to boxes. Raises StepAborted where the attempt is over, StepTooLarge for a full box."""
+        reply = await self._store.send(request, StepTag(self._group, self.step, self._attempt))
+        if reply.status is SendStatus.STEP_OVER:
+            raise StepAborted(
+                f"step {self.step} of group {self._group!r} has another driver, or was closed: what this attempt sent "
+                "does not count",
+                step=self.step,
+                group=self._group,
+            )
+        for write, fate in zip(request.writes, reply.fates, strict=True):
+            if fate is FrameFate.TOO_LARGE:
+                raise await self._too_large(write.mailbox)
+            if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE) and "@" in write.mailbox:
+                self.rows += write.rows
+        return reply
+
+    async def _too_large(self, box: str) -> StepTooLarge:
+        size = await self._store.box_size(box)
+        mailbox, _, step = box.rpartition("@")
+        return StepTooLarge(
+            f"{mailbox!r} would read more in step {step} than its limit: it has {size.rows:,} of {size.limit_rows:,} "
+            f"messages, {size.nbytes:,} of {size.limit_bytes:,} bytes. Only the end of a step empties it: send less in "
+            "a step, or split the group",
+            rows=size.rows,
+            limit_rows=size.limit_rows,
+            nbytes=size.nbytes,
+            limit_bytes=size.limit_bytes,
+        )

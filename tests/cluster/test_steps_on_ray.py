@@ -1,0 +1,109 @@
+"""Steps by the handles of groups, from Ray tasks."""
+
+import asyncio
+import os
+import signal
+import uuid
+
+import pytest
+import ray
+from support.cluster import kill
+from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
+
+from ray_messaging import Messaging
+from ray_messaging.config import MessagingConfig, Steps
+from ray_messaging.errors import AlreadyExists, ConfigError, StepAborted
+from ray_messaging.transports.backend import open_transport
+
+
+@pytest.fixture
+def messaging(ray_cluster):
+    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, groups=3, digest=True)) as started:
+        yield started
+
+
+@pytest.fixture
+def groups(messaging):
+    return messaging.create_groups({f"group{number}": range(number, AGENTS, 3) for number in range(3)})
+
+
+@ray.remote(num_cpus=0, max_retries=3, retry_exceptions=[StepAborted])
+def live(group, until=STEPS):
+    states = {}
+    for step in group.steps(until=until):
+        states = run_step(step)
+    return states
+
+
+def digests(messaging):
+    async def ask():
+        transport = open_transport(messaging._connection.with_password().redis, messaging.exp_id, MessagingConfig())
+        await transport.connect()
+        try:
+            return await digests_of(transport.steps)
+        finally:
+            await transport.close()
+
+    return asyncio.run(ask())
+
+
+def joined(parts):
+    return {agent: state for part in parts for agent, state in part.items()}
+
+
+def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
+    found = ray.get([live.remote(group) for group in groups.values()], timeout=120)
+    states, wanted = sequential()
+    assert joined(found) == states
+    assert digests(messaging) == wanted
+    assert ray.get(live.remote(groups["group0"])) == {}  # all is committed
+
+
+def test_a_killed_actor_and_a_killed_task_change_nothing(messaging, groups, tmp_path):
+    @ray.remote(num_cpus=0, max_retries=3, retry_exceptions=[StepAborted])
+    def live_and_die(group, marks):
+        states = {}
+        for step in group.steps(until=STEPS):
+            states = run_step(step)
+            if step.number == 3 and not (marks / "actor").exists():
+                (marks / "actor").touch()
+                kill(group.actor)
+            if step.number == 5 and not (marks / "task").exists():
+                (marks / "task").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return states
+
+    first, *others = groups.values()
+    refs = [live_and_die.remote(first, tmp_path), *map(live.remote, others)]
+    found = ray.get(refs, timeout=120)
+    states, wanted = sequential()
+    assert joined(found) == states
+    assert digests(messaging) == wanted
+    assert sorted(mark.name for mark in tmp_path.iterdir()) == ["actor", "task"]
+
+
+def test_a_second_driver_gets_an_error(messaging, groups):
+    steps = groups["group1"].steps(until=3)
+    others = [live.remote(groups[name], 3) for name in ("group0", "group2")]
+    next(steps)
+    with pytest.raises(AlreadyExists, match="one task at a time"):
+        ray.get(live.options(retry_exceptions=False).remote(groups["group1"], 3))
+    for step in steps:
+        assert step.number > 0
+    ray.get(others)
+
+
+def test_bad_input(messaging, groups):
+    with pytest.raises(ConfigError, match="in its steps"):
+        groups["group0"].send(0, 1, {})
+    with pytest.raises(ConfigError, match="in its steps"):
+        groups["group0"].fetch()
+    with pytest.raises(ConfigError, match="steps="):
+        Messaging.start("other", steps=7)
+
+
+def test_a_group_without_steps_says_so(ray_cluster):
+    with Messaging.start(f"plain-{uuid.uuid4().hex[:8]}") as messaging:
+        group = messaging.create_group("west", [1, 2])
+        with pytest.raises(ConfigError, match="has no steps"):
+            next(group.steps(until=3))

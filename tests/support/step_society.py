@@ -1,0 +1,64 @@
+"""A society in steps whose result depends on the order of every message, and the same in one loop without messaging."""
+
+import json
+from hashlib import blake2b
+
+import numpy as np
+
+from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
+from ray_messaging.steps.random_numbers import agent_generator
+from ray_messaging.steps.step_account import StepCounts
+
+AGENTS, STEPS, SEED = 60, 8, 7
+FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}
+
+
+def listen(state, inbox, generator):
+    """Return an agent's next state: a hash that depends on the order of what it heard."""
+    heard = "|".join(f"{from_id}:{payload['word']}" for from_id, payload in inbox)
+    return blake2b(f"{state}/{heard}/{generator.random():.17g}".encode(), digest_size=6).hexdigest()
+
+
+def spread(agent, state, step):
+    """Return what an agent says in a step: (to_id, payload, step of delivery)."""
+    later = step + 2 if int(state, 16) % 5 == 0 else step + 1
+    return [(friend, {"word": state}, later) for friend in FRIENDS[agent] if int(state, 16) % 3]
+
+
+def sequential():
+    """Run the society in one loop without any messaging; return its states and the digests of its steps."""
+    states, waiting, digests = dict.fromkeys(range(AGENTS), "0"), {}, []
+    for step in range(STEPS):
+        rows = []
+        for agent in range(AGENTS):
+            inbox = sorted(waiting.get((step, agent), []))
+            states[agent] = listen(
+                states[agent], [(row[1], row[3]) for row in inbox], agent_generator(SEED, step, agent)
+            )
+            for n, (friend, payload, later) in enumerate(spread(agent, states[agent], step)):
+                waiting.setdefault((later, friend), []).append((step, agent, n, payload))
+                text = json.dumps(payload, separators=(",", ":")).encode()
+                rows.append(DigestRow(step, later, agent, n, friend, "agent-chat", "delivered", None, (), text))
+        digests.append(step_digest([sum_of(rows)]))
+    return states, digests
+
+
+def run_step(step):
+    """Run one step of the society for the agents of a group; return their states."""
+    before, states = json.loads(step.state) if step.state else {}, {}
+    for agent, inbox in step.by_agent():
+        heard = [(message.from_id, message.payload) for message in inbox]
+        states[agent] = listen(before.get(str(agent), "0"), heard, step.rng(agent))
+        for friend, payload, later in spread(agent, states[agent], step.number):
+            step.send(agent, friend, payload, deliver_at=later)
+    step.state = json.dumps(states).encode()
+    return states
+
+
+async def digests_of(store):
+    """Return the digest of each step, from what the groups left in a step store."""
+    found = []
+    for step in range(STEPS):
+        left = [StepCounts.decode(each.counts) for each in (await store.closed_step(step)).values()]
+        found.append(step_digest([int.from_bytes(each.digest, "little") for each in left]))
+    return found

@@ -1,0 +1,46 @@
+"""Digests of steps."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.steps.digests import DigestRow, history_digest, row_bytes, step_digest, sum_of
+
+TEXT = st.text(max_size=4)
+AGENTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), TEXT)
+ROWS = st.builds(
+    DigestRow,
+    step=st.integers(0, 9),
+    step_read=st.integers(0, 9),
+    from_id=AGENTS,
+    ordinal=st.integers(0, 9),
+    to_id=AGENTS,
+    subtopic=TEXT,
+    fate=TEXT,
+    rule=st.none() | TEXT,
+    labels=st.lists(TEXT, max_size=2, unique=True).map(sorted),
+    payload=st.binary(max_size=4),
+)
+
+
+@given(ROWS, ROWS)
+def test_rows_have_equal_bytes_only_if_they_are_equal(one, other):
+    assert (row_bytes(one) == row_bytes(other)) == (one == other)
+
+
+@given(st.lists(ROWS, max_size=8), st.integers(1, 3), st.randoms())
+def test_neither_order_nor_layout_changes_the_digest(rows, parts, random):
+    whole = step_digest([sum_of(rows)])
+    shuffled = random.sample(rows, len(rows))
+    assert step_digest([sum_of(shuffled[part::parts]) for part in range(parts)]) == whole
+
+
+def test_a_row_that_comes_twice_counts_twice():
+    row = DigestRow(1, 2, 3, 0, 4, "agent-chat", "delivered", None, (), b"{}")
+    assert len({step_digest([sum_of([row] * count)]) for count in range(4)}) == 4
+
+
+def test_the_history_depends_on_all_that_was_before():
+    digest = step_digest([sum_of([])])
+    assert history_digest(b"", 0, 0, digest) != history_digest(b"", 1, 0, digest)
+    assert history_digest(b"", 0, 0, digest) != history_digest(digest, 0, 0, digest)
+    assert history_digest(b"", 0, 0, digest) != history_digest(b"", 0, 1, digest)

@@ -1,0 +1,83 @@
+"""The messages that a group sends in one step."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.errors import ConfigError, InvalidColumns, UnknownSender
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.step_sends import StepSends
+
+
+def sends_of(agents=(1, 2, "x"), step=3):
+    return StepSends(AgentPlaces(AgentSet.of(agents)), step, attempt=1, horizon=8, payload_bytes=1000)
+
+
+def rows_of(sends):
+    """Return (from_id, ordinal, to_id, topic, step of delivery, payload) of each row."""
+    return [
+        (from_id, ordinal, to_id, batch.topic, batch.extension.deliver, batch.lines.row(row))
+        for batch in sends.take()
+        for row, (from_id, ordinal, to_id) in enumerate(
+            zip(batch.from_ids.tolist(), batch.extension.ordinal.tolist(), batch.to_ids.tolist(), strict=True)
+        )
+    ]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from([1, 2, "x"]), min_size=1, max_size=5)), max_size=6))
+def test_the_ordinal_counts_the_sends_of_each_agent(calls):
+    sends, counts, expected = sends_of(), {1: 0, 2: 0, "x": 0}, []
+    for number, (columns, from_ids) in enumerate(calls):
+        payload = {"n": number}
+        if columns:
+            sends.add_columns(from_ids, [7] * len(from_ids), payload, "a")
+        for from_id in from_ids:
+            if not columns:
+                sends.add(from_id, 7, payload, "a")
+            expected.append((from_id, counts[from_id], 7, "a", 4, b'{"n":%d}' % number))
+            counts[from_id] += 1
+    assert sends.rows == len(expected)
+    assert sorted(rows_of(sends), key=str) == sorted(expected, key=str)
+    assert rows_of(sends) == []
+
+
+def test_a_message_is_read_in_the_next_step_or_later():
+    sends = sends_of()
+    sends.add(1, 2, {}, "a")
+    sends.add(1, 2, {}, "a", deliver_at=np.int64(11))
+    assert [row[4] for row in rows_of(sends)] == [4, 11]
+
+
+@pytest.mark.parametrize("deliver_at", [3, 12, -1, 4.5, "4"])
+def test_a_step_that_is_over_or_too_far_ahead_is_refused(deliver_at):
+    sends = sends_of()
+    with pytest.raises(ConfigError, match="from step 4 on, and at most 8 steps ahead, in step 11"):
+        sends.add(1, 2, {}, "a", deliver_at)
+    with pytest.raises(ConfigError, match="deliver_at"):
+        sends.add_columns([1], [2], {}, "a", deliver_at)
+    assert rows_of(sends) == []
+
+
+@pytest.mark.parametrize("stranger", [3, "y", 2**62])
+def test_a_sender_of_another_group_is_refused_and_nothing_is_added(stranger):
+    sends = sends_of()
+    with pytest.raises(UnknownSender, match=repr(stranger)):
+        sends.add(stranger, 2, {}, "a")
+    with pytest.raises(UnknownSender, match=repr(stranger)):
+        sends.add_columns([1, stranger, 2], [1, 1, 1], {}, "a")
+    with pytest.raises(InvalidColumns):
+        sends.add_columns([1, 2], [1], {}, "a")
+    sends.add(1, 2, {}, "a")
+    assert [row[:2] for row in rows_of(sends)] == [(1, 0)]
+
+
+def test_many_single_messages_become_batches_of_a_limited_size():
+    sends = sends_of(range(10))
+    for number in range(20_000):
+        sends.add(number % 10, 2, {}, "a")
+    batches = sends.take()
+    assert [len(batch) for batch in batches] == [16_384, 20_000 - 16_384]
+    ordinals = np.concatenate([batch.extension.ordinal for batch in batches])
+    assert np.array_equal(np.bincount(ordinals), np.full(2_000, 10))
