@@ -336,7 +336,7 @@ async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
     for n in range(3):
         await send(sender, n)
     transport, subscription = receiver.engine.transport, receiver.engine.subscription
-    entries = [entry for entry, _ in await transport.read("group", "0-0", 9, 0.01)]
+    entries = [entry for entry, _ in await sender.engine.transport.read("group", "0-0", 9, 0.01)]  # its reader waits
     ranges = encode_ranges([AckRange(Cursor(entries[0], 0), Cursor(entries[2], 0), 2)])
     epoch = subscription._epoch
     first = Cursor("0-0", 0)

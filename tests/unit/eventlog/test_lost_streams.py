@@ -20,6 +20,12 @@ from ray_messaging.eventlog.writing import writer as writing
 from ray_messaging.eventlog.writing.writer import LogWriter
 
 
+@pytest.fixture(autouse=True)
+def short_reads(monkeypatch):
+    """Let a read of an idle server end soon: a writer that closes waits for it."""
+    monkeypatch.setattr(writing, "_BLOCK_S", 0.2)
+
+
 @pytest.fixture
 def valkey_process(tmp_path):
     process = RedisProcess(tmp_path, binary="valkey")
