@@ -153,6 +153,16 @@ def test_handles_do_without_a_lane_where_they_cannot_reach_it(pair, monkeypatch)
         assert numbers(messages) == [0, 1, 2]
 
 
+def test_a_send_too_large_for_the_lane_goes_by_ray(pair, monkeypatch):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    assert west.send(sender, receiver, {"n": 0})
+    monkeypatch.setattr(group_lane, "FRAME_LIMIT", 2_000)
+    receipts = west.send_columns([sender] * 30, [receiver] * 30, [{"n": n, "text": "x" * 100} for n in range(1, 31)])
+    assert receipts.counts()["delivered"] == 30
+    assert numbers(drain(west, 31)) == list(range(31))
+
+
 def test_a_stranger_on_the_lane_is_refused_and_garbage_harms_nobody(pair):
     west, _ = pair
     sender, receiver = west.agents[:2]

@@ -72,7 +72,9 @@ class GroupLane:
 
     def release(self, connection: "LaneConnection") -> None:
         """Keep a connection for later calls, unless it is closed."""
-        if not connection.closed:
+        if connection.closed:
+            self._address = None  # another program may have the port by now: the actor is asked again
+        else:
             self._idle.append(connection)
 
 
@@ -124,11 +126,10 @@ class LaneConnection:
         """Make a call; return its answer's header and frames, None where it has to go by Ray."""
         head, _ = body_of(call, frames)
         size = REQUEST.size + len(head) + sum(map(len, frames))
-        answered = False
-        self.begun = False
+        answered = self.begun = False
+        if size > FRAME_LIMIT:
+            return None
         try:
-            if size > FRAME_LIMIT:
-                return None
             self._wait_at_most(_PATIENCE_S + size // _BYTES_PER_S)
             self._send(_PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head, frames)
             self.begun = True
