@@ -72,7 +72,7 @@ class Group:
         self._fetches = self._received = 0  # numbers of fetches with commit="acked": the last begun, the last returned
         self._unacked: dict[tuple[str, int], Token] = {}  # their tokens
         self._restarting = False  # its actor died during a send
-        self._lane = GroupLane(actor, self._actor_name)
+        self._lane = GroupLane(actor, self._actor_name, experiment.settings.send_timeout_s)
         self._keep = keep  # the experiment lives as long as a reference to its actors
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from struct import Struct as Packer
 from struct import unpack
 from typing import Any
 
-from ray_messaging.cluster.handles.actor_calls import result
+from ray_messaging.cluster.handles.actor_calls import result, wait_restart
 from ray_messaging.cluster.lane_calls import Call, body_of
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.common.process_tuning import keep_memory
@@ -41,9 +41,11 @@ _PREFIX = Packer("<I")
 class GroupLane:
     """The connections of one handle to its group's actor: one for each of its threads that call at the same time."""
 
-    def __init__(self, actor: Any, actor_name: str) -> None:  # noqa: ANN401 - a Ray actor handle
+    def __init__(self, actor: Any, actor_name: str, wait_s: float) -> None:  # noqa: ANN401 - a Ray actor handle
         self._actor = actor
         self._actor_name = actor_name
+        self._wait_s = wait_s  # for the actor to start again
+        self._lost = False  # its process may have died
         self._address: LaneAddress | None = None
         self._idle: list[LaneConnection] = []
         self._by_ray_until = 0.0  # monotonic s
@@ -55,9 +57,12 @@ class GroupLane:
             if found.alive():
                 return found
             found.close()
-            self._address = None  # the actor's process is gone, and its successor has another lane
+            self._lost = True
         if _ENCRYPTED or time.monotonic() < self._by_ray_until:
             return None
+        if self._lost:  # its successor has another lane, and a call during the restart would fail seconds later
+            wait_restart(self._actor, self._wait_s)
+            self._address, self._lost = None, False
         try:
             if self._address is None:
                 self._address = LaneAddress(*result(self._actor.lane.remote(), actor_name=self._actor_name))
@@ -73,7 +78,7 @@ class GroupLane:
     def release(self, connection: "LaneConnection") -> None:
         """Keep a connection for later calls, unless it is closed."""
         if connection.closed:
-            self._address = None  # another program may have the port by now: the actor is asked again
+            self._lost = True  # another program may have the port by now: the actor is asked again
         else:
             self._idle.append(connection)
 
