@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, parquet_options
-from ray_messaging.eventlog.schema import VERSION
+from ray_messaging.eventlog.schema import VERSION, in_lowest_schema
 
 KEY = b"ray_messaging"  # in the footer's metadata
 
@@ -109,7 +109,8 @@ class Folder:
 
         Args: meta has exp_id, epoch, first_row and cursors; first_s, last_s, begun and taken are optional.
         """
-        meta = {"version": VERSION, "number": number, "rows": table.num_rows, **meta}
+        table, version = in_lowest_schema(table)
+        meta = {"version": version, "number": number, "rows": table.num_rows, **meta}
         path = self._file(f"events-{number:08d}.parquet")
         temporary = self._file(f"_events-{number:08d}.parquet.tmp") if self.local else path
         try:

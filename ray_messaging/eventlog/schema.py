@@ -1,12 +1,14 @@
 """Columns of the event log, schema 2: one row per send and recipient.
 
-Schema 1 lacks step_read, ordinal, audience, audience_version, in_reply_to and expects_answer; in its files they read as
-null. A file may have more columns, as `payload.x` of typed payloads: queries leave out those that are not here.
+Schema 1 lacks the columns of ADDED, which read as null in its files. A file has the lowest schema that can hold it:
+plain messages are logged as they always were. A file may have more columns, as `payload.x` of typed payloads: queries
+leave out those that are not here.
 """
 
 import pyarrow as pa
 
-VERSION = 2  # in each file's footer
+VERSION = 2
+ADDED = ("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -46,3 +48,10 @@ SCHEMA = pa.schema(
         pa.field("row", pa.int32(), nullable=False),
     ]
 )
+
+
+def in_lowest_schema(table: pa.Table) -> tuple[pa.Table, int]:
+    """Return a table in the lowest schema that can hold it, and the number of that schema."""
+    if any(table[name].null_count < len(table) for name in ADDED):
+        return table, VERSION
+    return table.drop_columns(list(ADDED)), 1

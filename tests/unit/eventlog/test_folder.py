@@ -1,5 +1,6 @@
 """The log's folder: whole segments or none, and typed errors."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from support.log_writing import batch_of
 
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.folder import KEY, Folder
+from ray_messaging.eventlog.schema import ADDED, SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
+from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED
 
 
@@ -58,11 +60,19 @@ def test_segments_are_listed_by_number_as_they_were_written(folder):
 
 
 def test_a_segment_reads_back_as_it_was_written(folder):
-    table = table_of(5)
+    table = table_of(5, step=3, extension=Extension(attempt=1, deliver=4))
     with folder.open(folder.write(1, table, meta())) as file:
         found = file.read()
     assert found.schema.remove_metadata() == SCHEMA
     assert found.to_pylist() == table.to_pylist()
+
+
+def test_a_segment_of_plain_messages_has_the_first_schema(folder):
+    table = table_of(5)
+    with folder.open(folder.write(1, table, meta())) as file:
+        found = file.read()
+    assert json.loads(found.schema.metadata[KEY])["version"] == 1
+    assert found.to_pylist() == table.drop_columns(list(ADDED)).to_pylist()
 
 
 def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, monkeypatch):
@@ -297,7 +307,7 @@ def test_parquet_that_this_library_did_not_write_is_named(folder, tmp_path):
 
 
 def test_a_segment_of_a_newer_version_says_to_update(folder, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.folder.VERSION", 3)
+    monkeypatch.setattr("ray_messaging.eventlog.folder.in_lowest_schema", lambda table: (table, 3))
     folder.write(1, table_of(1), meta())
     monkeypatch.undo()
     with pytest.raises(ConfigError, match=r"schema 3.*up to 2.*update"):

@@ -8,27 +8,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, nulls, repeated
+from ray_messaging.eventlog.schema import ADDED, SCHEMA
+from ray_messaging.eventlog.writing.rows.repeated_columns import nulls, repeated
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 
 _PLAIN = Extension()
-_KINDS = {
-    "step_read": pa.int64(),
-    "ordinal": pa.int64(),
-    "audience": NAME,
-    "audience_version": pa.int64(),
-    "in_reply_to": pa.string(),
-    "expects_answer": pa.bool_(),
-}
 
 
 def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
     """Return the columns of the batches' extensions, by name."""
     counts = [len(batch) for batch in batches]
     if all(batch.extension is None for batch in batches):
-        return {name: nulls(sum(counts), kind) for name, kind in _KINDS.items()}
+        return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in ADDED}
     found = [batch.extension or _PLAIN for batch in batches]
 
     def numbers(value: Callable[[Extension], NDArray[Any] | int | None]) -> pa.Array:
