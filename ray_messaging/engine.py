@@ -152,7 +152,7 @@ class Engine:
                 # The next sender of this name needs a higher epoch. No sender without a name has a successor.
                 await self.frame_sender.leave(KEEP_S if self.named else 0)
         except (TransitError, TimeoutError, Closed) as error:
-            logger.info("the server keeps what it knows of sender %s: %r", self.name, error)
+            logger.info("the server keeps the state of sender %s: %r", self.name, error)
 
     def _not_listening(self) -> MessagingError:
         return self.not_open(NotListening)

@@ -36,7 +36,7 @@ _UNKNOWN = critical(
 _NO_HEAD = critical(
     "Ray",
     "its head node gives no answer, so only actors that are known here were asked",
-    "see to the head node (its GCS): what runs goes on, but an actor that dies now is not started again",
+    "check the head node (its GCS): running actors continue, but Ray restarts no dead one",
 )
 
 _NO_TASK = critical(

@@ -50,7 +50,7 @@ def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
     problems = worst_first(finding for finding in found if finding.level != "ok")
     if len(problems) > SHOWN:
         left = len(problems) - SHOWN
-        problems[SHOWN:] = [warning("actors", f"{left} more such findings", "mend those above, then look again")]
+        problems[SHOWN:] = [warning("actors", f"{left} more such findings", "fix the findings above, then check again")]
     answered = sum(actor.report is not None for actor in actors)
     loops = sum(len(actor.report.loops) for actor in actors if actor.report is not None)
     restarts = sum(actor.restarts for actor in actors)
@@ -81,7 +81,7 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
         yield warning(
             f"{actor.name}: restarts",
             f"{restarts:,} so far",
-            "find out why in its log in Ray's session folder: memory, a rule, a disk?",
+            "look for the cause in its log in Ray's session folder: memory, a rule, a disk?",
         )
     clock = check_clock(f"clock of {actor.name}", actor.skew_s, actor.margin_s)
     if clock.level != "ok":

@@ -29,7 +29,9 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
     )
     if len(problems) > SHOWN:
         left = len(problems) - SHOWN
-        problems[SHOWN:] = [warning("mailboxes", f"{left} more such findings", "mend those above, then look again")]
+        problems[SHOWN:] = [
+            warning("mailboxes", f"{left} more such findings", "fix the findings above, then check again")
+        ]
     return [ok("mailboxes", text), *problems]
 
 

@@ -140,7 +140,7 @@ class RedisIngress:
                 if isinstance(error, NoPermissionError) and self._ask_for_less():
                     continue
                 if isinstance(refused, ServerRefused):
-                    logger.error("what foreign clients publish will not arrive: %s", refused)  # noqa: TRY400 - no bug
+                    logger.error("messages of foreign clients will not arrive: %s", refused)  # noqa: TRY400 - no bug
                     self._fail(refused)
                     return
                 self.cuts += 1
@@ -155,7 +155,7 @@ class RedisIngress:
                 )
                 heard = False
             except Exception as error:
-                logger.exception("what foreign clients publish will not arrive")
+                logger.exception("messages of foreign clients will not arrive")
                 self._fail(MessagingError(f"listening failed ({type(error).__name__}: {error}): please report this"))
                 return
             finally:
