@@ -13,6 +13,7 @@ MessagingError
 ├── AlreadyExists               an experiment, group or agent claim that exists already
 ├── TransactionError            a transaction that cannot be opened or continued
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
+├── StepFailed                  the model's function failed in a step of `Messaging.run`
 ├── StepTooLarge                more messages in a step than a group can read in one
 ├── CommitFailed                processed messages that could not be committed: they were redelivered
 ├── FetchTooLarge               a complete fetch above its limits
@@ -119,6 +120,13 @@ class StepAborted(MessagingError, RuntimeError):
     """A step was not committed, and nothing of it counts: the group's next driver runs it again.
 
     `step` and `group` say which step it is.
+    """
+
+
+class StepFailed(MessagingError, RuntimeError):
+    """The model's function failed for an agent in a step of `Messaging.run`; the step was not committed.
+
+    `agent`, `step` and `group` say where; `agent` is None where the model runs by group.
     """
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.group import Group
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.lifecycle import StartedExperiment
+    from ray_messaging.cluster.run.result import Result
     from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig, Steps
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.interception.rules.rule import Rule
@@ -245,6 +246,49 @@ class Messaging:
         from ray_messaging.cluster.handles.messagers import remove_messager
 
         remove_messager(self._connection, name)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        model: "Callable[..., object]",
+        *,
+        agents: object,
+        groups: object = None,
+        until: int,
+        start: "Callable[..., dict[str, Any]] | None" = None,
+        graph: object = None,
+        shared: object = None,
+        by: str = "agent",
+        concurrency: int = 100,
+        timeout: float | None = None,
+        progress: bool = True,
+    ) -> "Result":
+        """Run a model step by step, in one Ray actor per group, and return the agents' states (see docs/steps.md).
+
+        Where a process dies, its step runs again with the same messages, states and random numbers. Call it again with
+        a higher `until`, or after `start(..., on_existing="resume")`, to go on.
+
+        Args:
+            model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`.
+            agents: How many (ids 0 to n - 1), their ids, or a DataFrame: its index are the ids, its rows are `me.data`.
+            groups: How many, {name: ids}, or None: one per two CPUs.
+            until: The first step that does not run.
+            start: Returns an agent's first state, a dict; with by="group" the group's, a dict of arrays.
+            graph: Edges (m, 2) of sender and hearer, for `me.neighbours`.
+            shared: Any object, for `me.shared`; it is stored once.
+            by: "agent" or "group".
+            concurrency: How many agents of a group run at once, if the model is async.
+            timeout: Seconds for one agent in one step, if the model is async.
+            progress: Show the progress on a terminal.
+
+        Raises: StepFailed where the model raises, ConfigError, StepTooLarge.
+        """
+        from ray_messaging.cluster.run.run import run
+        from ray_messaging.cluster.run.run_actor import RunOptions
+
+        options = RunOptions(start, by, concurrency, timeout)
+        return run(self, model, agents, groups, until, graph, options, shared, progress=progress)
 
     # -- the event log --------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The loop over a group's steps: wait at the barrier, read the box, run the body, commit."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
@@ -27,7 +28,7 @@ from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount
+from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.transports.steps.store import StepStore
@@ -88,7 +89,10 @@ class StepLoop:
         self._settings = settings
         self._driver = driver
         self._group = engine.name
-        self._agents = NO_PLACES
+        self.places = NO_PLACES
+        self.committed = -1  # the last step that was committed
+        self.state: bytes | None = None  # and what it left
+        self.fates: Counter[str] = Counter()  # of what the committed steps of this loop sent
         self._account = StepAccount(digest=settings.digest)
 
     async def steps(self, until: int) -> AsyncGenerator[Step, None]:
@@ -99,22 +103,25 @@ class StepLoop:
         taken = await self._take()
         sender = _AttemptSender(self._engine, self._store, taken.attempt, self._account)
         await sender.open()
-        self._agents = AgentPlaces(self._engine.directory.records[self._group].agents())
+        self.places = AgentPlaces(self._engine.directory.records[self._group].agents())
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
-            number, state = taken.closed + 1, taken.state
+            self.committed, self.state = taken.closed, taken.state
             found: Opened | Waiting | Done | None = None
-            while number < until:
+            while (number := self.committed + 1) < until:
                 opened = await self._open(taken.attempt, number, found)
                 if opened is None:
                     return
-                step = await self._step(opened, taken.attempt, state)
+                step = await self._step(opened, taken.attempt)
                 await sender.begin(number)
                 yield step
-                closing = await sender.send(step, state)
+                counts = await sender.send(step)
+                state = (step.state, step.state != self.state)
+                closing = Closing(sender.rows, counts.encode(), *state)
                 found = await self._close(taken.attempt, number, closing, go_on=number + 1 < until)
                 sender.end()
-                number, state = number + 1, step.state
+                self.committed, self.state = number, step.state
+                self.fates.update(counts.fates)
         finally:
             await end(renewing)
             await sender.stop()
@@ -159,17 +166,17 @@ class StepLoop:
             found = await self._store.open(self._group, attempt, number)
         return found
 
-    async def _step(self, opened: Opened, attempt: int, state: bytes | None) -> Step:
+    async def _step(self, opened: Opened, attempt: int) -> Step:
         frames = await self._read(opened)
         batches = [_batch_of(frame, opened.step) for frame in frames]
         settings = self._engine.settings
         return Step(
             opened.step,
             seed=self._settings.seed,
-            agents=self._agents,
-            inbox=StepInbox(self._engine.exp_id, self._agents, batches),
-            sends=StepSends(self._agents, opened.step, attempt, self._settings.horizon, settings.payload_bytes),
-            state=state,
+            agents=self.places,
+            inbox=StepInbox(self._engine.exp_id, self.places, batches),
+            sends=StepSends(self.places, opened.step, attempt, self._settings.horizon, settings.payload_bytes),
+            state=self.state,
             state_bytes=settings.state_bytes,
         )
 
@@ -228,8 +235,13 @@ class _AttemptSender:
         self._transport.begin(number)
         await self._frames.reload()
 
-    async def send(self, step: Step, before: bytes | None) -> Closing:
-        """Send what the step has; return what closes it. Raises StepAborted where some of it did not arrive."""
+    @property
+    def rows(self) -> int:
+        """Return how many rows of the open step mailboxes' boxes have."""
+        return self._transport.rows
+
+    async def send(self, step: Step) -> StepCounts:
+        """Send what the step has; return the fates. Raises StepAborted where some of it did not arrive."""
         assert self._accumulator is not None
         batches = step.sends.take()
         try:
@@ -245,8 +257,7 @@ class _AttemptSender:
                 step=step.number,
                 group=self._engine.name,
             ) from error
-        counts = self._account.take().encode()
-        return Closing(self._transport.rows, counts, step.state, step.state != before)
+        return self._account.take()
 
     def end(self) -> None:
         """End a step that is closed: the numbers of frames begin again."""

@@ -50,6 +50,7 @@ NAMES = [
     "ServerFailed",
     "ServerRefused",
     "StepAborted",
+    "StepFailed",
     "StepTooLarge",
     "Steps",
     "TraceError",

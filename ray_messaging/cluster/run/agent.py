@@ -1,0 +1,197 @@
+"""The agent that a model's function sees, and the loop over a group's agents in one step."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.errors import ConfigError, MessagingError, StepFailed
+from ray_messaging.message import Messages
+from ray_messaging.steps.digests import id_bytes
+from ray_messaging.steps.random_numbers import agent_generator
+from ray_messaging.steps.step import Step
+
+START = -1  # the step of the random numbers that agents start with
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+class Agent:
+    """One agent of a model in one step: what it knows, and what it may do.
+
+    `state` is a dict of its own, committed with the step; `data` its row of the DataFrame of agents, `shared` the
+    object that `run` got, `neighbours` the agents that its edges of the graph lead to.
+    """
+
+    __slots__ = ("_rng", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
+
+    def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
+        self.id = agent_id
+        self.state: dict[str, Any] = {}
+        self.data: Mapping[str, Any] = society.data[place] if society.data else {}
+        self.shared = society.shared
+        self.neighbours: Sequence[AgentId] = society.neighbours[place] if society.neighbours else ()
+        self.stopped = False
+        self._society = society
+        self._rng: tuple[int, np.random.Generator] | None = None
+
+    def __repr__(self) -> str:
+        return f"Agent({self.id!r}, step={self.step})"
+
+    @property
+    def step(self) -> int:
+        """Return the number of the step."""
+        return self._society.step.number if self._society.step is not None else START
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Return the agent's random numbers of this step; they depend on seed, step and agent alone."""
+        if self._rng is None or self._rng[0] != self.step:
+            self._rng = self.step, agent_generator(self._society.seed, self.step, self.id)
+        return self._rng[1]
+
+    def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
+        """Send a message, to be read in the next step or in `deliver_at`; raises as `Step.send`."""
+        if self._society.step is None:
+            raise ConfigError(f"agent {self.id!r} cannot send at its start: send in the model's function")
+        self._society.step.send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+
+    def stop(self) -> None:
+        """Leave the simulation after this step: the model's function is not called for this agent any more."""
+        self.stopped = True
+
+
+Model = Callable[[Agent, Messages], Awaitable[None] | None]
+
+
+class Society:
+    """The agents of one group, and the model's function that runs for each of them in each step.
+
+    Args: `data` has a row for each agent, `neighbours` the neighbours of each (empty: there are none).
+    """
+
+    def __init__(
+        self,
+        group: str,
+        model: Model,
+        *,
+        start: Callable[[Agent], dict[str, Any]] | None = None,
+        shared: object = None,
+        data: Sequence[Mapping[str, Any]] = (),
+        neighbours: Sequence[Sequence[AgentId]] = (),
+        concurrency: int = 100,
+        timeout: float | None = None,
+    ) -> None:
+        self.step: Step | None = None
+        self.seed = 0
+        self.shared = shared
+        self.data = data
+        self.neighbours = neighbours
+        self._group = group
+        self._model = model
+        self._start = start
+        self._concurrency = concurrency
+        self._timeout = timeout
+        self._agents: list[Agent] = []
+        self._ids = b""
+
+    async def run(self, step: Step) -> None:
+        """Run the model for all agents, ascending; raise StepFailed for the first one whose function raises."""
+        if not self._agents or self.step is None or step.number != self.step.number + 1:
+            self._load(step)
+        self.step = step
+        if inspect.iscoroutinefunction(self._model):
+            await self._run_async(step)
+        else:
+            await asyncio.to_thread(self._run, step)
+        step.state = self._encoded()
+
+    @property
+    def states(self) -> dict[AgentId, dict[str, Any]]:
+        """Return the state of each agent."""
+        return {agent.id: agent.state for agent in self._agents}
+
+    def read(self, agents: Sequence[AgentId], state: bytes | None) -> None:
+        """Take over a group's committed state."""
+        self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
+        self._ids = b"".join(map(id_bytes, agents))
+        if state is not None:
+            ids, states, stopped = _decode(state)
+            if ids != self._ids:
+                raise ConfigError(
+                    f"group {self._group!r} began with other agents than the {len(agents):,} of this run: resume with "
+                    "the same agents and groups, or begin anew by on_existing='reset'"
+                )
+            for agent, kept in zip(self._agents, states, strict=True):
+                agent.state = kept
+            for place in stopped:
+                self._agents[place].stopped = True
+
+    def _load(self, step: Step) -> None:
+        self.step, self.seed = None, step.seed
+        self.read(step.agents, step.state)
+        if step.state is None and self._start is not None:
+            for agent in self._agents:
+                try:
+                    agent.state = self._start(agent)
+                except Exception as error:
+                    raise self._failed(agent, error) from error
+
+    def _run(self, step: Step) -> None:
+        for agent, (_, inbox) in zip(self._agents, step.by_agent(), strict=True):
+            if not agent.stopped:
+                try:
+                    self._model(agent, inbox)
+                except Exception as error:
+                    raise self._failed(agent, error) from error
+
+    async def _run_async(self, step: Step) -> None:
+        free = asyncio.Semaphore(self._concurrency)
+
+        async def live(agent: Agent, inbox: Messages) -> None:
+            async with free:
+                try:
+                    async with asyncio.timeout(self._timeout):
+                        await self._model(agent, inbox)  # type: ignore[misc]  # a coroutine function
+                except Exception as error:
+                    raise self._failed(agent, error) from error
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for agent, (_, inbox) in zip(self._agents, step.by_agent(), strict=True):
+                    if not agent.stopped:
+                        tasks.create_task(live(agent, inbox))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from several.exceptions[0].__cause__
+
+    def _encoded(self) -> bytes:
+        stopped = [place for place, agent in enumerate(self._agents) if agent.stopped]
+        for agent in self._agents:
+            if not isinstance(agent.state, dict):
+                raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
+        try:
+            return _encode((self._ids, [agent.state for agent in self._agents], stopped))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise next(filter(None, map(self._unfit, self._agents)), error) from error
+
+    def _unfit(self, agent: Agent) -> StepFailed | None:
+        """Return the error for a state that cannot be kept."""
+        try:
+            _encode(agent.state)
+        except (TypeError, ValueError, OverflowError) as error:
+            return self._failed(agent, error)
+        return None
+
+    def _failed(self, agent: Agent, error: Exception) -> StepFailed:
+        step = agent.step if agent.step != START else 0
+        kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
+        return StepFailed(
+            f"the model failed for agent {agent.id!r} of group {self._group!r} in step {step}, which is not committed: "
+            f"{kind}{error}",
+            agent=agent.id,
+            step=step,
+            group=self._group,
+        )

@@ -1,0 +1,95 @@
+"""The agents of a group as arrays, for a model's function that runs once per group and step."""
+
+import asyncio
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.steps.step import Step
+
+
+class Crowd:
+    """All agents of a group: `ids` (int64, or object where some are strs) and `state`, a dict of arrays of its own."""
+
+    def __init__(self, name: str, ids: NDArray[Any], shared: object) -> None:
+        self.name = name
+        self.ids = ids
+        self.shared = shared
+        self.state: dict[str, NDArray[Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"Crowd({self.name!r}, {len(self.ids):,} agents)"
+
+
+class CrowdSociety:
+    """The crowd of one group, and the model's function that runs for it in each step."""
+
+    def __init__(
+        self,
+        group: str,
+        model: Callable[[Crowd, Step], None],
+        *,
+        start: Callable[[Crowd], dict[str, NDArray[Any]]] | None = None,
+        shared: object = None,
+    ) -> None:
+        self._group = group
+        self._model = model
+        self._start = start
+        self._shared = shared
+        self._crowd: Crowd | None = None
+        self._step = -1
+
+    async def run(self, step: Step) -> None:
+        """Run the model; raise StepFailed where it raises."""
+        try:
+            if self._crowd is None or step.number != self._step + 1:
+                self.read(step.agents, step.state)
+                if step.state is None and self._start is not None and self._crowd is not None:
+                    self._crowd.state = self._start(self._crowd)
+            await asyncio.to_thread(self._model, self._crowd, step)  # type: ignore[arg-type]  # it was read
+            step.state = self._encoded()
+        except Exception as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise StepFailed(
+                f"the model failed for group {self._group!r} in step {step.number}, which is not committed: "
+                f"{type(error).__name__}: {error}",
+                agent=None,
+                step=step.number,
+                group=self._group,
+            ) from error
+        self._step = step.number
+
+    @property
+    def states(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return the state of the group."""
+        return {self._group: {} if self._crowd is None else self._crowd.state}
+
+    def read(self, agents: Any, state: bytes | None) -> None:  # noqa: ANN401 - a sequence of ids
+        """Take over a group's committed state."""
+        ids = agents.column.to_numpy()
+        self._crowd = Crowd(self._group, ids, self._shared)
+        if state is not None:
+            with np.load(io.BytesIO(state), allow_pickle=False) as kept:
+                known = kept[":ids"]
+                if not np.array_equal(known, ids.astype(known.dtype)):
+                    raise ConfigError(
+                        f"group {self._group!r} began with other agents than the {len(ids):,} of this run: resume with "
+                        "the same agents and groups, or begin anew by on_existing='reset'"
+                    )
+                self._crowd.state = {name: kept[name] for name in kept.files if name != ":ids"}
+
+    def _encoded(self) -> bytes:
+        assert self._crowd is not None
+        ids, out = self._crowd.ids, io.BytesIO()
+        arrays = {name: np.asarray(array) for name, array in self._crowd.state.items()}
+        for name, array in arrays.items():
+            if array.dtype == object:
+                raise TypeError(f"group.state[{name!r}] holds Python objects: keep numbers or bools")
+        kept: Any = {":ids": ids if ids.dtype != object else ids.astype(str), **arrays}
+        np.savez(out, **kept)
+        return out.getvalue()

@@ -1,0 +1,91 @@
+"""The plan of a run: which agents are in which group, with their data and neighbours."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId, check_name
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.agent_sets import AgentSet
+
+
+class GroupPlan(NamedTuple):
+    """One group of a run: its agents in canonical order, and a row of data and a list of neighbours for each."""
+
+    name: str
+    agents: AgentSet
+    data: Sequence[Mapping[str, Any]]
+    neighbours: Sequence[Sequence[AgentId]]
+
+
+def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
+    """Return the groups of a run; arguments and errors are those of `Messaging.run`."""
+    frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None
+    named = _named_groups(agents if frame is None else frame.index, groups, cpus)
+    data = {} if frame is None else dict(zip(_plain(frame.index), frame.to_dict("records"), strict=True))
+    neighbours = None if graph is None else _neighbours(graph)
+    plans = []
+    for name, ids in named.items():
+        hosted = AgentSet.of(ids)
+        listed = list(hosted) if frame is not None or neighbours is not None else []
+        plans.append(
+            GroupPlan(
+                name,
+                hosted,
+                [data[agent] for agent in listed] if frame is not None else [],
+                [neighbours.get(agent, []) for agent in listed] if neighbours is not None else [],
+            )
+        )
+    return plans
+
+
+def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterable[AgentId]]:
+    if isinstance(agents, bool) or agents is None or isinstance(agents, str | bytes | float):
+        raise ConfigError(f"agents={agents!r} must be a number of agents, their ids, or a DataFrame")
+    everybody = AgentSet.of(range(agents) if isinstance(agents, int | np.integer) else _plain(agents))
+    if not len(everybody):
+        raise ConfigError("a run needs at least one agent")
+    if isinstance(groups, Mapping):
+        return _given_groups(everybody, groups)
+    count = groups if groups is not None else max(1, cpus // 2)
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise ConfigError(f"groups={groups!r} must be a number of groups, or {{name: ids}}")
+    count = min(int(count), len(everybody))
+    if not everybody.strings:
+        return {f"group{number}": everybody.ints[number::count] for number in range(count)}
+    listed = list(everybody)
+    return {f"group{number}": listed[number::count] for number in range(count)}
+
+
+def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, Iterable[AgentId]]:
+    found = {check_name("group", name): AgentSet.of(_plain(ids)) for name, ids in groups.items()}
+    hosted, total = AgentSet.of([]), 0
+    for ids in found.values():
+        hosted, total = hosted | ids, total + len(ids)
+    for kind, left in (("in no group", everybody - hosted), ("in a group, and not in agents", hosted - everybody)):
+        if len(left):
+            raise ConfigError(f"{len(left):,} agents are {kind}, as {next(iter(left))!r}")
+    if total > len(everybody):
+        raise ConfigError("some agents are in two groups: each agent has one")
+    return dict(found)
+
+
+def _plain(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
+    """Return ids of pandas as a list or an integer array."""
+    values = getattr(ids, "to_numpy", lambda: ids)()
+    return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
+
+
+def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - edges of any kind
+    """Return the agents that each agent's edges lead to, in the order of the edges."""
+    edges = graph.edges() if callable(getattr(graph, "edges", None)) else graph
+    pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
+    found: dict[AgentId, list[AgentId]] = {}
+    for pair in pairs:
+        try:
+            one, other = pair
+        except (TypeError, ValueError):
+            raise ConfigError(f"graph holds {pair!r}: it must be (m, 2), pairs of sender and hearer") from None
+        found.setdefault(one, []).append(other)
+    return found

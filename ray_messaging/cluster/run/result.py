@@ -1,0 +1,32 @@
+"""The result of a run."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray_messaging.common.tables import data_frame
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of `messaging.run`: plain and picklable.
+
+    `states` maps each agent, or with by="group" each group, to its state after the last step. `fates` counts the
+    messages of this run's steps by fate. `digests` maps a step to the digest of what was sent in it, in hex, with
+    `Steps(digest=True)`.
+    """
+
+    states: dict[Any, Any]
+    steps: int
+    fates: Counter[str] = field(default_factory=Counter)
+    digests: dict[int, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Result({len(self.states):,} states after {self.steps:,} steps, {dict(self.fates)})"
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
+        """Return a DataFrame of the states: a row per agent, a column per key. Raises ConfigError without pandas."""
+        keys = list(dict.fromkeys(key for state in self.states.values() for key in state))
+        rows = list(self.states.items())
+        columns = {key: [state.get(key) for _, state in rows] for key in keys}
+        return data_frame({"agent": [agent for agent, _ in rows], **columns}).set_index("agent")

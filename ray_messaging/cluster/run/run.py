@@ -1,0 +1,119 @@
+"""`messaging.run`: start the groups, drive all steps, gather the result."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from ray_messaging.cluster.handles.actor_calls import translated
+from ray_messaging.cluster.lifecycle import leave, remote
+from ray_messaging.cluster.run.plan import plan_groups
+from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
+from ray_messaging.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.messaging import Messaging
+
+_LOOK_S = 0.25  # between two looks at the progress
+
+
+def run(
+    messaging: "Messaging",
+    model: Any,  # noqa: ANN401 - a function of the user's
+    agents: object,
+    groups: object,
+    until: int,
+    graph: object,
+    options: RunOptions,
+    shared: object,
+    *,
+    progress: bool,
+) -> Result:
+    """Run a model; arguments and errors are those of `Messaging.run`."""
+    _check(model, until, options)
+    plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
+    if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
+        raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
+    shared_ref = ray.put(shared)  # once in the store, however many groups there are
+    actors: dict[str, Any] = {}
+    try:
+        for plan in plans:
+            kind = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
+            actors[plan.name] = remote(RunActor, kind).remote()
+        plan_refs = {plan.name: ray.put(plan) for plan in plans}
+        # All groups are there before the first step begins.
+        _results([actors[name].open.remote(messaging, plan) for name, plan in plan_refs.items()])
+        refs = [
+            actors[name].run.remote(messaging, plan, model, until, options, shared_ref)
+            for name, plan in plan_refs.items()
+        ]
+        with Bar(until, shown=progress and sys.stderr.isatty()) as bar:
+            parts = _watch(refs, list(actors.values()), bar)
+    finally:
+        leave(list(actors.values()))
+    states = {key: state for part in parts for key, state in part.states.items()}
+    ordered = sorted(states, key=lambda key: (isinstance(key, str), key))  # ints before strs
+    return Result({key: states[key] for key in ordered}, until, sum((part.fates for part in parts), Counter()))
+
+
+def _check(model: object, until: object, options: RunOptions) -> None:
+    if not callable(model):
+        raise ConfigError(f"model={model!r} must be a function: def person(me, inbox)")
+    if isinstance(until, bool) or not isinstance(until, int) or until < 0:
+        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
+    if options.by not in {"agent", "group"}:
+        raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
+    if options.concurrency < 1:
+        raise ConfigError(f"concurrency={options.concurrency!r} must be at least 1")
+
+
+def _results(refs: Sequence[Any]) -> list[Any]:
+    """Return the results of calls; raise the first error."""
+    try:
+        return list(ray.get(list(refs)))
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, actor_name="a group of the run") from error
+
+
+def _watch(refs: Sequence[Any], actors: Sequence[Any], bar: "Bar") -> list[GroupResult]:
+    """Wait for all groups, and show the slowest one's step; raise the first error at once."""
+    waiting = list(refs)
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
+        _results(done)
+        if bar.shown:
+            steps, _ = ray.wait([actor.step.remote() for actor in actors], num_returns=len(actors), timeout=_LOOK_S)
+            with suppress(RayActorError):  # it starts again
+                bar.update(min(ray.get(steps), default=0))
+    return [GroupResult(*part) for part in _results(refs)]
+
+
+class Bar:
+    """The progress of a run on the screen; nothing where it is not shown."""
+
+    def __init__(self, until: int, *, shown: bool) -> None:
+        self.shown = shown
+        if shown:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - only on a terminal
+
+            columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, transient=True)
+            self._task = self._progress.add_task("steps", total=until)
+
+    def update(self, step: int) -> None:
+        """Show a step that runs."""
+        self._progress.update(self._task, completed=max(0, step))
+
+    def __enter__(self) -> Self:
+        if self.shown:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.shown:
+            self._progress.stop()

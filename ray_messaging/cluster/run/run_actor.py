@@ -1,0 +1,97 @@
+"""Ray actor of one group of a run: it hosts the agents, and runs the model step by step."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.cluster.run.plan import GroupPlan
+from ray_messaging.common.process_tuning import tune_process
+from ray_messaging.errors import StepAborted
+from ray_messaging.steps.step_loop import step_loop
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.messager import GroupMessager
+
+
+class GroupResult(NamedTuple):
+    """What one group leaves: its states, its last step, and the fates of what it sent."""
+
+    states: dict[Any, Any]
+    fates: "Counter[str]"
+
+
+class RunOptions(NamedTuple):
+    """How the model of a run is called."""
+
+    start: Any
+    by: str
+    concurrency: int
+    timeout: float | None
+
+
+class RunActor:
+    """Ray actor of one group. All it needs comes by calls, because Ray keeps no large arguments for a restart."""
+
+    def __init__(self) -> None:
+        self._messager: GroupMessager | None = None
+        self._takes = 0
+        self._step = -1
+
+    async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
+        """Host the group's agents."""
+        if self._messager is None:
+            self._messager = await messaging.open_messager(plan.name, plan.agents)
+            tune_process()
+
+    async def run(
+        self,
+        messaging: "Messaging",
+        plan: GroupPlan,
+        model: Any,  # noqa: ANN401 - a function of the user's
+        until: int,
+        options: RunOptions,
+        shared: object,
+    ) -> GroupResult:
+        """Run the model up to a step; a step that was not committed runs again. Raises StepFailed."""
+        society = society_of(plan, model, options, shared)
+        await self.open(messaging, plan)
+        assert self._messager is not None
+        while True:
+            self._takes += 1
+            loop = step_loop(self._messager.engine, self._takes)
+            try:
+                async for step in loop.steps(until):
+                    self._step = step.number
+                    await society.run(step)
+            except StepAborted:
+                continue
+            if loop.committed < until - 1 or self._step < 0:
+                society.read(loop.places, loop.state)
+            return GroupResult(society.states, Counter(loop.fates))
+
+    async def step(self) -> int:
+        """Return the step that runs, or ran last; -1: none."""
+        return self._step
+
+    async def close(self) -> None:
+        """Leave the mailbox, which stays for a resume."""
+        if self._messager is not None:
+            await self._messager.close()
+
+
+def society_of(plan: GroupPlan, model: Any, options: RunOptions, shared: object) -> "Society | CrowdSociety":  # noqa: ANN401 - as above
+    """Return the agents of a group, with the model's function."""
+    if options.by == "group":
+        return CrowdSociety(plan.name, model, start=options.start, shared=shared)
+    return Society(
+        plan.name,
+        model,
+        start=options.start,
+        shared=shared,
+        data=plan.data,
+        neighbours=plan.neighbours,
+        concurrency=options.concurrency,
+        timeout=options.timeout,
+    )

@@ -1,0 +1,177 @@
+"""messaging.run: a model, its agents and groups, driven step by step."""
+
+import os
+import signal
+import sys
+import uuid
+
+import numpy as np
+import pandas as pd
+import pytest
+import ray
+from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
+
+from ray_messaging import ConfigError, Messaging, StepFailed, Steps
+
+
+@pytest.fixture(scope="module")
+def start(ray_cluster):
+    """Start an experiment with steps."""
+    started = []
+
+    def start_one(**options):
+        started.append(Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True), **options))
+        return started[-1]
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
+    yield start_one
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    for messaging in started:
+        messaging.shutdown()
+
+
+@pytest.fixture(scope="module")
+def idle(start):
+    return start()
+
+
+def person(me, inbox):
+    heard = [(message.from_id, message.payload) for message in inbox]
+    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
+    for friend, payload, later in spread(me.id, me.state["word"], me.step):
+        me.send(friend, payload, deliver_at=later)
+
+
+def words(result):
+    return {agent: state["word"] for agent, state in result.states.items()}
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_result_is_that_of_one_loop(start, groups):
+    result = start().run(person, agents=AGENTS, groups=groups, until=STEPS)
+    assert words(result) == sequential()[0]
+    assert list(result.states) == list(range(AGENTS))
+    assert result.steps == STEPS
+    assert result.fates["delivered"] == sum(result.fates.values()) > 0
+
+
+def test_a_run_goes_on_where_it_stopped(start):
+    messaging = start()
+    messaging.run(person, agents=AGENTS, groups=2, until=3)
+    assert words(messaging.run(person, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
+    assert (
+        words(messaging.run(person, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
+    )  # nothing is left to do
+    with pytest.raises(ConfigError, match="other agents"):
+        messaging.run(person, agents=AGENTS - 1, groups=2, until=STEPS + 1)
+
+
+def test_groups_that_are_killed_change_nothing(start, tmp_path):
+    def dying(me, inbox):
+        person(me, inbox)
+        mark = tmp_path / f"{me.id}"
+        if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert words(start().run(dying, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
+    assert sorted(mark.name for mark in tmp_path.iterdir()) == ["7", "8"]
+
+
+def test_an_async_model_gives_the_same(start):
+    async def thinking(me, inbox):
+        import asyncio
+
+        await asyncio.sleep(0.001 * (me.id % 3))
+        person(me, inbox)
+
+    assert words(start().run(thinking, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
+
+
+def test_agents_with_data_neighbours_and_a_start(start):
+    table = pd.DataFrame({"age": [20, 30, 40]}, index=["ann", "bob", "eve"])
+    edges = [("ann", "bob"), ("ann", "eve"), ("eve", "ann")]
+
+    def meet(me, inbox):
+        me.state["heard"] += [message.payload["age"] for message in inbox]
+        for friend in me.neighbours:
+            me.send(friend, {"age": me.data["age"] + me.shared})
+        if me.id == "eve":
+            me.stop()
+
+    messaging = start()
+    result = messaging.run(
+        meet, agents=table, groups=2, until=3, graph=edges, shared=1, start=lambda me: {"heard": [me.data["age"]]}
+    )
+    assert {agent: state["heard"] for agent, state in result.states.items()} == {
+        "ann": [20, 41],
+        "bob": [30, 21, 21],
+        "eve": [40],
+    }
+    assert result.to_pandas().loc["bob", "heard"] == [30, 21, 21]
+
+
+def test_a_model_by_group(start):
+    def crowd(group, step):
+        heard = np.bincount(step.messages.to_ids, minlength=AGENTS) if len(step.messages) else np.zeros(AGENTS, int)
+        group.state["heard"] = group.state["heard"] + heard[group.ids]
+        group.state["luck"] = step.uniform(2)[:, 1]
+        step.send_columns(group.ids, (group.ids + 1) % AGENTS, [{}] * len(group.ids))
+
+    result = start().run(
+        crowd, agents=AGENTS, groups=2, until=4, by="group", start=lambda group: {"heard": np.zeros(len(group.ids))}
+    )
+    assert sorted(result.states) == ["group0", "group1"]
+    assert all((state["heard"] == 3).all() for state in result.states.values())
+
+
+def test_a_model_that_raises_names_agent_and_step(start):
+    messaging = start()
+
+    def broken(me, inbox):
+        person(me, inbox)
+        if me.step == 2 and me.id == 41:
+            raise RuntimeError("no idea")
+
+    with pytest.raises(StepFailed, match=r"agent 41 of group 'group1' in step 2.*RuntimeError: no idea") as caught:
+        messaging.run(broken, agents=AGENTS, groups=2, until=STEPS)
+    assert (caught.value.agent, caught.value.step, caught.value.group) == (41, 2, "group1")
+    assert words(messaging.run(person, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
+
+
+def test_a_state_that_cannot_be_kept(start):
+    def odd(me, inbox):
+        me.state["x"] = object()
+
+    with pytest.raises(StepFailed, match=r"agent 0 .*object"):
+        start().run(odd, agents=2, until=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model": None}, "model=None"),
+        ({"agents": 0}, "at least one agent"),
+        ({"agents": "ann"}, "agents='ann'"),
+        ({"groups": 0}, "groups=0"),
+        ({"groups": {"a": [0], "b": [0, 1]}}, "in two groups"),
+        ({"groups": {"a": [0]}}, "1 agents are in no group, as 1"),
+        ({"groups": {"a": [0, 1, 2]}}, "not in agents, as 2"),
+        ({"until": -1}, "until=-1"),
+        ({"by": "city"}, "by='city'"),
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"graph": [1, 2]}, "graph holds 1"),
+        ({"graph": [(0, 1)], "by": "group"}, "shared="),
+    ],
+)
+def test_bad_input(idle, arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        idle.run(**{"model": person, "agents": 2, "until": 1} | arguments)
+
+
+def test_an_experiment_without_steps_says_so(start):
+    with (
+        Messaging.start(f"plain-{uuid.uuid4().hex[:8]}") as messaging,
+        pytest.raises(ConfigError, match="has no steps"),
+    ):
+        messaging.run(person, agents=2, until=1)
