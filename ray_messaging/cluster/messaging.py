@@ -13,6 +13,7 @@ from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 if TYPE_CHECKING:
     from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage, BlockedMessages
     from ray_messaging.cluster.handles.dead_letters import DeadLetters
+    from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
     from ray_messaging.cluster.handles.group import Group
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.lifecycle import StartedExperiment
@@ -248,6 +249,13 @@ class Messaging:
         remove_messager(self._connection, name)
 
     # -- steps ----------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> "ExperimentSteps":
+        """Return the steps of all groups: how far they are, pause and resume, digests."""
+        from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
+
+        return ExperimentSteps(self._connection)
 
     def run(
         self,

@@ -31,6 +31,7 @@ from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.steps.step_transport import StepTransport
+from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
     OUTSIDE,
@@ -46,11 +47,9 @@ from ray_messaging.transports.steps.values import (
     Taken,
     Waiting,
     box_name,
-    counted,
 )
 from ray_messaging.wire.frames import decode
 
-_PAGE = 64  # frames in one read of a box
 _FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
 _NEWS_S = 5.0  # the longest wait for news in one call
 LEASE_S = 10.0
@@ -109,10 +108,11 @@ class StepLoop:
             self.committed, self.state = taken.closed, taken.state
             found: Opened | Waiting | Done | None = None
             while (number := self.committed + 1) < until:
-                opened = await self._open(taken.attempt, number, found)
+                box = BoxReader(self._store, box_name(self._group, number))
+                opened = await self._open(taken.attempt, number, found, box)
                 if opened is None:
                     return
-                step = await self._step(opened, taken.attempt)
+                step = await self._step(opened, taken.attempt, box)
                 await sender.begin(number)
                 yield step
                 counts = await sender.send(step)
@@ -156,19 +156,21 @@ class StepLoop:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    async def _open(self, attempt: int, number: int, found: Opened | Waiting | Done | None) -> Opened | None:
+    async def _open(
+        self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader
+    ) -> Opened | None:
         """Wait until the step is open; None: the group does not count any more. Args: `found` is the last answer."""
         while not isinstance(found, Opened):
             if isinstance(found, Done):
                 return None
             if found is not None:
+                await box.read_ahead()
                 await self._store.wait(found.news, _NEWS_S)
             found = await self._store.open(self._group, attempt, number)
         return found
 
-    async def _step(self, opened: Opened, attempt: int) -> Step:
-        frames = await self._read(opened)
-        batches = [_batch_of(frame, opened.step) for frame in frames]
+    async def _step(self, opened: Opened, attempt: int, box: BoxReader) -> Step:
+        batches = [_batch_of(frame, opened.step) for frame in await box.covered(opened.covers)]
         settings = self._engine.settings
         return Step(
             opened.step,
@@ -179,27 +181,6 @@ class StepLoop:
             state=self.state,
             state_bytes=settings.state_bytes,
         )
-
-    async def _read(self, opened: Opened) -> list[BoxFrame]:
-        """Return the frames of a box that count. They were acknowledged before their step was closed: all are there."""
-        if not opened.covers:
-            return []
-        box = box_name(self._group, opened.step)
-        frames: list[BoxFrame] = []
-        more = True
-        while more:
-            page = await self._store.read_box(box, frames[-1].entry if frames else "0-0", _PAGE)
-            frames += page
-            more = len(page) == _PAGE
-        found = counted(frames, opened.covers)
-        if found is None:
-            raise StepAborted(
-                f"messages for step {opened.step} of group {self._group!r} are missing on the server, which had "
-                "confirmed them: was it restored from older data?",
-                step=opened.step,
-                group=self._group,
-            )
-        return found
 
     async def _close(
         self, attempt: int, number: int, closing: Closing, *, go_on: bool

@@ -11,7 +11,7 @@ import pytest
 import ray
 from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
 
-from ray_messaging import ConfigError, Messaging, StepFailed, Steps
+from ray_messaging import ConfigError, Messaging, StepFailed, Steps, UnknownName
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,16 @@ def words(result):
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_result_is_that_of_one_loop(start, groups):
-    result = start().run(person, agents=AGENTS, groups=groups, until=STEPS)
+    messaging = start()
+    result = messaging.run(person, agents=AGENTS, groups=groups, until=STEPS)
     assert words(result) == sequential()[0]
     assert list(result.states) == list(range(AGENTS))
     assert result.steps == STEPS
     assert result.fates["delivered"] == sum(result.fates.values()) > 0
+    assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]
+    assert messaging.steps.now == STEPS
+    with pytest.raises(UnknownName, match="not committed"):
+        messaging.steps.digest(STEPS)
 
 
 def test_a_run_goes_on_where_it_stopped(start):

@@ -93,6 +93,19 @@ def test_a_second_driver_gets_an_error(messaging, groups):
     ray.get(others)
 
 
+def test_steps_are_paused_and_go_on(messaging, groups):
+    messaging.steps.advance(2)
+    refs = [live.remote(group) for group in groups.values()]
+    messaging.steps.wait(until=2, timeout=60)
+    assert messaging.steps.now == 2
+    with pytest.raises(TimeoutError, match=r"step 2 is not committed .* by: group0 \(2\), group1 \(2\), group2 \(2\)"):
+        messaging.steps.wait(until=3, timeout=0.2)
+    assert messaging.steps.waiting_for() == dict.fromkeys(groups, 2)
+    messaging.steps.resume()
+    assert joined(ray.get(refs, timeout=60)) == sequential()[0]
+    assert messaging.steps.now == STEPS
+
+
 def test_bad_input(messaging, groups):
     with pytest.raises(ConfigError, match="in its steps"):
         groups["group0"].send(0, 1, {})

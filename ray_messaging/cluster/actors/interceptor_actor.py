@@ -24,6 +24,8 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.observability.health.reports import Report
+from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.transports.steps.values import Progress
 
 # The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
 _method = unwrap(ray.method)
@@ -178,6 +180,27 @@ class InterceptorActor:
     async def owner_of(self, agent_id: AgentId) -> str | None:
         """Return the group that hosts an agent."""
         return await self._host.owner_of(agent_id)
+
+    async def step_progress(self) -> Progress:
+        """Return the progress of the steps of all groups."""
+        return await self._host.steps.progress()
+
+    async def wait_steps(self, news: str, block_s: float) -> str:
+        """Wait for news of the steps after a place in them."""
+        return await self._host.steps.wait(news, block_s)
+
+    async def pause_steps(self) -> int:
+        """Open no step that nobody has opened yet; return the last one that may be."""
+        return await self._host.steps.pause()
+
+    async def resume_steps(self, target: int | None) -> None:
+        """Open steps up to a target from now on (None: all)."""
+        await self._host.steps.resume(target)
+
+    async def closed_step(self, step: int) -> dict[str, StepCounts]:
+        """Return what each group has left about a step."""
+        left = await self._host.steps.closed_step(step)
+        return {group: StepCounts.decode(each.counts) for group, each in left.items()}
 
     async def remove(self, group: str) -> int:
         """Remove a group's mailbox; its unread frames become dead letters. Return their number."""

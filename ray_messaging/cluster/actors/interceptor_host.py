@@ -23,6 +23,7 @@ from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.transports.backend import backend_of
+from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.transports.transport import Limits
@@ -61,6 +62,13 @@ class InterceptorHost:
                 f"the interceptor of {self._spec.exp_id!r} has no rules yet, so nothing may pass: ask again"
             )
         return self._interceptor
+
+    @property
+    def steps(self) -> StepStore:
+        """Return the store of the experiment's steps; raise ConfigError where it has none."""
+        if self.transport.steps is None or self._spec.steps is None:
+            raise without_steps(self._spec.exp_id)
+        return self.transport.steps
 
     @property
     def fenced(self) -> Fenced | None:

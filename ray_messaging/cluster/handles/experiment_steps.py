@@ -1,0 +1,75 @@
+"""The steps of an experiment, as a driver sees and controls them."""
+
+import time
+
+from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.transports.steps.values import Progress
+
+_NEWS_S = 5.0  # the longest wait in one call
+
+
+class ExperimentSteps:
+    """The steps of all groups: progress, pause and resume, digests. Its calls raise ConfigError without steps."""
+
+    def __init__(self, connection: ExperimentConnection) -> None:
+        self._connection = connection
+        self._interceptor = connection.interceptor
+
+    def __repr__(self) -> str:
+        return f"ExperimentSteps({self._connection.exp_id!r})"
+
+    def _progress(self) -> Progress:
+        progress: Progress = self._connection.ask(self._interceptor.step_progress.remote())
+        return progress
+
+    @property
+    def now(self) -> int:
+        """Return the first step that some group has not committed."""
+        return self._progress().sealed + 1
+
+    def waiting_for(self) -> dict[str, int]:
+        """Return the groups that hold up all others, each with the step that it has to commit."""
+        return self._progress().waiting_for()
+
+    def wait(self, until: int, *, timeout: float | None = None) -> None:
+        """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (progress := self._progress()).sealed + 1 < until:
+            left = _NEWS_S if deadline is None else min(_NEWS_S, deadline - time.monotonic())
+            if left <= 0:
+                groups = ", ".join(f"{name} ({step})" for name, step in sorted(progress.waiting_for().items()))
+                raise TimeoutError(f"step {progress.sealed + 1} is not committed after {timeout:g} s by: {groups}")
+            self._connection.ask(self._interceptor.wait_steps.remote(progress.news, left))
+
+    def pause(self) -> int:
+        """Begin no further step in any group, until `resume` or `advance`; return the last one that may have begun."""
+        last: int = self._connection.ask(self._interceptor.pause_steps.remote())
+        return last
+
+    def resume(self) -> None:
+        """Let the steps go on after a pause."""
+        self._connection.ask(self._interceptor.resume_steps.remote(None))
+
+    def advance(self, n: int = 1) -> int:
+        """Let n more steps run, and pause again; return the last one of them."""
+        if n < 1:
+            raise ConfigError(f"advance({n!r}): at least one step")
+        last = self.pause() + n
+        self._connection.ask(self._interceptor.resume_steps.remote(last))
+        return last
+
+    def digest(self, step: int) -> bytes:
+        """Return the digest of what was sent in a step that all groups have committed, 32 bytes.
+
+        Raises: ConfigError without `Steps(digest=True)`, UnknownName for a step that is not committed, or too long ago.
+        """
+        left = self._connection.ask(self._interceptor.closed_step.remote(step))
+        if not left or step >= self.now:
+            raise UnknownName(
+                f"step {step} is not committed by all groups, or was too long ago", kind="step", value=step
+            )
+        if not all(counts.digest for counts in left.values()):
+            raise ConfigError("these steps keep no digests: start the experiment with steps=Steps(digest=True)")
+        return step_digest(int.from_bytes(counts.digest, "little") for counts in left.values())
