@@ -81,7 +81,7 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
         yield warning(
             f"{actor.name}: restarts",
             f"{restarts:,} so far",
-            "look for the cause in its log in Ray's session folder: memory, a rule, a disk?",
+            "find out why in its log in Ray's session folder: memory, a rule, a disk?",
         )
     clock = check_clock(f"clock of {actor.name}", actor.skew_s, actor.margin_s)
     if clock.level != "ok":
