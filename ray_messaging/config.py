@@ -93,7 +93,7 @@ class ServerConfig(_Settings):
 
 
 class Steps(_Settings):
-    """Steps of a simulation, for `Messaging.start(exp_id, steps=Steps())`: what is sent in one is read in the next."""
+    """Steps of a simulation, for `Messaging.start(exp_id, steps=Steps())`: messages of one are read in the next."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -14,7 +14,7 @@ class StepDriver(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """What a body made of a step: the messages that it sends, and the state (None: there is none)."""
+    """Outcome of a step's body: the messages that it sends, and the state (None: there is none)."""
 
     number: int
     sends: list[Batch]

@@ -1,1 +1,1 @@
-"""Simulation steps: what is sent in one step is read in the next, in an order that no fault and no layout changes."""
+"""Simulation steps: messages of one step are read in the next, in an order that no fault and no layout changes."""

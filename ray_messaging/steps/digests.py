@@ -1,4 +1,4 @@
-"""Digests of what was sent in a step: equal for equal rows, whatever their order and layout.
+"""Digests of the messages of a step: equal for equal rows, in any order and layout.
 
 A row's canonical bytes are, in this order: step sent, step read, from_id, its n-th send, to_id, subtopic, fate, rule,
 labels, payload. A number takes 8 bytes, little endian; a text has its length before it. The digest of a step is the sum

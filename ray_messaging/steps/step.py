@@ -16,9 +16,9 @@ from ray_messaging.transaction import check_state
 
 
 class Step:
-    """One step of a group: what its agents read, what they send, and the state that they leave.
+    """One step of a group: the messages that its agents read and send, and the state that they leave.
 
-    What is sent goes out when the step is committed, which is when the next one is asked for. The inbox, its order and
+    Messages go out when the step is committed, which is when the next one is asked for. The inbox, its order and
     the random numbers are the same each time the step runs again.
     """
 

@@ -1,4 +1,4 @@
-"""The account of one step of a group: the fates of what it sent, and their digest."""
+"""The account of one step of a group: the fates of its messages, and their digest."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from ray_messaging.steps.digests import SIZE, DigestRow, sum_of
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
-    """What a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed)."""
+    """Counts that a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed)."""
 
     fates: dict[str, int]
     digest: bytes = b""

@@ -222,7 +222,7 @@ class _AttemptSender:
         return self._transport.rows
 
     async def send(self, step: Step) -> StepCounts:
-        """Send what the step has; return the fates. Raises StepAborted where some of it did not arrive."""
+        """Send the messages of a step; return their fates. Raises StepAborted where some of it did not arrive."""
         assert self._accumulator is not None
         batches = step.sends.take()
         try:

@@ -1,4 +1,4 @@
-"""The transport of what a group sends in its steps: frames go to boxes, under the attempt's tag."""
+"""The transport of messages that a group sends in its steps: frames go to boxes, under the attempt's tag."""
 
 from collections.abc import Sequence
 

@@ -198,7 +198,7 @@ class InterceptorActor:
         await self._host.steps.resume(target)
 
     async def closed_step(self, step: int) -> dict[str, StepCounts]:
-        """Return what each group has left about a step."""
+        """Return the counts that each group has left about a step."""
         left = await self._host.steps.closed_step(step)
         return {group: StepCounts.decode(each.counts) for group, each in left.items()}
 

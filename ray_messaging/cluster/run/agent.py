@@ -20,7 +20,7 @@ _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class Agent:
-    """One agent of a model in one step: what it knows, and what it may do.
+    """One agent of a model in one step: its knowledge and its actions.
 
     `state` is a dict of its own, committed with the step; `data` its row of the DataFrame of agents, `shared` the
     object that `run` got, `neighbours` the agents that its edges of the graph lead to.

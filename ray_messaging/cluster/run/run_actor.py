@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GroupResult(NamedTuple):
-    """What one group leaves: its states, its last step, and the fates of what it sent."""
+    """Result of one group: its states, its last step, and the fates of what it sent."""
 
     states: dict[Any, Any]
     fates: "Counter[str]"

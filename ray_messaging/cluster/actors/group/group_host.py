@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ray_messaging.cluster.actors.caller_admission import CallerAdmission
-from ray_messaging.cluster.actors.group_lane_server import GroupLaneServer
-from ray_messaging.cluster.actors.group_steps import GroupSteps
+from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
+from ray_messaging.cluster.actors.group.group_lane_server import GroupLaneServer
+from ray_messaging.cluster.actors.group.group_steps import GroupSteps
 from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown

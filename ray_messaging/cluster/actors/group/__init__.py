@@ -1,0 +1,1 @@
+"""Ray actor of a group."""
