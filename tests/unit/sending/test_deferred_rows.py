@@ -189,7 +189,7 @@ def asked(number, agent, deliver):
     """Build a frame of one question in step 4, as another process sends it."""
     extension = Extension(
         attempt=2,
-        deliver=deliver,
+        deliver=np.array([deliver]),
         ordinal=np.array([number], np.uint32),
         in_reply_to=MessageIdColumn.of([f"3-{number}-1"]),
         expects_answer=np.array([True]),
