@@ -2,7 +2,7 @@
 
 from collections import deque
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -11,6 +11,13 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
 
 _BATCH_BYTES = 900  # of a batch and its outcome beside the payloads: most of what a lone message takes
+
+
+class SendLog(Protocol):
+    """The object that gets each batch once all of its rows have their fates."""
+
+    def add(self, batch: Batch, outcome: Outcome) -> None:
+        """Add a settled batch."""
 
 
 class LocalLog:

@@ -34,7 +34,7 @@ class StepAccount:
         self._sum = 0
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a batch whose rows have their fates."""
+        """Add a batch of rows with their fates."""
         for code in set(outcome.codes):
             self._fates[FATES[code]] += outcome.codes.count(code)
         if self._digest:

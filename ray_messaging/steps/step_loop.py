@@ -193,7 +193,7 @@ class StepLoop:
 
 
 class _AttemptSender:
-    """The sending side of one attempt: an accumulator whose frames go to boxes."""
+    """The sending side of one attempt: an accumulator of frames for boxes."""
 
     def __init__(self, engine: Engine, store: StepStore, attempt: int, account: StepAccount) -> None:
         self._engine = engine

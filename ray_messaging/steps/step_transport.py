@@ -17,7 +17,7 @@ from ray_messaging.transports.transport import (
 
 
 class StepTransport:
-    """The port of a `FrameSender` whose frames belong to the steps of one attempt.
+    """The port of a `FrameSender` for the steps of one attempt.
 
     An attempt is one sender's epoch: a step that fails in any way is given up whole, so nothing is fenced or resumed.
     """

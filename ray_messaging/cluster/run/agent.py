@@ -99,7 +99,7 @@ class Society:
         self._ids = b""
 
     async def run(self, step: Step) -> None:
-        """Run the model for all agents, ascending; raise StepFailed for the first one whose function raises."""
+        """Run the model for all agents, ascending; raise StepFailed for the first function that raises."""
         if not self._agents or self.step is None or step.number != self.step.number + 1:
             self._load(step)
         self.step = step

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GroupResult(NamedTuple):
-    """Result of one group: its states, its last step, and the fates of what it sent."""
+    """Result of one group: its states, and the fates of its messages."""
 
     states: dict[Any, Any]
     fates: "Counter[str]"

@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat, starmap
 from time import monotonic, time
-from typing import Protocol
 
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.common.limits import BATCH_ROWS
@@ -13,9 +12,8 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import LINE_END, encode_dict
-from ray_messaging.receipt import Outcome, Receipt, Receipts
+from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.message_checks import MessageChecks
 from ray_messaging.sending.accumulation.pending_batch import (
@@ -30,6 +28,7 @@ from ray_messaging.sending.accumulation.pending_batch import (
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
 from ray_messaging.sending.delivery.send_loop import SendLoop
+from ray_messaging.sending.local_log import SendLog
 
 _NONE_OPEN = RowBatch(None)  # no message is appended to it
 
@@ -93,13 +92,6 @@ class CapacityLimiter:
                 self._admitted = turn
                 turn.set_result(None)
         self.waited_for = self._admitted is not None or bool(self._turns)
-
-
-class SendLog(Protocol):
-    """The object that gets each batch once all of its rows have their fates."""
-
-    def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a settled batch."""
 
 
 class Accumulator:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ray_messaging.cluster.actors import caller_admission as module
+from ray_messaging.cluster.actors.group import caller_admission as module
 from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
 from ray_messaging.errors import OutcomeUnknown
 
