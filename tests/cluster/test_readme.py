@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ray_messaging.steps.random_numbers import agent_generator
+
 pytestmark = pytest.mark.timeout(90)
 
 TWO_NODES = """
@@ -43,11 +45,14 @@ EXPECTED = [
 
 
 @pytest.fixture
-def ten_lines(request):
+def examples(request):
     readme = (request.config.rootpath / "README.md").read_text()
-    block = re.search(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
-    assert block is not None, "README.md has no ```python block"
-    return block[1]
+    return re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def ten_lines(examples):
+    return examples[0]
 
 
 def printed(output):
@@ -68,6 +73,16 @@ def test_the_example_has_ten_lines(ten_lines):
 def test_the_example_runs_on_one_node(ray_cluster, ten_lines, capsys):
     exec(compile(ten_lines, "README.md", "exec"), {"__name__": "__main__"})
     assert printed(capsys.readouterr().out) == [EXPECTED]
+
+
+def test_the_model_in_steps_gives_the_same_each_time(ray_cluster, examples, capsys):
+    # One by one in numpy: agent 7's mood depends on 19 other agents, each of which hears one.
+    exec(compile(examples[1], "README.md", "exec"), {"__name__": "__main__"})
+    moods, heard = {}, {}
+    for step in range(20):
+        moods = {n: sum(heard.get(n, [])) / 10 + agent_generator(7, step, n).normal() for n in range(1000)}
+        heard = {(n + 1) % 1000: [moods[n]] for n in range(1000)}
+    assert ast.literal_eval(capsys.readouterr().out) == {"mood": moods[7]}
 
 
 @pytest.mark.long
