@@ -2,7 +2,7 @@
 -- Delete dead letters, and count the others again if another client has written there. Allowed when memory is full,
 -- because it frees some.
 --
--- KEYS[1] dead, KEYS[2] state::dead: see add_dead_letter.lua
+-- KEYS[1] dead, KEYS[2] state::dead: see dead_letter_retention.lua
 -- ARGV[1] name of this call: a repeated one finds its answer  [2...] ids
 -- Returns how many were there
 local now = redis.call('HMGET', KEYS[2], 'call', 'answer')

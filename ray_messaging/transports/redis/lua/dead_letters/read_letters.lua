@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 -- Return dead letters in their order: so many, and fewer where they are large.
 --
--- KEYS[1] dead  stream: see add_dead_letter.lua
+-- KEYS[1] dead  stream: see dead_letter_retention.lua
 -- ARGV[1] id before the first one, or 0-0  [2] how many  [3] bytes of frames, past which no further one is added
 -- Returns {{id, {field, value...}}...}
 local found, nbytes, after = {}, 0, ARGV[1]

@@ -2,7 +2,7 @@
 -- Add an undecodable frame to the dead letters, once: a restarted reader meets it again. Allowed when memory is full,
 -- because commits that free some may wait behind that frame.
 --
--- KEYS[1] dead      stream: see add_dead_letter.lua
+-- KEYS[1] dead      stream: see dead_letter_retention.lua
 -- KEYS[2] state     hash of the mailbox: born, entry = its cursor (of the log stream: logged); none: the mailbox is gone,
 --                   and what was unread is dead
 -- ARGV[1] prefix of this experiment's keys: rejected:<mailbox>:<born> is a stream with the ids of the entries that were

@@ -1,7 +1,7 @@
 #!lua
 -- Write the messages of a dead letter into mailboxes again, all or none; messages without a listener stay dead.
 --
--- KEYS[1] meta  hash: directory = version   KEYS[2] dead, KEYS[3] state::dead: see add_dead_letter.lua
+-- KEYS[1] meta  hash: directory = version   KEYS[2] dead, KEYS[3] state::dead: see dead_letter_retention.lua
 -- KEYS[4...]    per frame: mailbox state, lease (see send.lua)
 -- ARGV[1] id of the letter  [2] name of this call: a repeated one finds its answer  [3] directory version
 -- ARGV[4] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream  [5] frame of what stays dead,

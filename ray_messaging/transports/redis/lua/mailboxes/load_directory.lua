@@ -4,8 +4,8 @@
 -- KEYS[1] meta     hash: directory = version, log = 1 while an event log is registered
 -- KEYS[2] records  hash: mailbox -> record (msgpack)
 -- KEYS[3] changes  hash: mailbox -> version of its last change
--- KEYS[4] dead     stream: frames nobody will read, see add_dead_letter.lua
--- ARGV[1] since    [2] prefix of this experiment's keys (for mailboxes that are to be taken out: see add_dead_letter.lua)
+-- KEYS[4] dead     stream: frames nobody will read, see dead_letter_retention.lua
+-- ARGV[1] since    [2] prefix of this experiment's keys (for mailboxes that are to be taken out: see dead_letter_retention.lua)
 -- ARGV[3] bytes of dead letters that are kept
 -- Returns {version, {mailboxes...}, {records changed since...}, log}
 local all, names, changed = redis.call('HGETALL', KEYS[3]), {}, {}

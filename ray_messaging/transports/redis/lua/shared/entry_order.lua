@@ -1,4 +1,4 @@
--- Shared by commit.lua, note_written.lua and add_dead_letter.lua: the lower one of two entry ids, which do not compare as text.
+-- Shared by commit.lua, note_written.lua and dead_letter_retention.lua: the lower one of two entry ids, which do not compare as text.
 local function lower(a, b)
   local a_ms, a_n = a:match('^(%d+)-(%d+)$')
   local b_ms, b_n = b:match('^(%d+)-(%d+)$')
