@@ -78,9 +78,7 @@ class Reader:
             self._waits, self._turned_at = False, time.monotonic()
             capacity = (inbox.limit - inbox.size) // self._frame_rows
             count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
-            # After a full read the next one does not wait: `more` is true until it has found the end.
-            block_s = 0.0 if inbox.behind else _BLOCK_S
-            frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
+            frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
             turned_at = time.monotonic()
             if frames:
                 inbox.behind = True
@@ -91,13 +89,12 @@ class Reader:
                     piece = self._piece(entry, frame)
                 except FrameError as error:
                     piece = await self._bury(entry, frame, error)
-                if entry == frames[-1][0]:
-                    inbox.behind = len(frames) == count
                 inbox.put(piece)
                 last = entry
                 if (now := time.monotonic()) - turned_at > _TURN_S:
                     turned_at = now
                     await asyncio.sleep(0)
+            inbox.behind = len(frames) == count
             # Waiting fetches go first: the next read takes a system call.
             await asyncio.sleep(0)
             if frames:
