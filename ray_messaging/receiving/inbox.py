@@ -66,7 +66,7 @@ class Inbox:
         self._grown.set()
 
     def note_dry(self) -> None:
-        """Record that a blocking read has found nothing."""
+        """Record that a read has found nothing."""
         self._dry = True
         self._grown.set()
 

@@ -78,23 +78,25 @@ class Reader:
             self._waits, self._turned_at = False, time.monotonic()
             capacity = (inbox.limit - inbox.size) // self._frame_rows
             count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
-            frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, _BLOCK_S))
+            # After a full read the next one does not wait: `more` is true until it has found the end.
+            block_s = 0.0 if inbox.behind else _BLOCK_S
+            frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
             turned_at = time.monotonic()
-            if frames:
-                inbox.behind = True
-            else:
+            inbox.behind = bool(frames)
+            if not frames:
                 inbox.note_dry()
             for entry, frame in frames:
                 try:
                     piece = self._piece(entry, frame)
                 except FrameError as error:
                     piece = await self._bury(entry, frame, error)
+                if entry == frames[-1][0]:
+                    inbox.behind = len(frames) == count
                 inbox.put(piece)
                 last = entry
                 if (now := time.monotonic()) - turned_at > _TURN_S:
                     turned_at = now
                     await asyncio.sleep(0)
-            inbox.behind = len(frames) == count
             # Waiting fetches go first: the next read takes a system call.
             await asyncio.sleep(0)
             if frames:

@@ -78,6 +78,16 @@ async def test_more_is_false_at_the_end_of_the_mailbox(messagers):
             pass
 
 
+async def test_more_is_false_at_once_after_a_read_that_was_full(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=1)  # each read is of one frame
+    await send(sender, 1)
+    await fetch_all(receiver, 1)
+
+    async with asyncio.timeout(4):  # a read that waits for the next frame takes 5 s
+        while (await receiver.fetch_messages()).more:
+            pass
+
+
 @beyond_mqtt
 async def test_too_many_messages_for_a_complete_fetch_raise_and_take_none(messagers):
     sender = await messagers()
