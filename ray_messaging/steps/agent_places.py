@@ -1,6 +1,6 @@
 """Places of a group's agents in their canonical order: ints ascending, then strs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -18,6 +18,9 @@ class AgentPlaces(Sequence[AgentId]):
         self.column = agents.column
         self.ints = agents.ints
         self.strings = sorted(agents.strings)
+        self._low, self._high = (int(self.ints[0]), int(self.ints[-1])) if len(self.ints) else (0, -1)
+        # Consecutive ids, the common case, need no search.
+        self._consecutive = self._high - self._low == len(self.ints) - 1
         self._place_of = {name: place for place, name in enumerate(self.strings, len(self.ints))}
 
     def __len__(self) -> int:
@@ -35,11 +38,17 @@ class AgentPlaces(Sequence[AgentId]):
             place += len(self)
         return int(self.ints[place]) if place < len(self.ints) else self.strings[place - len(self.ints)]
 
+    def __iter__(self) -> Iterator[AgentId]:
+        yield from self.ints.tolist()
+        yield from self.strings
+
     def place(self, agent: AgentId) -> int:
         """Return the place of one agent; -1: it is none of these."""
         if isinstance(agent, str):
             return self._place_of.get(agent, -1)
-        place = int(np.searchsorted(self.ints, agent))
+        if self._consecutive and type(agent) is int:
+            return agent - self._low if self._low <= agent <= self._high else -1
+        place = int(self.ints.searchsorted(agent))
         return place if place < len(self.ints) and self.ints[place] == agent else -1
 
     def find(self, column: IdColumn) -> NDArray[np.int64]:
@@ -56,9 +65,8 @@ class AgentPlaces(Sequence[AgentId]):
         ints = self.ints
         if not len(ints):
             return np.full(len(values), -1, np.int64)
-        low, high = int(ints[0]), int(ints[-1])
-        if high - low == len(ints) - 1:  # consecutive ids, the common case, need no search
-            return np.where((values >= low) & (values <= high), values - low, -1)
+        if self._consecutive:
+            return np.where((values >= self._low) & (values <= self._high), values - self._low, -1)
         places = np.minimum(np.searchsorted(ints, values), len(ints) - 1)
         return np.where(ints[places] == values, places, -1)
 

@@ -17,6 +17,9 @@ from ray_messaging.sending.accumulation.bulk_input import columns_of
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
 
+_Row = tuple[AgentId, AgentId, int, bytes]  # from_id, to_id, which send of its agent it is, payload
+_NOBODY: tuple[object, AgentId, int] = (object(), 0, -1)
+
 
 class StepSends:
     """The messages of one attempt at a step. Each gets its ordinal at the call: the n-th of its sender in the step.
@@ -31,23 +34,29 @@ class StepSends:
         self.horizon = horizon
         self._payload_bytes = payload_bytes
         self._sent = np.zeros(len(agents), np.int64)  # by an agent's place
+        self._counts = memoryview(self._sent)  # the same memory: single numbers are read four times as fast
         self._batches: list[ColumnBatch | EncodedBatch] = []
         # Single messages, by subtopic and step of delivery, until there are enough for a batch.
-        self._rows: dict[tuple[str, int], list[tuple[AgentId, AgentId, int, bytes]]] = {}
+        self._rows: dict[tuple[str, int], list[_Row]] = {}
         self._row_count = self._row_bytes = 0
+        # Most calls have the sender and the subtopic of the call before: these were checked then.
+        self._given: tuple[object, AgentId, int] = _NOBODY  # from_id as it was given, its canonical form, its place
+        self._topic: str | None = None
+        self._topic_rows: list[_Row] = []
 
     def add(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
         """Add one message. Raises InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge, ConfigError."""
-        deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
-        place = self._agents.place(check_id(from_id))
-        if place < 0:
-            raise self._not_ours(from_id)
+        if deliver_at is not None or subtopic is not self._topic:
+            self._begin(subtopic, deliver_at)
+        if from_id is not self._given[0]:
+            self._given = self._hosted(from_id)
+        _, sender, place = self._given
         line = encode_payload(payload, self._payload_bytes)
-        row = (from_id, check_id(to_id), int(self._sent[place]), line)
-        self._rows.setdefault((topic, deliver), []).append(row)
-        self._sent[place] += 1
+        ordinal = self._counts[place]
+        self._topic_rows.append((sender, check_id(to_id), ordinal, line))
+        self._counts[place] = ordinal + 1
         self._row_count += 1
         self._row_bytes += len(line) + 1
         if self._row_count >= BATCH_ROWS or self._row_bytes >= BATCH_BYTES:
@@ -87,6 +96,20 @@ class StepSends:
         """Return how many messages were added."""
         return int(self._sent.sum())
 
+    def _begin(self, subtopic: str, deliver_at: int | None) -> None:
+        """Add the next rows to those of a subtopic and a step of delivery."""
+        deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
+        self._topic = topic if deliver_at is None else None
+        self._topic_rows = self._rows.setdefault((topic, deliver), [])
+
+    def _hosted(self, from_id: AgentId) -> tuple[object, AgentId, int]:
+        """Return an id as it was given, its canonical form and its place; raise InvalidAddress, UnknownSender."""
+        sender = check_id(from_id)
+        place = self._agents.place(sender)
+        if place < 0:
+            raise self._not_ours(from_id)
+        return from_id, sender, place
+
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return which send of its agent each row is, and count them."""
         counts = np.bincount(places, minlength=len(self._sent))
@@ -110,6 +133,7 @@ class StepSends:
                 np.array(ordinals, np.uint32),
             )
         self._rows.clear()
+        self._topic = None
         self._row_count = self._row_bytes = 0
 
     def _add(

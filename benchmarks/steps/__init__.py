@@ -1,0 +1,1 @@
+"""Steps beside plain Ray actors, idle groups, and a million agents."""

@@ -1,0 +1,129 @@
+"""Steps beside plain Ray actors, by turns in one run.
+
+    python -m benchmarks.steps                # all parts: about 3 minutes
+    python -m benchmarks.steps --part small   # a step of 6,000 messages over 4 groups
+    python -m benchmarks.steps --steps 10 --rounds 2
+
+A value is the time of one step in milliseconds: the median of the rounds, with the lowest and the highest. A ratio is
+that of two sides in the same round. "Above the model" is a step's time without the model's own, measured alone in one
+loop, beside the same of plain Ray.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.axes.society.society import cluster
+from benchmarks.steps.idle import Idle
+from benchmarks.steps.million import Million
+from benchmarks.steps.model import MESSAGES, alone_ms
+from benchmarks.steps.sides import SIDES, OwnActors, PlainRay
+
+IDLE_MS, MILLION, ABOVE = 15.0, 1.3, 0.4
+
+
+class Line(NamedTuple):
+    """One line of the table: the values of the rounds, and the most that they may be."""
+
+    part: str
+    side: str
+    unit: str
+    values: list[float]
+    most: float | None = None
+
+    @property
+    def median(self) -> float:
+        """Return the median of the rounds."""
+        return statistics.median(self.values)
+
+
+def by_turns(sides: Mapping[str, Any], steps: int, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of a step of each side in each round, after a turn to warm up."""
+    for side in sides.values():
+        side.turn(max(3, steps // 5))
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
+            values[name].append(sides[name].turn(steps))
+    for side in sides.values():
+        side.shutdown()
+    return values
+
+
+def small(steps: int, rounds: int) -> list[Line]:
+    """Measure a step of 6,000 messages over 4 groups."""
+    sides = {kind.name: kind() for kind in SIDES}
+    values = by_turns(sides, steps, rounds)
+    alone = [alone_ms(steps) for _ in range(rounds)]
+    model, theirs = statistics.median(alone), values[PlainRay.name]
+    part = f"{MESSAGES:,} messages, 4 groups"
+    lines = [Line(part, "the model alone, in one loop", "ms", alone)]
+    lines += [Line(part, name, "ms", found) for name, found in values.items()]
+    for kind in SIDES[1:]:
+        mine = values[kind.name]
+        lines.append(Line(part, f"{kind.name} / Ray", "x", ratios(mine, theirs), kind.most))
+        above = ratios([ms - model for ms in mine], [ms - model for ms in theirs])
+        lines.append(Line(part, f"{kind.name} / Ray, above the model", "x", above, ABOVE))
+    return lines
+
+
+def idle(steps: int, rounds: int) -> list[Line]:
+    """Measure 64 idle groups."""
+    values = by_turns({OwnActors.name: Idle()}, steps, rounds)
+    return [Line("64 idle groups", name, "ms", found, IDLE_MS) for name, found in values.items()]
+
+
+def million(steps: int, rounds: int) -> list[Line]:
+    """Measure 1,000,000 messages in a step, and without steps."""
+    sides = {"send_columns in steps": Million(stepped=True), "unsynchronised": Million(stepped=False)}
+    values = by_turns(sides, max(2, steps // 10), rounds)
+    part = "1,000,000 agents, one message each"
+    lines = [Line(part, name, "ms", found) for name, found in values.items()]
+    return [*lines, Line(part, "steps / unsynchronised", "x", ratios(*values.values()), MILLION)]
+
+
+PARTS: dict[str, Callable[[int, int], list[Line]]] = {"small": small, "idle": idle, "million": million}
+
+
+def ratios(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Return the ratio of each round."""
+    return [one / other for one, other in zip(mine, theirs, strict=True)]
+
+
+def show(lines: Sequence[Line]) -> None:
+    """Print the table."""
+    table = Table("part", "side", "median", "spread", "target", title="ms of one step, and ratios")
+    for line in lines:
+        verdict = (
+            "" if line.most is None else f"{'met' if line.median <= line.most else 'missed'}: {line.most:g} {line.unit}"
+        )
+        spread = f"{min(line.values):.2f} to {max(line.values):.2f}"
+        table.add_row(line.part, line.side, f"{line.median:.2f} {line.unit}", spread, verdict)
+    Console().print(table)
+
+
+def main() -> None:
+    """Measure, and print the table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="one of the parts; may be repeated")
+    parser.add_argument("--steps", type=int, default=30, help="steps of a turn (1,000,000 agents: a tenth)")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", action="store_true")
+    plan = parser.parse_args()
+    lines = []
+    with cluster():
+        for name in plan.part or PARTS:
+            lines += PARTS[name](plan.steps, plan.rounds)
+    if plan.json:
+        print(json.dumps([{**line._asdict(), "median": line.median} for line in lines]))
+    else:
+        show(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""The sides of a step of 6,000 messages: plain Ray actors, own actors, handles, `messaging.run`."""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from benchmarks.steps.model import AGENTS, MEMBERS, TO, next_mood, per_step_ms
+from ray_messaging import Group, Messaging, Steps
+from ray_messaging.steps.step import Step
+
+Row = tuple[int, int, dict[str, float]]  # to, from, payload
+
+
+@ray.remote(num_cpus=0)
+class RayGroup:
+    """A group of plain Ray: a step is one call with its inbox, and returns its outbox by group."""
+
+    def __init__(self, agents: range) -> None:
+        self._moods = dict.fromkeys(agents, 0.0)
+
+    def step(self, inbox: Sequence[Row]) -> list[list[Row]]:
+        """Run the model for each agent."""
+        heard: dict[int, list[float]] = {agent: [] for agent in self._moods}
+        for to, _, payload in inbox:
+            heard[to].append(payload["mood"])
+        outbox: list[list[Row]] = [[] for _ in MEMBERS]
+        for agent, moods in heard.items():
+            self._moods[agent] = mood = next_mood(self._moods[agent], moods, random.gauss())
+            for friend in TO[agent]:
+                outbox[friend // len(self._moods)].append((friend, agent, {"mood": mood}))
+        return outbox
+
+
+class PlainRay:
+    """Four actors; in each step the driver calls each with its inbox, and routes their outboxes."""
+
+    name = "plain Ray actors"
+
+    def __init__(self) -> None:
+        self._groups = [RayGroup.remote(agents) for agents in MEMBERS]
+        self._inboxes: list[list[Row]] = [[] for _ in MEMBERS]
+
+    def turn(self, steps: int) -> float:
+        """Run some steps; return the milliseconds of one."""
+        stamps = [time.perf_counter()]
+        for _ in range(steps):
+            calls = zip(self._groups, self._inboxes, strict=True)
+            outboxes = ray.get([group.step.remote(inbox) for group, inbox in calls])
+            parts = zip(*outboxes, strict=True)
+            self._inboxes = [[row for part in column for row in part] for column in parts]
+            stamps.append(time.perf_counter())
+        return per_step_ms(stamps)
+
+    def shutdown(self) -> None:
+        """End the actors."""
+        for group in self._groups:
+            ray.kill(group)
+
+
+def run_step(step: Step) -> None:
+    """Run the model for each agent of a group, as docs/steps.md writes it."""
+    before = np.frombuffer(step.state) if step.state else np.zeros(len(step.agents))
+    moods = []
+    for (agent, inbox), mood in zip(step.by_agent(), before.tolist(), strict=True):
+        new = next_mood(mood, [m.payload["mood"] for m in inbox], step.rng(agent).normal())
+        moods.append(new)
+        for friend in TO[agent]:
+            step.send(agent, friend, {"mood": new})
+    step.state = np.array(moods).tobytes()
+
+
+@ray.remote(num_cpus=0)
+class OwnGroup:
+    """A group in an actor of one's own."""
+
+    async def open(self, messaging: Messaging, name: str, agents: range) -> None:
+        """Host the agents."""
+        self._messager = await messaging.open_messager(name, agents)
+
+    async def run(self, until: int) -> list[float]:
+        """Drive the group; return when each step began."""
+        stamps = []
+        async for step in self._messager.steps(until=until):
+            stamps.append(time.perf_counter())
+            run_step(step)
+        return stamps
+
+
+class OwnActors:
+    """`messager.steps` in an actor of one's own for each group."""
+
+    name = "messager.steps"
+    most = 0.5
+
+    def __init__(self) -> None:
+        self._messaging = Messaging.start("own-steps", steps=Steps(seed=7, groups=len(MEMBERS)))
+        self._groups = [OwnGroup.remote() for _ in MEMBERS]
+        named = enumerate(zip(self._groups, MEMBERS, strict=True))
+        ray.get([group.open.remote(self._messaging, f"group{n}", agents) for n, (group, agents) in named])
+        self._until = 0
+
+    def turn(self, steps: int) -> float:
+        """Run some steps; return the milliseconds of one."""
+        self._until += steps
+        return per_step_ms(ray.get([group.run.remote(self._until) for group in self._groups])[0])
+
+    def shutdown(self) -> None:
+        """End the experiment."""
+        for group in self._groups:
+            ray.kill(group)
+        self._messaging.shutdown()
+
+
+@ray.remote(num_cpus=0)
+class Task:
+    """A process that drives a group by its handle: an actor, because Ray ends the idle processes of tasks."""
+
+    def run(self, group: Group, until: int) -> list[float]:
+        """Drive the group; return when each step began."""
+        stamps = []
+        for step in group.steps(until=until):
+            stamps.append(time.perf_counter())
+            run_step(step)
+        return stamps
+
+
+class Handles:
+    """`group.steps` in a task for each group."""
+
+    name = "group.steps"
+    most = 0.6
+
+    def __init__(self) -> None:
+        self._messaging = Messaging.start("handle-steps", steps=Steps(seed=7, groups=len(MEMBERS)))
+        agents = {f"group{number}": members for number, members in enumerate(MEMBERS)}
+        self._groups = list(self._messaging.create_groups(agents).values())
+        self._tasks = [Task.remote() for _ in MEMBERS]
+        self._until = 0
+
+    def turn(self, steps: int) -> float:
+        """Run some steps; return the milliseconds of one."""
+        self._until += steps
+        driven = zip(self._tasks, self._groups, strict=True)
+        return per_step_ms(ray.get([task.run.remote(group, self._until) for task, group in driven])[0])
+
+    def shutdown(self) -> None:
+        """End the experiment."""
+        for task in self._tasks:
+            ray.kill(task)
+        self._messaging.shutdown()
+
+
+def person(me: Any, inbox: Any) -> None:
+    """Run the model for one agent."""
+    if me.id == 0:  # a turn's steps are timed inside, because each call of `run` starts its actors
+        me.state["stamps"] = [*me.state.get("stamps", []), time.perf_counter()][-me.shared :]
+    heard = [m.payload["mood"] for m in inbox]
+    me.state["mood"] = mood = next_mood(me.state.get("mood", 0.0), heard, me.rng.normal())
+    for friend in me.neighbours:
+        me.send(friend, {"mood": mood})
+
+
+class Run:
+    """`messaging.run`, called anew in each turn."""
+
+    name = "messaging.run"
+    most = 0.6
+
+    def __init__(self) -> None:
+        self._messaging = Messaging.start("run-steps", steps=Steps(seed=7))
+        self._until = 0
+
+    def turn(self, steps: int) -> float:
+        """Run some steps; return the milliseconds of one."""
+        self._until += steps
+        result = self._messaging.run(
+            person,
+            agents=AGENTS,
+            groups={f"group{number}": members for number, members in enumerate(MEMBERS)},
+            until=self._until,
+            graph=[(agent, friend) for agent in range(AGENTS) for friend in TO[agent]],
+            shared=steps,
+            progress=False,
+        )
+        return per_step_ms(result.states[0]["stamps"])
+
+    def shutdown(self) -> None:
+        """End the experiment."""
+        self._messaging.shutdown()
+
+
+SIDES = (PlainRay, OwnActors, Handles, Run)
