@@ -113,7 +113,7 @@ class StepLoop:
                 if opened is None:
                     return
                 step = await self._step(opened, taken.attempt, box)
-                await sender.begin(number)
+                sender.begin(number)
                 yield step
                 counts = await sender.send(step)
                 state = (step.state, step.state != self.state)
@@ -211,10 +211,9 @@ class _AttemptSender:
             self._frames, self._engine.verdict_client, self._engine.settings, self._engine.checks, self._account
         )
 
-    async def begin(self, number: int) -> None:
-        """Send in this step from now on, by the directory of now."""
+    def begin(self, number: int) -> None:
+        """Send in this step from now on."""
         self._transport.begin(number)
-        await self._frames.reload()
 
     @property
     def rows(self) -> int:
@@ -222,12 +221,17 @@ class _AttemptSender:
         return self._transport.rows
 
     async def send(self, step: Step) -> StepCounts:
-        """Send the messages of a step; return their fates. Raises StepAborted where some of it did not arrive."""
+        """Send the messages of a step, by the directory of now; return their fates.
+
+        Raises: StepAborted where some of it did not arrive.
+        """
         assert self._accumulator is not None
         batches = step.sends.take()
+        if not batches:  # a silent group asks the server for nothing
+            return self._account.take()
+        await self._frames.reload()
         try:
-            if batches:
-                await BulkSender(self._accumulator).send_batches(batches)
+            await BulkSender(self._accumulator).send_batches(batches)
         except (TransitError, Closed) as error:
             broken = self._accumulator.broken
             if isinstance(broken, StepAborted | StepTooLarge):

@@ -123,6 +123,8 @@ class StepSends:
 
     def _close_rows(self) -> None:
         for (topic, deliver), rows in self._rows.items():
+            if not rows:  # the first one was refused
+                continue
             from_ids, to_ids, ordinals, lines = map(list, zip(*rows, strict=True))
             self._add(
                 IdColumn.of(from_ids),
