@@ -21,7 +21,7 @@ def agent_generator(seed: int, step: int, agent: AgentId) -> np.random.Generator
     """Return the random numbers of one agent in one step: the same for every layout, and after every fault."""
     hashed = _step_hash(seed, step).copy()
     hashed.update(id_bytes(agent))
-    return np.random.Generator(np.random.Philox(_Key(hashed.digest())))
+    return np.random.Generator(np.random.Philox(_Key(hashed.digest())))  # type: ignore[arg-type]  # any ISeedSequence
 
 
 class _Key(ISeedSequence):

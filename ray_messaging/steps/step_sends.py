@@ -34,7 +34,7 @@ class StepSends:
         self.horizon = horizon
         self._payload_bytes = payload_bytes
         self._sent = np.zeros(len(agents), np.int64)  # by an agent's place
-        self._counts = memoryview(self._sent)  # the same memory: single numbers are read four times as fast
+        self._counts = self._sent.data  # the same memory: single numbers are read four times as fast
         self._batches: list[ColumnBatch | EncodedBatch] = []
         # Single messages, by subtopic and step of delivery, until there are enough for a batch.
         self._rows: dict[tuple[str, int], list[_Row]] = {}
