@@ -107,11 +107,13 @@ class StepLoop:
         try:
             self.committed, self.state = taken.closed, taken.state
             found: Opened | Waiting | Done | None = None
+            heard = False
             while (number := self.committed + 1) < until:
                 box = BoxReader(self._store, box_name(self._group, number))
-                opened = await self._open(taken.attempt, number, found, box)
+                opened = await self._open(taken.attempt, number, found, box, ahead=heard)
                 if opened is None:
                     return
+                heard = bool(opened.covers)
                 step = await self._step(opened, taken.attempt, box)
                 sender.begin(number)
                 yield step
@@ -157,14 +159,18 @@ class StepLoop:
     # -- one step -------------------------------------------------------------------------------------------------
 
     async def _open(
-        self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader
+        self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader, *, ahead: bool
     ) -> Opened | None:
-        """Wait until the step is open; None: the group does not count any more. Args: `found` is the last answer."""
+        """Wait until the step is open; None: the group does not count any more.
+
+        Args: `found` is the last answer; with `ahead` the box is read during the wait.
+        """
         while not isinstance(found, Opened):
             if isinstance(found, Done):
                 return None
             if found is not None:
-                await box.read_ahead()
+                if ahead:  # a group that heard nothing in the step before has most often an empty box
+                    await box.read_ahead()
                 await self._store.wait(found.news, _NEWS_S)
             found = await self._store.open(self._group, attempt, number)
         return found
