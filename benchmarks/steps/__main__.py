@@ -15,10 +15,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.axes.society.society import cluster
+from benchmarks.reports.screen import console
 from benchmarks.steps.idle import Idle
 from benchmarks.steps.million import Million
 from benchmarks.steps.model import MESSAGES, alone_ms
@@ -104,7 +104,7 @@ def show(lines: Sequence[Line]) -> None:
         )
         spread = f"{min(line.values):.2f} to {max(line.values):.2f}"
         table.add_row(line.part, line.side, f"{line.median:.2f} {line.unit}", spread, verdict)
-    Console().print(table)
+    console().print(table)
 
 
 def main() -> None:
