@@ -112,8 +112,6 @@ def start_experiment(
     check_name("exp_id", exp_id)
     if steps is not None and not isinstance(steps, Steps):
         raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
-    if steps is not None and log_dir is not None:
-        raise ConfigError("the event log does not read the messages of steps yet: leave out log_dir, or steps")
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     config = experiment_config(server)

@@ -11,6 +11,7 @@ from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.reading.balance import Balance
+from ray_messaging.eventlog.reading.difference import Difference, first_difference
 from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
 from ray_messaging.eventlog.reading.filtering.fields import Fields
 from ray_messaging.eventlog.reading.filtering.scan import View
@@ -123,6 +124,25 @@ class EventLog:
         """
         found: Balance = self._source.ask("balance")
         return found
+
+    def digest(self, step: int) -> bytes:
+        """Return the digest of a step: equal for equal messages, on every layout. See docs/steps.md.
+
+        It covers what groups sent, not what came from outside. A step that is not sealed has that of no messages.
+        """
+        return bytes(self._source.ask("digest", step=step))
+
+    def history_digest(self, step: int) -> bytes:
+        """Return the digest of all steps up to one: equal if all of them are."""
+        return bytes(self._source.ask("history_digest", step=step))
+
+    def diff(self, other: "EventLog") -> Difference | None:
+        """Return the first message that differs from another run's log; None: both runs sent the same.
+
+        For runs in steps: it goes by step, recipient, sender and n-th send, and compares what `digest` covers. Raises
+        ConfigError where neither run had steps.
+        """
+        return first_difference(self.pages(), other.pages())
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
         """Return statistics of the matching rows, as JSON types: see `statistics.stats`."""

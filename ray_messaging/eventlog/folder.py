@@ -30,6 +30,17 @@ _LEFTOVER = re.compile(r"_events-\d+\.parquet\.tmp|_probe|_\w+\.json\.tmp")
 _LOCK = "_lock"
 
 
+class StepPosition(NamedTuple):
+    """Position of the log in an experiment's steps.
+
+    `handled` is the last sealed step whose messages it has. `outside` counts the rows from outside that it has of boxes
+    for later steps.
+    """
+
+    handled: int
+    outside: dict[str, int]
+
+
 class Segment(NamedTuple):
     """One file of the log; `first_row` counts the rows of all earlier segments."""
 
@@ -45,6 +56,7 @@ class Segment(NamedTuple):
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
     taken: dict[str, tuple[int, int]] | None = None  # stream -> messages and bytes in this and all earlier ones
+    steps: StepPosition | None = None  # in the experiment's steps; None: it has none
 
 
 class Staged(NamedTuple):
@@ -107,7 +119,7 @@ class Folder:
     def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
         """Make a segment's bytes durable, but not visible yet (on local file systems). Raises OSError.
 
-        Args: meta has exp_id, epoch, first_row and cursors; first_s, last_s, begun and taken are optional.
+        Args: meta has exp_id, epoch, first_row and cursors; first_s, last_s, begun, taken and steps are optional.
         """
         table, version = in_lowest_schema(table)
         meta = {"version": version, "number": number, "rows": table.num_rows, **meta}
@@ -267,6 +279,7 @@ def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
         meta.get("first_s"),
         meta.get("last_s"),
         {stream: (messages, nbytes) for stream, (messages, nbytes) in meta.get("taken", {}).items()},
+        None if meta.get("steps") is None else StepPosition(*meta["steps"]),
     )
 
 

@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-import numpy as np
-
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.engine import Engine
@@ -19,13 +17,12 @@ from ray_messaging.errors import (
     StepTooLarge,
     TransitError,
 )
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Extension
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_sender import BulkSender
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
+from ray_messaging.steps.box_frames import batch_of
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
@@ -34,8 +31,6 @@ from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
-    OUTSIDE,
-    BoxFrame,
     Closing,
     Committed,
     Done,
@@ -48,9 +43,7 @@ from ray_messaging.transports.steps.values import (
     Waiting,
     box_name,
 )
-from ray_messaging.wire.frames import decode
 
-_FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
 _NEWS_S = 5.0  # the longest wait for news in one call
 LEASE_S = 10.0
 _TAKES_BITS = 20
@@ -176,7 +169,7 @@ class StepLoop:
         return found
 
     async def _step(self, opened: Opened, attempt: int, box: BoxReader) -> Step:
-        batches = [_batch_of(frame, opened.step) for frame in await box.covered(opened.covers)]
+        batches = [batch_of(frame, opened.step) for frame in await box.covered(opened.covers)]
         settings = self._engine.settings
         return Step(
             opened.step,
@@ -258,16 +251,6 @@ class _AttemptSender:
         """Stop the send loop."""
         if self._accumulator is not None:
             await self._accumulator.stop(Closed("this group's steps have ended"))
-
-
-def _batch_of(frame: BoxFrame, step: int) -> Batch:
-    """Decode a frame of a box; a message from outside counts as one that was sent in the step before."""
-    batch = decode(frame.frame)
-    if frame.tag.group == OUTSIDE:
-        batch.step = step - 1
-        ordinals = np.arange(batch.rows, dtype=np.uint32) + np.uint32(_FIRST_OUTSIDE + frame.first)
-        batch.extension = Extension(deliver=step, ordinal=ordinals)
-    return batch
 
 
 def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted:

@@ -82,6 +82,8 @@ class StepTransport:
                 raise await self._too_large(write.mailbox)
             if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE) and "@" in write.mailbox:
                 self.rows += write.rows
+        # What is published goes out at the seal: its takers are unknown now, so it counts as undeliverable.
+        reply.takers = [0] * sum(len(write.publish) for write in request.writes if write.mailbox == "")
         return reply
 
     async def _too_large(self, box: str) -> StepTooLarge:

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from support.contracts import store_of
 from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
 
 from ray_messaging import ConfigError, Messager, StepAborted, Steps, UnknownSender
@@ -114,6 +115,26 @@ async def test_a_message_from_outside_is_read_in_a_later_step(groups, server, ex
             await user.send_message(user.get_agent_chat_channel(3), {"n": 2}, to_id=3)
     await user.close()
     assert heard == [(2, None, {"n": 1}), (2, None, {"n": 2})]
+
+
+async def test_a_foreign_client_hears_a_step_once_it_is_sealed(groups, server, exp_id):
+    (group,) = await groups(1)
+    store = store_of(server, exp_id)
+    channel = group.get_agent_chat_channel(10**6)
+    get = await store.subscribe(channel)
+    async with asyncio.timeout(30):
+        async with aclosing(group.steps(until=2)) as steps:
+            async for step in steps:
+                step.send(0, 10**6, {"in": step.number})
+                if step.number == 0:
+                    step.send(1, 10**6, {"also": 0})
+                else:
+                    break  # this attempt does not count
+        async for step in group.steps(until=2):
+            step.send(0, 10**6, {"again": step.number})
+        heard = [await get() for _ in range(3)]
+    await store.close()
+    assert heard == [(channel, b'{"in":0}'), (channel, b'{"also":0}'), (channel, b'{"again":1}')]
 
 
 async def test_bad_input(groups):

@@ -1,4 +1,4 @@
-"""The event log on the command line: `ray-messaging log stats|query|conversation|tail|export`."""
+"""The event log on the command line: `ray-messaging log stats|query|conversation|tail|export|diff`."""
 
 from collections import deque
 from contextlib import nullcontext
@@ -9,9 +9,9 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ray_messaging.cli.log.options import Target, open_log, read_id, with_fields
-from ray_messaging.cli.log.show import line_of, show_rows, show_stats
+from ray_messaging.cli.log.show import difference_line, line_of, show_difference, show_rows, show_stats
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import check_file, output, print_json
+from ray_messaging.cli.session import check_file, clean_errors, output, print_json
 from ray_messaging.cli.show import counted
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.reading.event_rows import rows_of
@@ -142,3 +142,22 @@ def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = F
         print_json(json_line({"rows": rows, "file": str(file)}))
     else:
         console.print(f"Wrote {counted(rows, 'row')} to {file}.")
+
+
+@app.command(short_help="Show the first message in which two runs in steps differ.")
+def diff(
+    one: Annotated[str, typer.Argument(metavar="A", help="A log_dir, or the exp_id of a running experiment.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    as_json: Json = False,
+) -> None:
+    """Show the first step, agent and message in which two runs in steps differ; the exit code is 1 where they do."""
+    with clean_errors():
+        found = open_log(one).diff(open_log(other))
+        if as_json:
+            print_json(json_line({"differ": found is not None}) if found is None else difference_line(found))
+        elif found is None:
+            output().print("Both runs sent the same.")
+        else:
+            show_difference(output(), found, one, other)
+    if found is not None:
+        raise typer.Exit(1)

@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
 from ray_messaging.cli.show import MEANINGS, counted, heat_map, plain_table, print_table, printable, shortened, utc_time
+from ray_messaging.eventlog.reading.difference import Difference
 from ray_messaging.eventlog.reading.event_rows import LogRow
+from ray_messaging.eventlog.reading.export import json_line
 from ray_messaging.eventlog.reading.plot import span_in_words
 
 BAR = 24  # columns
@@ -165,3 +168,25 @@ def _reason(row: LogRow) -> str:
     """Return a rule's reason for a block, or the payload before its rewrite."""
     was = "" if row.text_before is None else f"it was {shortened(row.text_before)}"
     return printable("; ".join(filter(None, (row.reason, was))))
+
+
+def difference_line(found: Difference) -> bytes:
+    """Return a difference as a line of JSON, with the message in both logs."""
+    rows = {
+        name: None if row is None else msgspec.Raw(json_line(row))
+        for name, row in (("mine", found.mine), ("theirs", found.theirs))
+    }
+    agreed = {"differ": True, "step": found.step, "agent": found.agent, "message_id": found.message_id}
+    return msgspec.json.encode(agreed | rows)
+
+
+def show_difference(console: Console, found: Difference, one: str, other: str) -> None:
+    """Print the first message in which two logs differ, side by side."""
+    console.print(
+        f"The runs differ first in step {found.step}, in message {found.message_id} of agent {found.agent!r}."
+    )
+    table = plain_table("", "field", printable(one), printable(other), whole=("field",))
+    for name in ("to_id", "step_read", "subtopic", "fate", "rule", "labels", "text"):
+        values = ["(no such message)" if row is None else getattr(row, name) for row in (found.mine, found.theirs)]
+        table.add_row("payload" if name == "text" else name, *("" if v is None else printable(str(v)) for v in values))
+    print_table(console, table)

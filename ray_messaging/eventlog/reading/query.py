@@ -17,6 +17,7 @@ from ray_messaging.eventlog.reading.filtering.hashing import hashes
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.result_columns import COLUMNS, joined, plain, stored, with_ids
 from ray_messaging.eventlog.reading.statistics import stats
+from ray_messaging.eventlog.reading.step_digests import digest, history
 from ray_messaging.eventlog.schema import SCHEMA
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
@@ -111,6 +112,8 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "count": count,
     "stats": stats,
     "balance": balance,
+    "digest": digest,
+    "history_digest": history,
     "end": end,
     "has_names": has_names,
 }

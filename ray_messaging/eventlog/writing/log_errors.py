@@ -50,3 +50,14 @@ def taken_over(exp_id: str, folder: Folder, segment: Segment) -> LogError:
         f"experiment, a newer one, writes {folder.where}. End this one",
         path=folder.where,
     )
+
+
+def box_lost(exp_id: str, folder: Folder, box: str) -> LogError:
+    """Build the error for a box of a step that lacks messages."""
+    return LogError(
+        f"messages in {box!r} of experiment {exp_id!r} are missing on the server, which had confirmed them: was it "
+        f"restored from older data? The log in {folder.where} ends before that step. Shut the experiment down, and "
+        "start it anew by on_existing='reset', or in a new folder",
+        path=folder.where,
+        lost=True,
+    )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ray_messaging.eventlog.folder import Segment
+from ray_messaging.eventlog.folder import Segment, StepPosition
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.transports.log_store import LogMark
@@ -30,6 +30,7 @@ class Sealed(NamedTuple):
     finished: tuple[str, ...]  # ended streams that were read completely
     nbytes: int
     stored: Segment | None  # its file, if it has all these rows
+    steps: StepPosition | None
 
     def table(self) -> pa.Table:
         """Return the rows."""
@@ -89,6 +90,7 @@ class OpenSegment:
             finished=streams.finished(),
             nbytes=self.nbytes,
             stored=self.stored if self.stored is not None and self.stored.rows == self.rows else None,
+            steps=streams.steps,
         )
 
     def _merge(self, limit: int) -> None:

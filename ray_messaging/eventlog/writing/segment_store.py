@@ -156,6 +156,7 @@ class SegmentStore:
             "cursors": sealed.cursors,
             "begun": sealed.begun,
             "taken": sealed.taken,
+            "steps": sealed.steps,
             "first_s": first_s,
             "last_s": last_s,
         }

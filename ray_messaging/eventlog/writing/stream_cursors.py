@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
@@ -24,9 +25,10 @@ class Read(NamedTuple):
 
 
 class StreamCursors:
-    """Cursors of an experiment's streams: `cursors` has the last entry taken of each."""
+    """Cursors of an experiment's streams: `cursors` has the last entry taken of each, `steps` those of its steps."""
 
     def __init__(self) -> None:
+        self.steps: StepPosition | None = None
         self.cursors: dict[str, str] = {}
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows taken
         self.taken_before: dict[str, tuple[int, int]] = {}  # stream -> earlier writers' messages and bytes

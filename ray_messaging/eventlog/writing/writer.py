@@ -16,6 +16,8 @@ from ray_messaging.eventlog.writing.log_errors import gone, lost, stuck
 from ray_messaging.eventlog.writing.open_segment import OpenSegment, Sealed
 from ray_messaging.eventlog.writing.segment_size import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
+from ray_messaging.eventlog.writing.step_feed import STEPS, StepFeed
+from ray_messaging.eventlog.writing.step_rows import StepBoxes, StepRows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
 from ray_messaging.eventlog.writing.waiters import Waiters
@@ -30,6 +32,7 @@ LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # single messages are batched for this long: a batch of one costs 0.3 ms
 _SAVE_S = 30.0  # time to write rows of lost streams at the end
+_SAVED_ROWS = 2**17  # a file that is written for the sake of the steps is written again up to this size
 _BUSY_S = 0.2  # blocking time of a read while a file is being written and the next is due
 
 
@@ -76,13 +79,17 @@ class LogWriter:
         self._reader = StreamReader(transport, exp_id)
         self._streams = StreamCursors()
         self._read_ahead = ReadAhead(self._reader, self._streams)
-        self._waiters = Waiters(self._streams.reached)
+        self._waiters = Waiters(self._reached)
+        self._transport = transport
+        self._feed: StepFeed | None = None  # None: the experiment has no steps
         self._open = OpenSegment(1, 0)
         self._sealed: Sealed | None = None  # not durable yet
         self._read_task: asyncio.Task[None] | None = None
+        self._feed_task: asyncio.Task[None] | None = None
         self._write_task: asyncio.Task[None] | None = None
         self._closed = False
         self._blocked = False  # reading waits for a file to be written
+        self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
         """Register the log, and continue after the last segment in the folder. Raises LogError, ConnectionFailed."""
@@ -93,10 +100,23 @@ class LogWriter:
             self._streams.cursors = dict(newest.cursors)
             self._streams.begun, self._reader.begun = dict(newest.begun), dict(newest.begun)
             self._streams.taken_before = dict(newest.taken or {})
+            self._streams.steps = newest.steps
             self._open = OpenSegment(newest.number + 1, newest.first_row + newest.rows)
         self._streams.update(*await self._reader.list_streams())
         await self._segments.resume(self._streams.taken())
+        await self._begin_steps()
         self._read_task = self._spawn(self._read, "reader")
+
+    async def _begin_steps(self) -> None:
+        """Follow the experiment's steps, if it has some."""
+        store = self._transport.steps
+        settings = None if store is None else await store.settings()
+        if store is None or settings is None:
+            return
+        boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry)
+        self._streams.steps = await boxes.begin(self._streams.steps)
+        self._feed = StepFeed(boxes, self._streams.steps, self._take_step, self._waiters.notify)
+        self._feed_task = self._spawn(self._follow_steps, "steps")
 
     async def close(self) -> None:
         """Write everything that is in the streams now, and stop. It may be called twice.
@@ -124,6 +144,8 @@ class LogWriter:
         await self.close()
         if self.error is None:
             await self._log.unregister(self._segments.epoch)
+            if self._feed is not None:
+                await self._feed.boxes.end()
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -149,7 +171,14 @@ class LogWriter:
         streams = await self._log.streams()
         ends = await self._log.ends([*streams.live, *streams.ended])
         self._check()
+        if self._feed is not None:
+            ends = {**ends, STEPS: self._feed.ask()}
         await self._waiters.reach(ends)
+
+    def _reached(self, name: str, entry: str) -> bool:
+        if self._feed is not None and name == STEPS:
+            return self._feed.reached(entry)
+        return self._streams.reached(name, entry)
 
     async def wait_beyond(self, row: int, timeout_s: float) -> bool:
         """Wait for more than `row` rows; return whether there are. Raises the error that stopped the writer."""
@@ -171,7 +200,7 @@ class LogWriter:
             "open_rows": tail,
             "open_bytes": self._open.nbytes + (0 if self._sealed is None else self._sealed.nbytes),
             "lag_s": self._reader.behind_s(blocked=self._blocked),
-            "unreadable": self._reader.unreadable,
+            "unreadable": self._reader.unreadable + (0 if self._feed is None else self._feed.boxes.unreadable),
             "write_s": self._segments.last_s,
             "lost": self._segments.lost,
             "error": str(self.error) if self.error is not None else self._segments.trouble or self._reader.away,
@@ -205,13 +234,13 @@ class LogWriter:
         async for chunk in self._reader.chunks(items):
             streams_changed |= chunk.streams_changed
             self._add(chunk)
-            if self._open.rows >= self._segment_rows or self._open.nbytes >= self._segment_bytes:
+            if self._full:
                 await self._rotate()
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
             if not self._segments.lost:  # else they belong to a newer run
                 self._streams.update(*await self._reader.list_streams())
-        if self._open.age() >= self._segment_age_s and not self._busy:
+        if self._open.age() >= self._segment_age_s and not self._busy and not self._rotating.locked():
             sealed = self._open.seal(self._streams)
             self._write_task = self._spawn(partial(self._store, sealed, closed=False), "file")
 
@@ -233,21 +262,62 @@ class LogWriter:
                 self._streams.advance_within(item, rows)
         self._waiters.notify()
 
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    async def _follow_steps(self) -> None:
+        assert self._feed is not None
+        try:
+            await self._feed.run()
+        except MessagingError:
+            await self._reader.retry(self._segments.check_owner)
+            if not self._segments.lost:  # else the reader of the streams saves what there is
+                raise
+
+    async def _take_step(self, found: StepRows) -> None:
+        """Add a step's rows, with the position after them. Nothing may come between the two."""
+        for batch in found.batches:
+            self._open.add(batch)
+        self._streams.steps = found.position
+        self._open.touch()
+        self._waiters.notify()
+        if found.missing:
+            await self._segments.note_missing(found.missing)
+        assert self._feed is not None
+        if self._full:
+            await self._rotate()
+        elif self._feed.boxes.behind(found.position):  # else the steps would wait for a file
+            await (self._save() if self._open.rows < _SAVED_ROWS else self._rotate())
+
     # -- writing ----------------------------------------------------------------------------------------------------
 
     @property
     def _busy(self) -> bool:
         return self._write_task is not None and not self._write_task.done()
 
+    @property
+    def _full(self) -> bool:
+        return self._open.rows >= self._segment_rows or self._open.nbytes >= self._segment_bytes
+
     async def _rotate(self) -> None:
         """Start writing the open segment, and open the next one."""
+        async with self._rotating:
+            await self._free_to_write()
+            self._write_task = self._spawn(partial(self._store, self._next(), closed=True), "file")
+
+    async def _save(self) -> None:
+        """Start writing the open segment as it is now."""
+        async with self._rotating:
+            await self._free_to_write()
+            sealed = self._open.seal(self._streams)
+            self._write_task = self._spawn(partial(self._store, sealed, closed=False), "file")
+
+    async def _free_to_write(self) -> None:
         if self._busy:
             self._blocked = True
             if self._segments.trouble is not None:
                 self._fail_waiters()
             await self._written()
             self._blocked = False
-        self._write_task = self._spawn(partial(self._store, self._next(), closed=True), "file")
 
     def _fail_waiters(self) -> None:
         if self._blocked:
@@ -271,6 +341,8 @@ class LogWriter:
             self._open.stored = segment
         await self._segments.confirm(sealed.marks, sealed.finished)
         self._streams.drop(sealed.finished)
+        if self._feed is not None and sealed.steps is not None:
+            await self._feed.boxes.written(sealed.steps)
         if not closed:
             await self._segments.release_memory()
 
@@ -286,8 +358,10 @@ class LogWriter:
         self._segments.stop_retrying()
         if self._segments.lost:  # let it write the rows that are nowhere else
             await asyncio.wait([reading], timeout=_BLOCK_S + _SAVE_S)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        tasks = [task for task in (reading, self._feed_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._written()
         self._waiters.fail(gone(self.exp_id, self.folder))
         if self.error is None:
@@ -319,8 +393,9 @@ class LogWriter:
     def _stop(self, error: MessagingError) -> None:
         self.error = self.error or error
         self._waiters.fail(self.error)
-        if self._read_task is not None and self._read_task is not asyncio.current_task():
-            self._read_task.cancel()
+        for task in (self._read_task, self._feed_task):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
 
     def _lost(self) -> LogError:
         return lost(self.exp_id, self.folder, self.rows)

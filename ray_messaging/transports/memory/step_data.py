@@ -9,6 +9,7 @@ from ray_messaging.errors import Fenced
 from ray_messaging.transports.steps.errors import overtaken, unknown_group
 from ray_messaging.transports.steps.values import (
     OUTSIDE,
+    PUBLICATIONS,
     BoxFrame,
     ClosedStep,
     Cover,
@@ -185,11 +186,14 @@ class StepData:
         total = len(names) if total is None else total
         return Waiting(step, reason, tuple(names[:_NAMES]), total, f"{self.news}-0")
 
-    def seal(self) -> None:
-        """Seal the steps that all groups have closed by now."""
+    def seal(self) -> list[tuple[str, bytes]]:
+        """Seal the steps that all groups have closed by now; return channels and data that are to be published now."""
         settings = self.given
         sealed = min((member.closed for member in self.members.values() if member.counts), default=self.latest)
+        outgoing: list[tuple[str, bytes]] = []
         if sealed > self.sealed:
+            for step in range(self.sealed + 1, sealed + 1):
+                outgoing += self._publications(step)
             self.sealed = sealed
             for step in [step for step in self.records if step < sealed - settings.horizon]:
                 del self.records[step]
@@ -197,6 +201,15 @@ class StepData:
             self.tell()
         elif settings.wait_for == WaitFor.SENDERS:
             self.tell()
+        return outgoing
+
+    def _publications(self, step: int) -> list[tuple[str, bytes]]:
+        """Return what counts of the publications that were sent in a step."""
+        box = self.boxes.get(box_name(PUBLICATIONS, step + 1))
+        covered = {(cover.group, cover.attempt) for cover in box.covers.values()} if box else set()
+        frames = [frame for frame in box.frames if (frame.tag.group, frame.tag.attempt) in covered] if box else []
+        parts = [part for frame in frames for part in zip(frame.publish[::2], frame.publish[1::2], strict=True)]
+        return [(channel.decode(), data) for channel, data in parts]
 
     def drop(self) -> None:
         """Delete the boxes of steps that are sealed, and handled by all holds."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.memory.box_call import BoxCall
@@ -37,21 +37,26 @@ from ray_messaging.transports.steps.values import (
     Waiting,
     box_name,
 )
-from ray_messaging.transports.transport import SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport import Published, SendReply, SendRequest, SendStatus
 
 
 class MemorySteps:
     """Steps of one experiment on a MemoryServer. Nothing within a call awaits but `wait`."""
 
-    def __init__(self, exp: Experiment, exp_id: str) -> None:
+    def __init__(self, exp: Experiment, exp_id: str, publish: Callable[[Published], int]) -> None:
         self._exp = exp
         self._exp_id = exp_id
+        self._publish = publish
 
     @property
     def _data(self) -> StepData:
         if self._exp.steps.settings is None:
             raise without_steps(self._exp_id)
         return self._exp.steps
+
+    def _seal(self) -> None:
+        for channel, data in self._data.seal():
+            self._publish(Published(channel, data))
 
     async def settings(self) -> StepSettings | None:
         """Return the settings of the experiment's steps; None: it has no steps."""
@@ -79,7 +84,7 @@ class MemorySteps:
             member.beat, member.state = before.beat, before.state
         data.members[group] = member
         data.joined += 1
-        data.seal()  # where all others count from a later step, too
+        self._seal()  # where all others count from a later step, too
         data.tell()
         return since
 
@@ -92,7 +97,7 @@ class MemorySteps:
             until = member.closed + 1
             data.abandon(member)
         member.until, member.changed = until, time.monotonic()
-        data.seal()
+        self._seal()
         data.tell()
         return until
 
@@ -199,7 +204,7 @@ class MemorySteps:
         member.sent.clear()
         member.numbers.clear()
         member.beat += 1
-        data.seal()
+        self._seal()
 
     async def wait(self, news: str, block_s: float) -> str:
         """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""

@@ -51,7 +51,7 @@ class MemoryTransport:
         self.server, self.exp_id = server, exp_id
         self.exp = server.experiments[exp_id]
         self.log = MemoryLog(self.exp)
-        self.steps = MemorySteps(self.exp, exp_id)
+        self.steps = MemorySteps(self.exp, exp_id, self._publish)
         self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
 

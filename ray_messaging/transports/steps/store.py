@@ -10,7 +10,8 @@ The protocol:
    has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
 5. `close` writes at once: the cover of each box that the attempt wrote to (attempt and rows), the counts, the state.
    A frame that no cover names does not exist. Frames of a dead attempt are never covered.
-6. A step is sealed when all groups that count in it have closed it. Its boxes are deleted then, up to the holds.
+6. A step is sealed when all groups that count in it have closed it. Their messages on channels that no mailbox owns are
+   published then, once. The boxes of the step are deleted, up to the holds.
 7. When a group can open step v, its box is final. Reading changes nothing, so any process may read it again.
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open one.
 9. A group that must wait gets a place in the news; `wait` returns when there is news after it.

@@ -37,21 +37,25 @@ def decode_entry(item: LogItem) -> Taken:
     if batch.lines is None:
         raise FrameError("this is no valid frame: it has no payloads")
     if item.note is None:
-        return Taken(_delivered(item, batch), len(batch))
-    note = decode_log_note(item.note, len(batch))
-    fates = _fates(note, item.takers, len(batch))
-    part = Part(batch, None, item.entry, note.mailbox or None, fates, note) if len(batch) else None
-    return Taken(part, len(batch))
+        return Taken(delivered(batch, item.entry, item.stream.rpartition(":")[0]), len(batch))
+    return Taken(noted(batch, item.entry, item.note, item.takers), len(batch))
 
 
-def _delivered(item: LogItem, batch: Batch) -> Part | None:
-    mailbox = item.stream.rpartition(":")[0]
+def delivered(batch: Batch, entry: str, mailbox: str) -> Part | None:
+    """Return the rows of a mailbox's frame that no note has; None: there are none."""
     if batch.noted is None or not len(batch.noted):
-        return Part(batch, None, item.entry, mailbox, DELIVERED) if len(batch) else None
+        return Part(batch, None, entry, mailbox, DELIVERED) if len(batch) else None
     kept = np.ones(len(batch), np.bool_)
     kept[batch.noted] = False
     rows = np.flatnonzero(kept)
-    return Part(batch.take(rows), rows.astype(np.int32), item.entry, mailbox, DELIVERED) if len(rows) else None
+    return Part(batch.take(rows), rows.astype(np.int32), entry, mailbox, DELIVERED) if len(rows) else None
+
+
+def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) -> Part | None:
+    """Return the rows of a note; None: there are none. Raises FrameError."""
+    note = decode_log_note(encoded, len(batch))
+    fates = _fates(note, takers, len(batch))
+    return Part(batch, None, entry, note.mailbox or None, fates, note) if len(batch) else None
 
 
 def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[np.uint8]:

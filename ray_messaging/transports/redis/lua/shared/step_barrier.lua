@@ -32,6 +32,38 @@ local function drop_boxes(prefix)
   end
 end
 
+-- Publish what the groups sent in a step to channels that no mailbox owns: what counts, once, in brackets as in send.lua.
+local function publish_step(prefix, step)
+  local name = string.format(':out@%.0f', step + 1)
+  local stream, cover, from = prefix .. 'box:' .. name, redis.call('HGETALL', prefix .. 'cover:' .. name), '-'
+  local counts = {}
+  for i = 1, #cover, 2 do
+    local group = cover[i]:match('^c:%-?%d+:(.*)$')
+    if group then counts[cover[i + 1]:match('^%d+') .. ':' .. group] = true end
+  end
+  if next(counts) == nil then return end
+  redis.pcall('PUBLISH', prefix .. 'own', '(')
+  while from do
+    local entries = redis.call('XRANGE', stream, from, '+', 'COUNT', 16)
+    for _, entry in ipairs(entries) do
+      local fields, channel, counted = entry[2], nil, false
+      for i = 1, #fields, 2 do
+        local field, value = fields[i], fields[i + 1]
+        if field == 't' then
+          local attempt, group = value:match('^%-?%d+:(%d+):%d+:%d+:(.*)$')
+          counted = counts[attempt .. ':' .. group]
+        elseif field == 'c' then
+          channel = value
+        elseif field == 'd' and counted then
+          redis.pcall('PUBLISH', channel, value)
+        end
+      end
+    end
+    from = #entries == 16 and '(' .. entries[16][1] or nil
+  end
+  redis.pcall('PUBLISH', prefix .. 'own', ')')
+end
+
 -- Seal the steps that all groups have closed by now.
 local function seal(prefix)
   local lowest = redis.call('ZRANGE', prefix .. 'steps:closed', 0, 0, 'WITHSCORES')
@@ -40,6 +72,7 @@ local function seal(prefix)
   if sealed > before then
     redis.call('HSET', prefix .. 'steps', 'sealed', sealed)
     for step = before + 1, sealed do
+      publish_step(prefix, step)
       redis.call('UNLINK', string.format('%ssteps:%.0f', prefix, step - 1 - tonumber(now[2])))
     end
     drop_boxes(prefix)

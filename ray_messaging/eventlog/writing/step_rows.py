@@ -1,0 +1,298 @@
+"""Rows of an experiment's sealed steps, from the boxes of its server."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ray_messaging.errors import FrameError
+from ray_messaging.eventlog.folder import Folder, StepPosition
+from ray_messaging.eventlog.writing.log_errors import box_lost
+from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
+from ray_messaging.eventlog.writing.rows.entries import delivered, noted, payload_bytes, pieces
+from ray_messaging.eventlog.writing.stream_reader import CHUNK_ROWS, PIECE_BYTES
+from ray_messaging.model.joining import joined_arrays
+from ray_messaging.receipt import FATES
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE, batch_of
+from ray_messaging.steps.canonical_order import canonical_order, id_ranks
+from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.transports.steps.store import StepStore
+from ray_messaging.transports.steps.values import (
+    NOTES,
+    OUTSIDE,
+    PUBLICATIONS,
+    BoxFrame,
+    Cover,
+    Progress,
+    StepSettings,
+    counted,
+)
+
+logger = logging.getLogger(__name__)
+
+HOLD = "event log"
+_START = "0-0"
+_FRAMES = 16  # in one read of a box
+_AHEAD = 3  # a group that joins may take messages from outside for the step after the next
+
+
+class StepRows(NamedTuple):
+    """The rows of one step in canonical order (None: it has none), and the position after them.
+
+    `missing` says what the groups counted and the log does not have.
+    """
+
+    batches: Sequence[pa.RecordBatch]
+    position: StepPosition
+    missing: str = ""
+
+
+class StepBoxes:
+    """The boxes of an experiment with steps, as the event log reads them.
+
+    A step's messages are read once it is sealed: all covered frames that were sent in it, whenever they are delivered.
+    A hold keeps the boxes until the rows are in a file. Args: `retry` repeats a call while the server is away.
+    """
+
+    def __init__(
+        self,
+        store: StepStore,
+        exp_id: str,
+        folder: Folder,
+        settings: StepSettings,
+        retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+    ) -> None:
+        self.unreadable = 0
+        self._store = store
+        self._exp_id = exp_id
+        self._folder = folder
+        self._settings = settings
+        self._retry = retry
+        self._held = -1
+        self._after: dict[str, str] = {}  # box -> the last entry with only steps that are in the log
+
+    async def begin(self, position: StepPosition | None) -> StepPosition:
+        """Register the hold, and return the position from which to go on. Args: position is that of the folder."""
+        progress = await self._store.progress()
+        held = progress.holds.get(HOLD)
+        handled, outside = position or StepPosition(-1, {})
+        # Without a hold nothing has kept the boxes of sealed steps. With one, the steps up to it are in files. A server
+        # that begins anew numbers its steps anew.
+        handled = progress.sealed if held is None else min(max(handled, held), progress.sealed)
+        await self._store.hold(HOLD, handled)
+        self._held = handled
+        return StepPosition(handled, outside)
+
+    def behind(self, position: StepPosition) -> bool:
+        """Tell whether the hold is so far behind that the steps may soon have to wait for it."""
+        return position.handled - self._held >= max(1, self._settings.lag // 2)
+
+    async def written(self, position: StepPosition) -> None:
+        """Move the hold: the rows up to a position are in files."""
+        if position.handled > self._held:
+            await self._retry(partial(self._store.hold, HOLD, position.handled))
+            self._held = position.handled
+
+    async def end(self) -> None:
+        """End the hold."""
+        await self._store.drop_hold(HOLD)
+
+    async def progress(self) -> Progress:
+        """Return the progress of all groups."""
+        found: Progress = await self._retry(self._store.progress)
+        return found
+
+    async def wait(self, news: str, block_s: float) -> None:
+        """Wait for news."""
+        await self._retry(partial(self._store.wait, news, block_s))
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    async def sealed(self, position: StepPosition, progress: Progress) -> AsyncIterator[StepRows]:
+        """Yield the rows of each sealed step after a position. Raises LogError where the server has lost some."""
+        for step in range(position.handled + 1, progress.sealed + 1):
+            last = step + self._settings.horizon
+            names = await asyncio.gather(*map(self._names, range(step, last + 1)))
+            parts: list[Part] = []
+            for box in [name for found in names for name in found]:
+                parts += await self._parts(box, step, position)
+            counts = await self._counts(step)
+            rows = await asyncio.to_thread(in_order, self._exp_id, parts)
+            found = await asyncio.to_thread(_sent, parts)
+            outside = {box: taken for box, taken in position.outside.items() if _step_of(box) > step}
+            position = StepPosition(step, outside)
+            self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
+            missing = "" if counts is None or counts == found else _missing(step, counts, found)
+            yield StepRows(rows, position, missing)
+
+    async def from_outside(self, position: StepPosition, progress: Progress) -> StepRows | None:
+        """Return the messages from outside that no group has read yet; None: there are no new ones."""
+        parts: list[Part] = []
+        outside = dict(position.outside)
+        for step in range(position.handled + 1, max(progress.latest, progress.sealed) + _AHEAD + 1):
+            for box in await self._names(step):
+                covers = [cover for cover in await self._covers(box) if cover.group == OUTSIDE]
+                if sum(cover.rows for cover in covers) > outside.get(box, 0):
+                    frames = await self._frames(box, covers, _START)
+                    parts += self._fresh(box, frames, outside)
+                    outside[box] = sum(cover.rows for cover in covers)
+        if not parts:
+            return None
+        rows = await asyncio.to_thread(in_order, self._exp_id, parts)
+        return StepRows(rows, StepPosition(position.handled, outside))
+
+    async def _parts(self, box: str, step: int, position: StepPosition) -> list[Part]:
+        """Return the rows of a box that were sent in a step; of the step's own box those from outside."""
+        at = _step_of(box)
+        covers = [cover for cover in await self._covers(box) if _belongs(cover, at, step)]
+        if not covers or box.startswith(PUBLICATIONS):
+            return []
+        if at == step:
+            return self._fresh(box, await self._frames(box, covers, _START), position.outside)
+        frames = await self._frames(box, covers, self._after.get(box, _START), step)
+        return [part for frame in frames if (part := self._part(box, frame)) is not None]
+
+    async def _frames(self, box: str, covers: list[Cover], after: str, step: int | None = None) -> list[BoxFrame]:
+        """Return the frames that covers name; frames of dead attempts are dropped page by page."""
+        named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
+        frames: list[BoxFrame] = []
+        found, early, start = None, True, after
+        while found is None:
+            page = await self._retry(partial(self._store.read_box, box, after, _FRAMES))
+            for frame in page:
+                early = early and step is not None and frame.tag.sent <= step
+                if early:
+                    self._after[box] = frame.entry
+            frames += [frame for frame in page if frame.tag in named]
+            found = counted(frames, covers)
+            if len(page) < _FRAMES:
+                break
+            after = page[-1].entry
+        if found is None and start != _START:  # a server that came back with a slow clock may give out lower entries
+            return await self._frames(box, covers, _START, step)
+        if found is None:
+            raise box_lost(self._exp_id, self._folder, box)
+        return found
+
+    def _fresh(self, box: str, frames: Sequence[BoxFrame], taken: dict[str, int]) -> list[Part]:
+        """Return the rows of frames from outside that are not in the log yet."""
+        left, parts = taken.get(box, 0), []
+        for frame in frames:
+            if left >= frame.rows:
+                left -= frame.rows
+            elif (part := self._part(box, frame)) is not None:
+                parts.append(part)
+        return parts
+
+    def _part(self, box: str, frame: BoxFrame) -> Part | None:
+        mailbox, _, at = box.rpartition("@")
+        try:
+            batch = batch_of(frame, int(at))
+            if batch.lines is None or batch.ordinal is None:
+                raise FrameError("this is no valid frame of a step")  # noqa: TRY301 - one way out
+            # The streams of boxes number their entries each for itself: one entry may be in several boxes.
+            entry = f"{frame.entry}@{at}"
+            if mailbox == NOTES:
+                return noted(batch, entry, frame.note or b"", [0] * batch.rows)
+            return delivered(batch, entry, mailbox)
+        except FrameError as error:
+            self.unreadable += 1
+            logger.warning("entry %s of %s is not logged: %s", frame.entry, box, error)
+            return None
+
+    async def _names(self, step: int) -> list[str]:
+        found: list[str] = await self._retry(partial(self._store.boxes, step))
+        return found
+
+    async def _covers(self, box: str) -> list[Cover]:
+        found: list[Cover] = await self._retry(partial(self._store.covers, box))
+        return found
+
+    async def _counts(self, step: int) -> Counter[str] | None:
+        """Return the fates that the groups counted in a step; None where some did not count."""
+        closed = await self._retry(partial(self._store.closed_step, step))
+        if not all(each.counts for each in closed.values()):
+            return None
+        counts: Counter[str] = Counter()
+        for each in closed.values():
+            counts.update(StepCounts.decode(each.counts).fates)
+        return counts
+
+
+def in_order(exp_id: str, parts: Sequence[Part]) -> list[pa.RecordBatch]:
+    """Return the rows of some parts in canonical order, as at most one batch."""
+    cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
+    if not cut:
+        return []
+    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)])
+    order = _order([piece for chunk in _chunks(cut) for piece in chunk])
+    # Parquet and `take` want one dictionary for all rows.
+    rows = table.unify_dictionaries().combine_chunks().take(pa.array(order)).combine_chunks()
+    found: list[pa.RecordBatch] = rows.to_batches()
+    return found
+
+
+def _order(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - row numbers (n,)
+    batches = [part.batch for part in parts]
+    to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
+    return canonical_order(to_ids, _steps(parts), from_ids, _ordinals(parts))
+
+
+def _steps(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
+    return joined_arrays([np.broadcast_to(np.asarray(part.batch.step, np.int64), len(part.batch)) for part in parts])
+
+
+def _ordinals(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
+    return joined_arrays([part.batch.ordinal for part in parts if part.batch.ordinal is not None]).astype(np.int64)
+
+
+def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Yield parts in groups whose rows fit the processor's cache."""
+    chunk: list[Part] = []
+    rows = nbytes = 0
+    for part in parts:
+        if chunk and (rows >= CHUNK_ROWS or nbytes + payload_bytes(part) > PIECE_BYTES):
+            yield chunk
+            chunk, rows, nbytes = [], 0, 0
+        chunk.append(part)
+        rows += len(part.batch)
+        nbytes += payload_bytes(part)
+    if chunk:
+        yield chunk
+
+
+def _sent(parts: Sequence[Part]) -> Counter[str]:
+    """Count the messages of groups by fate; one that several mailboxes have counts once."""
+    if not parts:
+        return Counter()
+    ordinals, ranks = _ordinals(parts), id_ranks([part.batch.from_ids for part in parts])
+    fates = joined_arrays([np.broadcast_to(np.asarray(part.fates, np.int64), len(part.batch)) for part in parts])
+    ours = ordinals < FIRST_OUTSIDE
+    order = np.lexsort((ordinals[ours], ranks[ours]))
+    ordinals, ranks, fates = ordinals[ours][order], ranks[ours][order], fates[ours][order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = (ordinals[1:] != ordinals[:-1]) | (ranks[1:] != ranks[:-1])
+    counts = np.bincount(fates[first], minlength=len(FATES)).tolist()
+    return Counter({fate: count for fate, count in zip(FATES, counts, strict=False) if count})
+
+
+def _missing(step: int, counts: Counter[str], found: Counter[str]) -> str:
+    return f"the groups counted {_text(counts)} in step {step}, and the log has {_text(found)} of it"
+
+
+def _text(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {fate}" for fate, count in sorted(counts.items())) or "nothing"
+
+
+def _belongs(cover: Cover, at: int, step: int) -> bool:
+    """Tell whether a cover of a box for step `at` is logged with a step."""
+    return at == step if cover.group == OUTSIDE else at > step and cover.sent == step
+
+
+def _step_of(box: str) -> int:
+    return int(box.rpartition("@")[2])

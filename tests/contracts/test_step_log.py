@@ -1,0 +1,326 @@
+"""The event log of an experiment with steps: each counted message once, those of other attempts never."""
+
+import asyncio
+import json
+from contextlib import aclosing
+
+import pytest
+from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
+from typer.testing import CliRunner
+
+from ray_messaging import EventLog, Messager
+from ray_messaging.cli.app import app
+from ray_messaging.config import MessagingConfig
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.interception.rules import ALLOW, BlackList, Rule, rewrite
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import StepSettings
+
+POINTS = ["checked", "staged", "locked", "renamed", "written"]
+
+
+class Died(Exception):
+    """The end of a log's process."""
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def society(server, exp_id, tmp_path):
+    found = Society(server, exp_id, tmp_path / "log")
+    yield found
+    await found.close()
+
+
+class Society:
+    """Groups in steps and the writers of their log."""
+
+    def __init__(self, server, exp_id, folder):
+        self.server, self.exp_id, self.folder = server, exp_id, folder
+        self.opened, self.transports = [], []
+
+    async def begin(self, **settings):
+        store = (await self.transport()).steps
+        await store.begin(StepSettings(seed=SEED, **settings))
+        return store
+
+    async def transport(self):
+        transport = open_transport(self.server, self.exp_id, MessagingConfig())
+        await transport.connect()
+        self.transports.append(transport)
+        return transport
+
+    async def writer(self, **settings):
+        writer = LogWriter(
+            await self.transport(), Folder(self.folder), self.exp_id, **{"segment_age_s": 1e9} | settings
+        )
+        await writer.start()
+        return writer
+
+    async def group(self, number, count, **settings):
+        messager = Messager(self.server, self.exp_id, name=f"group{number}", **settings)
+        self.opened.append(messager)
+        await messager.init()
+        await messager.host_agents(range(number, AGENTS, count), ["agent-chat", "user-chat"])
+        return messager
+
+    async def groups(self, count):
+        return [await self.group(number, count) for number in range(count)]
+
+    async def messager(self):
+        self.opened.append(Messager(self.server, self.exp_id))
+        await self.opened[-1].init()
+        return self.opened[-1]
+
+    async def close(self):
+        for messager in self.opened:
+            await messager.close()
+        for transport in self.transports:
+            await transport.close()
+
+
+async def live(messager, *, until=STEPS):
+    async with aclosing(messager.steps(until=until)) as steps:
+        async for step in steps:
+            run_step(step)
+
+
+async def within(awaitable):
+    async with asyncio.timeout(60):
+        return await awaitable
+
+
+def digests(folder):
+    log = EventLog.open(folder)
+    return [log.digest(step) for step in range(STEPS)]
+
+
+def ids(folder, **fields):
+    return EventLog.open(folder).query(**fields)["message_id"].to_pylist()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_the_logs_digests_are_those_of_one_loop(society, count):
+    await society.begin(groups=count, digest=True)
+    writer = await society.writer()
+    await within(asyncio.gather(*map(live, await society.groups(count))))
+    await within(writer.close())
+    assert digests(society.folder) == sequential()[1]
+    found = ids(society.folder)
+    assert len(found) == len(set(found))
+    assert EventLog.open(society.folder).balance().sends == len(found)
+
+
+async def test_the_rows_of_a_step_come_in_canonical_order(society):
+    await society.begin(groups=3)
+    writer = await society.writer()
+    await within(asyncio.gather(*map(live, await society.groups(3))))
+    await within(writer.close())
+    table = EventLog.open(society.folder).query()
+    keys = list(zip(*(table[name].to_pylist() for name in ("step", "to_id", "from_id", "ordinal")), strict=True))
+    assert keys == sorted(keys)
+    assert {row["step_read"] - row["step"] for row in table.to_pylist()} == {1, 2}
+
+
+async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society, monkeypatch):
+    store = await society.begin(groups=2, digest=True)
+    writer = await society.writer()
+    first, second = await society.groups(2)
+    other = asyncio.create_task(live(second))
+    async with aclosing(first.steps(until=STEPS)) as steps:
+        async for step in steps:
+            if step.number < 4:
+                run_step(step)
+                continue
+            for agent in step.agents:
+                step.send(agent, agent, {"word": "never seen"})
+                step.send(agent, 10**6, {"word": "never seen"})
+            break
+        monkeypatch.setattr(first.engine.transport.steps, "close", died)
+        with pytest.raises(Died):
+            await anext(steps)
+    monkeypatch.undo()
+    assert any(b"never seen" in frame.frame for frame in await store.read_box("group0@5", count=1000))
+    await within(live(first))
+    await within(other)
+    await within(writer.close())
+    assert digests(society.folder) == sequential()[1]
+    assert not ids(society.folder, contains="never seen")
+
+
+async def died(*_args, **_kwargs):
+    raise Died
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("after", [0, 2])
+async def test_each_row_is_there_once_although_the_log_dies(society, point, after):
+    await society.begin(groups=2, digest=True)
+    left = [after]
+
+    def crash(at):
+        if at == point:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Died
+
+    writer = await society.writer(segment_rows=300, crash=crash)
+    living = asyncio.gather(*map(live, await society.groups(2)))
+    async with asyncio.timeout(30):
+        while writer.error is None:  # the steps go on until they wait for the log
+            await writer._waiters.wait_change()
+    later = await society.writer(segment_rows=300)
+    await within(living)
+    await within(later.close())
+    assert digests(society.folder) == sequential()[1]
+    found = ids(society.folder)
+    assert len(found) == len(set(found))
+
+
+async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
+    store = await society.begin(lag=2)
+    writer = await society.writer(crash=die_at_once)
+    (group,) = await society.groups(1)
+    living = asyncio.create_task(live(group))
+    async with asyncio.timeout(30):
+        while writer.error is None:
+            await writer._waiters.wait_change()
+        while (found := await store.progress()).latest < 1:
+            await store.wait(found.news, 1.0)
+    assert (await store.progress()).holds == {"event log": -1}
+    assert not living.done()
+    later = await society.writer()
+    await within(living)
+    await within(later.close())
+    assert digests(society.folder) == sequential()[1]
+
+
+def die_at_once(_point):
+    raise Died
+
+
+async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it(society):
+    await society.begin()
+    writer = await society.writer()
+    (group,) = await society.groups(1)
+    user = await society.messager()
+    await within(live(group, until=3))
+    await user.send_message(user.get_user_chat_channel(3), {"n": 1}, to_id=3)
+    await user.send_message(user.get_agent_chat_channel(4), {"n": 2}, to_id=4)
+    await within(writer.caught_up())
+    _, live_rows, _ = writer.snapshot()
+    rows = [row for table in live_rows for row in table.to_pylist()]
+    outside = [row for row in rows if row["from_id"] is None]
+    assert [(row["step"], row["step_read"], row["to_id"], row["payload"]) for row in outside] == [
+        (2, 3, 3, '{"n":1}'),
+        (2, 3, 4, '{"n":2}'),
+    ]
+    assert {row["step"] for row in rows} == {0, 1, 2}
+    await user.send_message(user.get_agent_chat_channel(5), {"n": 3}, to_id=5)
+    heard = [message.payload async for step in group.steps(until=5) for message in step.messages if not message.from_id]
+    await within(writer.close())
+    found = ids(society.folder)
+    assert len(found) == len(set(found))
+    assert [row["to_id"] for row in EventLog.open(society.folder).query(from_id=None).to_pylist()] == [3, 4, 5]
+    assert [each for each in heard if "n" in each] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+async def test_a_second_run_goes_on_in_the_folder(society):
+    await society.begin(digest=True)
+    first = await society.writer()
+    (group,) = await society.groups(1)
+    await within(live(group, until=3))
+    await within(first.retire())
+    second = await society.writer()
+    await within(live(group))
+    await within(second.retire())
+    assert digests(society.folder) == sequential()[1]
+    found = ids(society.folder)
+    assert len(found) == len(set(found))
+
+
+class Calm(Rule):
+    """A rule that takes the shouting out of a message."""
+
+    name = "calm"
+    needs_payload = True
+
+    def check(self, message):
+        return rewrite({"word": message.payload["word"].lower()}) if message.payload["word"].isupper() else ALLOW
+
+
+async def test_blocked_rewritten_and_undeliverable_messages_have_their_fates_and_reasons(society):
+    store = await society.begin(digest=True)
+    writer = await society.writer()
+    group = await society.group(0, 1, message_interceptor=Interceptor(society.exp_id, [BlackList([(1, 2)]), Calm()]))
+    async with asyncio.timeout(30):
+        async for step in group.steps(until=2):
+            if step.number == 0:
+                step.send(1, 2, {"word": "no"})
+                step.send(1, 3, {"word": "HEY"}, deliver_at=2)
+                step.send(1, 10**6, {"word": "lost"})
+                step.send(1, 4, {"word": "yes"})
+    await within(writer.close())
+    log = EventLog.open(society.folder)
+    found = [
+        (row["message_id"], row["to_id"], row["step_read"], row["fate"], row["rule"], row["payload"])
+        for row in log.query(step=0).to_pylist()
+    ]
+    assert found == [
+        ("0-0-1", 2, 1, "blocked", "black_list", '{"word":"no"}'),
+        ("0-1-1", 3, 2, "delivered", "calm", '{"word":"hey"}'),
+        ("0-3-1", 4, 1, "delivered", None, '{"word":"yes"}'),
+        ("0-2-1", 10**6, 1, "undeliverable", None, '{"word":"lost"}'),
+    ]
+    assert log.query(rule="calm")["payload_before"].to_pylist() == ['{"word":"HEY"}']
+    assert log.query(fate="blocked")["reason"].to_pylist()[0]
+    assert log.digest(0) == (await digests_of(store))[0]
+    assert log.balance().fates == {"delivered": 2, "published": 0, "undeliverable": 1, "blocked": 1}
+    assert log.history_digest(1) != log.history_digest(0)
+
+
+async def test_two_logs_differ_first_where_an_agent_sent_something_else(society, exp_id, tmp_path):
+    async def log_of(name, changed=None):
+        run = Society(MemoryServer(), exp_id, tmp_path / name)
+        await run.begin()
+        writer = await run.writer()
+        group = await run.group(0, 1)
+        async for step in group.steps(until=4):
+            for agent in range(4):
+                word = {"word": f"{agent} in {step.number}"}
+                if (step.number, agent) != changed:
+                    step.send(agent, 9 - agent, word)
+                elif name == "other":
+                    step.send(agent, 9 - agent, {"word": "else"})
+        await within(writer.close())
+        await run.close()
+        return EventLog.open(run.folder)
+
+    log, same = await log_of("log"), await log_of("same")
+    other, less = await log_of("other", (2, 1)), await log_of("less", (2, 3))
+    assert log.diff(same) is None
+    assert [log.history_digest(step) == other.history_digest(step) for step in range(4)] == [True, True, False, False]
+    found = log.diff(other)
+    assert (found.step, found.agent, found.message_id) == (2, 1, "2-0-1")
+    assert (found.mine.payload, found.theirs.payload) == ({"word": "1 in 2"}, {"word": "else"})
+    assert (log.diff(less).mine.from_id, log.diff(less).theirs) == (3, None)
+    assert (less.diff(log).mine, less.diff(log).theirs.from_id) == (None, 3)
+
+    folders = {name: str(tmp_path / name) for name in ("log", "same", "other", "less")}
+    equal = CliRunner().invoke(app, ["log", "diff", folders["log"], folders["same"]])
+    assert (equal.exit_code, equal.output) == (0, "Both runs sent the same.\n")
+    differs = CliRunner().invoke(app, ["log", "diff", folders["log"], folders["other"]])
+    assert differs.exit_code == 1
+    assert "differ first in step 2, in message 2-0-1 of agent 1" in differs.output
+    assert "1 in 2" in differs.output
+    assert "else" in differs.output
+    as_json = CliRunner().invoke(app, ["log", "diff", folders["less"], folders["log"], "--json"])
+    assert as_json.exit_code == 1
+    line = json.loads(as_json.output)
+    assert (line["step"], line["agent"], line["mine"], line["theirs"]["payload"]) == (2, 3, None, {"word": "3 in 2"})
