@@ -92,6 +92,7 @@ class Engine:
         self._interceptor = interceptor
         self._listened = False
         self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
+        self.step_loops = 0  # that were made
         self._step: int | None = None
         self._retired: list[VerdictClient] = []
 

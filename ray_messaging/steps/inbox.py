@@ -28,12 +28,16 @@ class StepInbox:
         self._batch = in_canonical_order(filled) if filled else None
         self.messages = self._slice(0, 0 if self._batch is None else self._batch.rows)
         places = np.zeros(0, np.int64) if self._batch is None else agents.find(self._batch.to_ids)
-        # Messages on channels that are no agent's come first, because None does.
-        self._bounds: list[int] = np.searchsorted(places, np.arange(len(agents) + 1)).tolist()
+        # Between them there may be messages on other channels that the group listens to.
+        owned = np.flatnonzero(places >= 0)
+        bounds = np.searchsorted(places[owned], np.arange(len(agents) + 1))
+        self._lows: list[int] = np.append(owned, 0)[bounds[:-1]].tolist()
+        self._counts: list[int] = np.diff(bounds).tolist()
 
     def of(self, place: int) -> Messages:
         """Return the messages of the agent at a place."""
-        return self._slice(self._bounds[place], self._bounds[place + 1])
+        low = self._lows[place]
+        return self._slice(low, low + self._counts[place])
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
         """Yield each agent with its messages, in canonical order; also agents without messages."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
 from ray_messaging.errors import UnknownName
 from ray_messaging.message import Messages
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -59,15 +59,15 @@ class Step:
         return self._inbox.by_agent()
 
     def inbox(self, agent: AgentId) -> Messages:
-        """Return the messages of one agent; raise UnknownName where the group does not host it."""
-        place = self.places.place(agent)
+        """Return the messages of one agent; raise UnknownName where the group does not host it, InvalidAddress."""
+        place = self.places.place(check_id(agent))
         if place < 0:
             raise UnknownName(f"agent {agent!r} is none of this group's {len(self.places):,} agents", name=agent)
         return self._inbox.of(place)
 
     def rng(self, agent: AgentId) -> np.random.Generator:
-        """Return the random numbers of one agent in this step; each call begins them anew."""
-        return agent_generator(self.seed, self.number, agent)
+        """Return the random numbers of one agent in this step; each call begins them anew. Raises InvalidAddress."""
+        return agent_generator(self.seed, self.number, check_id(agent))
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `agents`."""
@@ -85,7 +85,7 @@ class Step:
         """Send one message, to be read in the next step or in `deliver_at`.
 
         Raises: UnknownSender for a from_id that the group does not host, InvalidAddress, InvalidPayload,
-        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead.
+        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead, Closed after the step.
         """
         self.sends.add(from_id, to_id, payload, subtopic, deliver_at)
 
@@ -105,10 +105,12 @@ class Step:
     def state(self) -> bytes | None:
         """Return the group's state: that of the step before, or the one set in this step. None: there is none.
 
-        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge above MessagingConfig.state_bytes.
+        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge above MessagingConfig.state_bytes,
+        Closed after the step.
         """
         return self._state
 
     @state.setter
     def state(self, state: bytes | None) -> None:
+        self.sends.check_open()
         self._state = check_state(state, self._state_bytes, "step.state")

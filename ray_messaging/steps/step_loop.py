@@ -4,7 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from operator import index
 
+from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.engine import Engine
@@ -46,13 +48,24 @@ from ray_messaging.transports.steps.values import (
 
 _NEWS_S = 5.0  # the longest wait for news in one call
 LEASE_S = 10.0
-_TAKES_BITS = 20
+_LOOP_BITS = 12  # epochs are times in ms: with so many more bits, Lua's numbers still hold them exactly
 
 
-def step_loop(engine: Engine, takes: int = 0) -> "StepLoop":
+def check_until(until: object) -> int:
+    """Return the first step that does not run; raise ConfigError."""
+    try:
+        number = -1 if isinstance(until, bool) else index(until)  # type: ignore[arg-type]  # others raise
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
+    return number
+
+
+def step_loop(engine: Engine) -> "StepLoop":
     """Return the loop over the steps of an engine's agents; raise ConfigError where it has none.
 
-    Args: takes counts the drivers before this one in this process: the later one has the group.
+    A later loop of the same engine ends an earlier one, and so does a successor of its name.
     """
     store, settings = engine.transport.steps, engine.steps
     if store is None:
@@ -64,8 +77,9 @@ def step_loop(engine: Engine, takes: int = 0) -> "StepLoop":
             f"{engine.name!r} has no steps: the experiment must have been started with steps=Steps(), and "
             "`await messager.host_agents(ids)` comes first"
         )
+    engine.step_loops += 1
     # A successor of this name has a higher epoch, so it follows this process as the driver.
-    start = (engine.frame_sender.epoch << _TAKES_BITS) + takes
+    start = (engine.frame_sender.epoch << _LOOP_BITS) + engine.step_loops
     return StepLoop(engine, store, settings, Driver(f"messager {engine.name}", start))
 
 
@@ -82,6 +96,7 @@ class StepLoop:
         self._driver = driver
         self._group = engine.name
         self.places = NO_PLACES
+        self._record: Record | None = None  # that the places are of
         self.committed = -1  # the last step that was committed
         self.state: bytes | None = None  # and what it left
         self.fates: Counter[str] = Counter()  # of what the committed steps of this loop sent
@@ -90,12 +105,15 @@ class StepLoop:
     async def steps(self, until: int) -> AsyncGenerator[Step, None]:
         """Yield the steps up to `until`, exclusive. To ask for the next one commits the one before.
 
-        Raises: StepAborted, StepTooLarge, Fenced; then the step is not committed, and a new driver runs it again.
+        Raises: ConfigError; StepAborted, StepTooLarge, Fenced, Closed: then the step is not committed, and a new driver
+        runs it again.
         """
+        until = check_until(until)
         taken = await self._take()
         sender = _AttemptSender(self._engine, self._store, taken.attempt, self._account)
         await sender.open()
-        self.places = AgentPlaces(self._engine.directory.records[self._group].agents())
+        self._host(sender.directory.records[self._group])
+        step: Step | None = None
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
             self.committed, self.state = taken.closed, taken.state
@@ -107,9 +125,11 @@ class StepLoop:
                 if opened is None:
                     return
                 heard = bool(opened.covers)
+                self._host(sender.directory.records[self._group])
                 step = await self._step(opened, taken.attempt, box)
                 sender.begin(number)
                 yield step
+                self._check_open()
                 counts = await sender.send(step)
                 state = (step.state, step.state != self.state)
                 closing = Closing(sender.rows, counts.encode(), *state)
@@ -118,10 +138,13 @@ class StepLoop:
                 self.committed, self.state = number, step.state
                 self.fates.update(counts.fates)
         finally:
+            if step is not None:
+                step.sends.end()
             await end(renewing)
             await sender.stop()
-            with suppress(MessagingError):  # the lease ends by itself
-                await self._store.let_go(self._group, taken.attempt)
+            if not self._engine.closed:  # else a call would connect anew
+                with suppress(MessagingError):  # the lease ends by itself
+                    await self._store.let_go(self._group, taken.attempt)
 
     # -- the driver -----------------------------------------------------------------------------------------------
 
@@ -165,8 +188,19 @@ class StepLoop:
                 if ahead:  # a group that heard nothing in the step before has most often an empty box
                     await box.read_ahead()
                 await self._store.wait(found.news, _NEWS_S)
+            self._check_open()
             found = await self._store.open(self._group, attempt, number)
         return found
+
+    def _check_open(self) -> None:
+        """Raise Closed where the messager was closed: it must not commit any more, nor wait for others."""
+        if self._engine.closed:
+            raise self._engine.not_open(Closed)
+
+    def _host(self, record: Record) -> None:
+        """Take over the group's agents; some may come between two steps."""
+        if record is not self._record:
+            self._record, self.places = record, AgentPlaces(record.agents())
 
     async def _step(self, opened: Opened, attempt: int, box: BoxReader) -> Step:
         batches = [batch_of(frame, opened.step) for frame in await box.covered(opened.covers)]
@@ -198,8 +232,9 @@ class _AttemptSender:
         self._engine = engine
         self._account = account
         self._transport = StepTransport(engine.transport, store, engine.name, attempt)
-        router = FrameRouter(engine.directory, mirror=engine.settings.mirror)
-        self._frames = FrameSender(self._transport, engine.directory, router, engine.name, 0)
+        self.directory = Directory(engine.exp_id, engine.directory.patterns)  # of mailboxes with steps
+        router = FrameRouter(self.directory, mirror=engine.settings.mirror)
+        self._frames = FrameSender(self._transport, self.directory, router, engine.name, 0)
         self._accumulator: Accumulator | None = None
 
     async def open(self) -> None:

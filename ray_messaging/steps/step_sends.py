@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
 from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
-from ray_messaging.errors import ConfigError, UnknownSender
+from ray_messaging.errors import Closed, ConfigError, UnknownSender
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.model.extension import Extension
@@ -43,11 +43,15 @@ class StepSends:
         self._given: tuple[object, AgentId, int] = _NOBODY  # from_id as it was given, its canonical form, its place
         self._topic: str | None = None
         self._topic_rows: list[_Row] = []
+        self._over = False
 
     def add(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
-        """Add one message. Raises InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge, ConfigError."""
+        """Add one message.
+
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge, ConfigError; Closed after the step.
+        """
         if deliver_at is not None or subtopic is not self._topic:
             self._begin(subtopic, deliver_at)
         if from_id is not self._given[0]:
@@ -66,6 +70,7 @@ class StepSends:
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
         """Add n messages given as columns; raises as `add`, and InvalidColumns, before any of them is added."""
+        self.check_open()
         deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         found = [self._agents.find(chunk.from_ids) for chunk in chunks]
@@ -86,10 +91,20 @@ class StepSends:
             self._batches.append(EncodedBatch(step=self._step, batch=batch))
 
     def take(self) -> list[ColumnBatch | EncodedBatch]:
-        """Return the batches, and forget them."""
+        """Return the batches, and forget them; the step is over."""
+        self._over = True
         self._close_rows()
         batches, self._batches = self._batches, []
         return batches
+
+    def end(self) -> None:
+        """Refuse all that comes later: it would be lost."""
+        self._over, self._topic = True, None
+
+    def check_open(self) -> None:
+        """Raise Closed where the step is over."""
+        if self._over:
+            raise Closed(f"step {self._step} is over: send, and set the state, in the step that the loop yields now")
 
     @property
     def rows(self) -> int:
@@ -97,7 +112,8 @@ class StepSends:
         return int(self._sent.sum())
 
     def _begin(self, subtopic: str, deliver_at: int | None) -> None:
-        """Add the next rows to those of a subtopic and a step of delivery."""
+        """Add the next rows to those of a subtopic and a step of delivery; raise Closed where the step is over."""
+        self.check_open()
         deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
         self._topic = topic if deliver_at is None else None
         self._topic_rows = self._rows.setdefault((topic, deliver), [])

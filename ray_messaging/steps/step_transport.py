@@ -43,8 +43,12 @@ class StepTransport:
         return self._transport.largest_frame
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the changes of the directory since a version."""
-        return await self._transport.load_directory(since)
+        """Return the changes of the directory since a version, without mailboxes that host no agents.
+
+        These have no steps: nobody would read their boxes.
+        """
+        delta = await self._transport.load_directory(since)
+        return delta._replace(changed=[record for record in delta.changed if record.exclusive])
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:  # noqa: ARG002
         """Return the attempt as the sender's epoch. A higher one is another attempt: raises StepAborted."""

@@ -3,11 +3,22 @@
 import asyncio
 from contextlib import aclosing
 
+import numpy as np
 import pytest
 from support.contracts import store_of
 from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
 
-from ray_messaging import ConfigError, Messager, StepAborted, Steps, UnknownSender
+from ray_messaging import (
+    Closed,
+    ConfigError,
+    InvalidAddress,
+    Messager,
+    MessagingError,
+    StepAborted,
+    Steps,
+    UnknownSender,
+)
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
@@ -164,3 +175,117 @@ async def test_a_server_in_memory_can_have_steps():
     async with Messager(server, "town", name="all") as messager:
         await messager.host_agents(range(AGENTS), ["agent-chat"])
         assert await live(messager) == sequential()[0]
+
+
+async def fates(group, step):
+    (closed,) = (await group.engine.transport.steps.closed_step(step)).values()
+    return StepCounts.decode(closed.counts).fates
+
+
+async def test_messages_that_no_group_can_read_are_undeliverable(groups, server, exp_id):
+    (group,) = await groups(1)
+    async with Messager(server, exp_id, name="ear") as ear:  # it has no steps
+        await ear.subscribe_and_start_listening([ear.get_agent_chat_channel(3), ear.get_agent_chat_channel(99)])
+        heard = []
+        async with asyncio.timeout(20):
+            async for step in group.steps(until=3):
+                heard += [(step.number, message.to_id) for message in step.messages]
+                if step.number == 0:
+                    step.send_columns([1, 1, 1], [3, 99, 777], [{}, {}, {}])
+                if step.number == 1:
+                    step.send(1, 777, {})
+    assert heard == [(1, 3)]
+    assert await fates(group, 0) == {"delivered": 1, "undeliverable": 2}
+    assert await fates(group, 1) == {"undeliverable": 1}
+
+
+async def test_break_and_a_second_loop(groups):
+    (group,) = await groups(1)
+    async for step in group.steps(until=4):
+        if step.number == 1:
+            break
+    seen = []
+    async with asyncio.timeout(20):
+        async for again in group.steps(until=4):
+            await asyncio.sleep(0)  # the first loop ends meanwhile
+            seen.append(again.number)
+    assert seen == [1, 2, 3]
+    with pytest.raises(Closed, match="step 1 is over"):
+        step.send(1, 2, {})
+
+
+async def test_of_two_loops_the_later_one_has_the_group(groups):
+    (group,) = await groups(1)
+    loops = group.steps(until=3), group.steps(until=3)
+    steps = [await anext(loop) for loop in loops]
+    for number, step in enumerate(steps):
+        step.send(1, 2, {"loop": number})
+    with pytest.raises(StepAborted, match="another driver"):
+        await anext(loops[0])
+    found = await anext(loops[1])
+    assert [message.payload for message in found.messages] == [{"loop": 1}]
+    await loops[1].aclose()
+
+
+async def test_a_step_that_is_over_takes_nothing(groups):
+    (group,) = await groups(1)
+    for step in [step async for step in group.steps(until=2)]:
+        with pytest.raises(Closed, match="is over"):
+            step.send(1, 2, {})
+        with pytest.raises(Closed, match="is over"):
+            step.send_columns([1], [2], [{}])
+        with pytest.raises(Closed, match="is over"):
+            step.state = b"late"
+
+
+async def test_a_messager_that_is_closed_in_a_step_commits_nothing(groups):
+    (group,) = await groups(1)
+    steps = group.steps(until=2)
+    (await anext(steps)).send(1, 2, {})
+    await group.close()
+    with pytest.raises(MessagingError, match="closed"):
+        await anext(steps)
+    successor = await groups.one(0, range(AGENTS))
+    async for step in successor.steps(until=2):
+        assert not len(step.messages)
+
+
+async def test_agents_that_come_later_are_in_the_next_steps(groups):
+    (group,) = await groups(1)
+    known, new = range(AGENTS), [-5, AGENTS + 3, "ann"]
+    heard = {}
+    async for step in group.steps(until=4):
+        heard[step.number] = {agent: [message.to_id for message in inbox] for agent, inbox in step.by_agent()}
+        if step.number == 0:
+            await group.host_agents(new, ["agent-chat"])
+        for agent in [*known, *new]:
+            step.send(1, agent, {})
+    assert heard[1] == heard[3] == {agent: [agent] for agent in [*known, *new]}
+
+
+async def test_a_group_without_agents_takes_part(groups):
+    first, empty = await groups(1), await groups.one(9, [])
+
+    async def numbers(group):
+        return [(step.number, len(step.agents)) async for step in group.steps(until=2)]
+
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(numbers(first[0]), numbers(empty)) == [[(0, AGENTS), (1, AGENTS)], [(0, 0), (1, 0)]]
+
+
+async def test_numpy_ids_are_ids(groups):
+    (group,) = await groups(1)
+    async for step in group.steps(until=2):
+        step.send(np.int64(3), np.int64(4), {})
+        assert step.rng(np.int64(3)).random() == step.rng(3).random()
+        assert [message.from_id for message in step.inbox(np.int64(4))] == [3] * step.number
+        with pytest.raises(InvalidAddress):
+            step.rng(1.5)
+
+
+@pytest.mark.parametrize("until", [None, "3", 2.5, -1, True])
+async def test_an_until_that_is_no_number_of_steps(groups, until):
+    (group,) = await groups(1)
+    with pytest.raises(ConfigError, match="until="):
+        await anext(group.steps(until=until))
+    assert [step.number async for step in group.steps(until=0)] == []

@@ -14,7 +14,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_loop import LEASE_S
+from ray_messaging.steps.step_loop import LEASE_S, check_until
 from ray_messaging.steps.step_sends import StepSends
 
 if TYPE_CHECKING:
@@ -29,8 +29,10 @@ def group_steps(
     until: int,
 ) -> Iterator[Step]:
     """Yield the steps of a group; a call of its actor commits one step and opens the next."""
+    until = check_until(until)
     driver = StepDriver(ray.get_runtime_context().get_task_id() or "a driver", secrets.token_hex(8))
     agents, done = NO_PLACES, None
+    step: Step | None = None
     finished = threading.Event()
     signs = threading.Thread(target=_give_signs, args=(actor, driver, finished), name="step signs", daemon=True)
     signs.start()
@@ -54,6 +56,8 @@ def group_steps(
             yield step
             done = StepDone(step.number, [batch.seal("", 0, 0) for batch in step.sends.take()], step.state)
     finally:
+        if step is not None:
+            step.sends.end()
         finished.set()
         actor.end_steps.remote(driver)
 

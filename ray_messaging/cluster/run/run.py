@@ -15,6 +15,7 @@ from ray_messaging.cluster.run.plan import plan_groups
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
 from ray_messaging.errors import ConfigError
+from ray_messaging.steps.step_loop import check_until
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
@@ -64,8 +65,7 @@ def run(
 def _check(model: object, until: object, options: RunOptions) -> None:
     if not callable(model):
         raise ConfigError(f"model={model!r} must be a function: def person(me, inbox)")
-    if isinstance(until, bool) or not isinstance(until, int) or until < 0:
-        raise ConfigError(f"until={until!r} must be a number of steps: until=20 runs the steps 0 to 19")
+    check_until(until)
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
     if options.concurrency < 1:

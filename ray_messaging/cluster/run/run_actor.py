@@ -36,7 +36,6 @@ class RunActor:
 
     def __init__(self) -> None:
         self._messager: GroupMessager | None = None
-        self._takes = 0
         self._step = -1
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
@@ -59,8 +58,7 @@ class RunActor:
         await self.open(messaging, plan)
         assert self._messager is not None
         while True:
-            self._takes += 1
-            loop = step_loop(self._messager.engine, self._takes)
+            loop = step_loop(self._messager.engine)
             try:
                 async for step in loop.steps(until):
                     self._step = step.number

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.messager import Messager
+from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import LEASE_S, step_loop
 
@@ -22,8 +23,8 @@ class GroupSteps:
         self._messager = messager
         self._driver: StepDriver | None = None
         self._until = -1
+        self._places = NO_PLACES  # that the driver knows
         self._seen_at = 0.0
-        self._takes = 0
         self._steps: AsyncGenerator[Step, None] | None = None
         self._open: Step | None = None
         self._calls = asyncio.Lock()
@@ -39,9 +40,8 @@ class GroupSteps:
                 await self._stop()
             try:
                 if self._steps is None:
-                    self._takes += 1
                     self._driver, self._until = driver, until
-                    self._steps = step_loop(self._messager.engine, self._takes).steps(until)
+                    self._steps = step_loop(self._messager.engine).steps(until)
                     self._open = await anext(self._steps, None)
                 if done is not None and self._open is not None and done.number == self._open.number:
                     self._open.sends.adopt(done.sends)
@@ -87,7 +87,8 @@ class GroupSteps:
         if step is None:
             return None
         slices = step.messages.slices
-        agents = step.places.column if with_agents else None
+        agents = step.places.column if with_agents or step.places is not self._places else None
+        self._places = step.places
         return OpenStep(
             step.number, step.seed, step.sends.horizon, slices[0].batch if slices else None, step.state, agents
         )
