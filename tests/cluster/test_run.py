@@ -42,6 +42,10 @@ def person(me, inbox):
         me.send(friend, payload, deliver_at=later)
 
 
+async def thinking_crowd(group, step):
+    pass
+
+
 def words(result):
     return {agent: state["word"] for agent, state in result.states.items()}
 
@@ -144,6 +148,14 @@ def test_a_model_that_raises_names_agent_and_step(start):
     assert words(messaging.run(person, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
 
 
+def test_a_model_sees_its_state_as_after_a_restart(start):
+    def tuples(me, inbox):
+        me.state["seen"] = [*me.state.get("seen", []), type(me.state.get("place")).__name__]
+        me.state["place"] = (1, 2)
+
+    assert start().run(tuples, agents=1, until=3).states[0]["seen"] == ["NoneType", "list", "list"]
+
+
 def test_a_state_that_cannot_be_kept(start):
     def odd(me, inbox):
         me.state["x"] = object()
@@ -167,6 +179,7 @@ def test_a_state_that_cannot_be_kept(start):
         ({"concurrency": 0}, "concurrency=0"),
         ({"graph": [1, 2]}, "graph holds 1"),
         ({"graph": [(0, 1)], "by": "group"}, "shared="),
+        ({"model": thinking_crowd, "by": "group"}, "plain function"),
     ],
 )
 def test_bad_input(idle, arguments, text):

@@ -107,7 +107,9 @@ class Society:
             await self._run_async(step)
         else:
             await asyncio.to_thread(self._run, step)
-        step.state = self._encoded()
+        step.state = encoded = self._encoded()
+        for agent, kept in zip(self._agents, _decode(encoded)[1], strict=True):
+            agent.state = kept  # as after a restart, where a tuple is a list
 
     @property
     def states(self) -> dict[AgentId, dict[str, Any]]:

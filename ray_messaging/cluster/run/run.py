@@ -1,5 +1,6 @@
 """`messaging.run`: start the groups, drive all steps, gather the result."""
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -68,6 +69,8 @@ def _check(model: object, until: object, options: RunOptions) -> None:
     check_until(until)
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
+    if options.by == "group" and inspect.iscoroutinefunction(model):
+        raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
     if options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be at least 1")
 

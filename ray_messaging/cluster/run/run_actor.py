@@ -57,6 +57,7 @@ class RunActor:
         society = society_of(plan, model, options, shared)
         await self.open(messaging, plan)
         assert self._messager is not None
+        fates = Counter[str]()
         while True:
             loop = step_loop(self._messager.engine)
             try:
@@ -64,10 +65,11 @@ class RunActor:
                     self._step = step.number
                     await society.run(step)
             except StepAborted:
+                fates += loop.fates
                 continue
             if loop.committed < until - 1 or self._step < 0:
                 society.read(loop.places, loop.state)
-            return GroupResult(society.states, Counter(loop.fates))
+            return GroupResult(society.states, fates + loop.fates)
 
     async def step(self) -> int:
         """Return the step that runs, or ran last; -1: none."""
