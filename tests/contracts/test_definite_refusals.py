@@ -44,16 +44,16 @@ async def test_after_a_cut_attempt_the_outcome_is_unknown_despite_later_refusals
     channel = sender.get_agent_chat_channel(1)
     await sender.send_message(channel, {"n": 0})
     link, cut = sender.engine.transport.link, []
-    once = link._once
+    over = link._over
 
-    async def cut_once(args):
+    async def cut_once(wire, args, *rest):
         if args[0] == b"EVALSHA" and not cut:
             cut.append(args)
             await refuse(client, writes=False)
-            raise ConnectionResetError("who knows how far it came")
-        return await once(args)
+            raise ConnectionResetError("nobody knows how far it came")
+        return await over(wire, args, *rest)
 
-    link._once = cut_once
+    link._over = cut_once
     with pytest.raises(OutcomeUnknown):
         await sender.send_message(channel, {"n": 1})
     assert cut

@@ -169,7 +169,7 @@ async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messager
     await sender.send_message("news", {"n": 1})
     await store.publish("end", b'{"n":2}')
     found = await fetch_all(receiver, 2)
-    assert [(message.channel, message.data) for message in found] == [("news", b'{"n":1}'), ("end", b'{"n":2}')]
+    assert {message.channel: message.data for message in found} == {"news": b'{"n":1}', "end": b'{"n":2}'}
     assert len(await receiver.fetch_messages()) == 0
     assert receiver.stats()["ingress"] == 1
 

@@ -46,7 +46,7 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_answer(messagers
     monkeypatch.setattr(sender.engine.transport, "leave", away)
     with caplog.at_level(logging.INFO):
         await sender.close()
-    assert f"keeps what it knows of sender {sender.name}" in caplog.text
+    assert f"keeps the state of sender {sender.name}" in caplog.text
 
 
 async def test_a_named_mailbox_keeps_the_state_for_its_successor(messagers, store):

@@ -1,15 +1,19 @@
 """The agents of a group as arrays, for a model's function that runs once per group and step."""
 
 import asyncio
-import io
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.step import Step
+
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class Crowd:
@@ -74,22 +78,30 @@ class CrowdSociety:
         ids = agents.column.to_numpy()
         self._crowd = Crowd(self._group, ids, self._shared)
         if state is not None:
-            with np.load(io.BytesIO(state), allow_pickle=False) as kept:
-                known = kept[":ids"]
-                if not np.array_equal(known, ids.astype(known.dtype)):
-                    raise ConfigError(
-                        f"group {self._group!r} began with other agents than the {len(ids):,} of this run: resume with "
-                        "the same agents and groups, or begin anew by on_existing='reset'"
-                    )
-                self._crowd.state = {name: kept[name] for name in kept.files if name != ":ids"}
+            known, kept = _decode(state)
+            if known != _ids_of(ids):
+                raise ConfigError(
+                    f"group {self._group!r} began with other agents than the {len(ids):,} of this run: resume with the "
+                    "same agents and groups, or begin anew by on_existing='reset'"
+                )
+            self._crowd.state = {name: _array(*parts) for name, parts in kept.items()}
 
     def _encoded(self) -> bytes:
         assert self._crowd is not None
-        ids, out = self._crowd.ids, io.BytesIO()
-        arrays = {name: np.asarray(array) for name, array in self._crowd.state.items()}
-        for name, array in arrays.items():
-            if array.dtype == object:
+        kept = {}
+        for name, array in self._crowd.state.items():
+            found = np.ascontiguousarray(array)
+            if found.dtype.hasobject:
                 raise TypeError(f"group.state[{name!r}] holds Python objects: keep numbers or bools")
-        kept: Any = {":ids": ids if ids.dtype != object else ids.astype(str), **arrays}
-        np.savez(out, **kept)
-        return out.getvalue()
+            kept[name] = found.dtype.str, found.shape, found.tobytes()
+        return _encode((_ids_of(self._crowd.ids), kept))
+
+
+def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
+    return np.frombuffer(data, np.dtype(dtype)).reshape(shape).copy()
+
+
+def _ids_of(ids: NDArray[Any]) -> bytes:
+    """Return a digest of the agents, in order."""
+    found = ids.tobytes() if ids.dtype != object else b"".join(map(id_bytes, ids.tolist()))
+    return blake2b(found, digest_size=16).digest()
