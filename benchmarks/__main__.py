@@ -95,7 +95,7 @@ def _build(names: list[str], envs: Path) -> bool:
     """Build environments one by one; tell whether one failed, which its peers' rows will say again."""
     failed = False
     for name in names:
-        from benchmarks.peers import environments
+        from benchmarks.setup import environments
 
         try:
             environments.build(envs, [name], lambda words: typer.echo(words, err=True))
