@@ -73,6 +73,8 @@ def test_a_run_goes_on_where_it_stopped(start):
     )  # nothing is left to do
     with pytest.raises(ConfigError, match="other agents"):
         messaging.run(person, agents=AGENTS - 1, groups=2, until=STEPS + 1)
+    with pytest.raises(ConfigError, match=r"'group1'.* not in this run"):
+        messaging.run(person, agents=AGENTS, groups=1, until=STEPS + 1)
 
 
 def test_groups_that_are_killed_change_nothing(start, tmp_path):
@@ -162,6 +164,11 @@ def test_a_state_that_cannot_be_kept(start):
 
     with pytest.raises(StepFailed, match=r"agent 0 .*object"):
         start().run(odd, agents=2, until=1)
+
+
+def test_a_start_that_returns_no_dict(start):
+    with pytest.raises(StepFailed, match=r"agent 0 .*start must return a dict, not NoneType"):
+        start().run(person, agents=2, until=1, start=lambda me: None)
 
 
 @pytest.mark.parametrize(

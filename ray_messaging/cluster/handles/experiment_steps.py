@@ -29,6 +29,11 @@ class ExperimentSteps:
         """Return the first step that some group has not committed."""
         return self._progress().sealed + 1
 
+    @property
+    def groups(self) -> list[str]:
+        """Return the groups that each step waits for."""
+        return [name for name, group in self._progress().groups.items() if group.until is None]
+
     def waiting_for(self) -> dict[str, int]:
         """Return the groups that hold up all others, each with the step that it has to commit."""
         return self._progress().waiting_for()
@@ -53,10 +58,11 @@ class ExperimentSteps:
         self._connection.ask(self._interceptor.resume_steps.remote(None))
 
     def advance(self, n: int = 1) -> int:
-        """Let n more steps run, and pause again; return the last one of them."""
+        """Let n more steps run, and pause again; return the last one of them. Calls add up."""
         if n < 1:
             raise ConfigError(f"advance({n!r}): at least one step")
-        last = self.pause() + n
+        target = self._progress().target
+        last = (self.pause() if target is None else target) + n
         self._connection.ask(self._interceptor.resume_steps.remote(last))
         return last
 

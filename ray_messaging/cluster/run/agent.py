@@ -141,6 +141,8 @@ class Society:
                     agent.state = self._start(agent)
                 except Exception as error:
                     raise self._failed(agent, error) from error
+                if not isinstance(agent.state, dict):
+                    raise self._failed(agent, TypeError(f"start must return a dict, not {type(agent.state).__name__}"))
 
     def _run(self, step: Step) -> None:
         for agent, (_, inbox) in zip(self._agents, step.by_agent(), strict=True):

@@ -41,6 +41,12 @@ def run(
     plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
     if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
         raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
+    others = sorted(set(messaging.steps.groups) - {plan.name for plan in plans})
+    if others:
+        raise ConfigError(
+            f"groups {others} are in the steps of this experiment and not in this run, so each step would wait for them: "
+            "run with the same groups as before, or begin anew by on_existing='reset'"
+        )
     shared_ref = ray.put(shared)  # once in the store, however many groups there are
     actors: dict[str, Any] = {}
     try:
