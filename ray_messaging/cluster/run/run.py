@@ -44,7 +44,7 @@ def run(
     others = sorted(set(messaging.steps.groups) - {plan.name for plan in plans})
     if others:
         raise ConfigError(
-            f"groups {others} are in the steps of this experiment and not in this run, so each step would wait for them: "
+            f"groups {others} are in the steps of this experiment, not in this run, so each step would wait for them: "
             "run with the same groups as before, or begin anew by on_existing='reset'"
         )
     shared_ref = ray.put(shared)  # once in the store, however many groups there are
