@@ -50,7 +50,7 @@ def words(result):
     return {agent: state["word"] for agent, state in result.states.items()}
 
 
-@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_result_is_that_of_one_loop(start, groups):
     messaging = start()
     result = messaging.run(person, agents=AGENTS, groups=groups, until=STEPS)
@@ -59,11 +59,13 @@ def test_the_result_is_that_of_one_loop(start, groups):
     assert result.steps == STEPS
     assert result.fates["delivered"] == sum(result.fates.values()) > 0
     assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]
+    assert result.digests == {step: digest.hex() for step, digest in enumerate(sequential()[1])}
     assert messaging.steps.now == STEPS
     with pytest.raises(UnknownName, match="not committed"):
         messaging.steps.digest(STEPS)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_where_it_stopped(start):
     messaging = start()
     messaging.run(person, agents=AGENTS, groups=2, until=3)
@@ -77,6 +79,7 @@ def test_a_run_goes_on_where_it_stopped(start):
         messaging.run(person, agents=AGENTS, groups=1, until=STEPS + 1)
 
 
+@pytest.mark.long
 def test_groups_that_are_killed_change_nothing(start, tmp_path):
     def dying(me, inbox):
         person(me, inbox)
@@ -89,6 +92,7 @@ def test_groups_that_are_killed_change_nothing(start, tmp_path):
     assert sorted(mark.name for mark in tmp_path.iterdir()) == ["7", "8"]
 
 
+@pytest.mark.long
 def test_an_async_model_gives_the_same(start):
     async def thinking(me, inbox):
         import asyncio
@@ -166,6 +170,7 @@ def test_a_state_that_cannot_be_kept(start):
         start().run(odd, agents=2, until=1)
 
 
+@pytest.mark.long
 def test_a_start_that_returns_no_dict(start):
     with pytest.raises(StepFailed, match=r"agent 0 .*start must return a dict, not NoneType"):
         start().run(person, agents=2, until=1, start=lambda me: None)

@@ -59,6 +59,7 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
     assert ray.get(live.remote(groups["group0"])) == {}  # all is committed
 
 
+@pytest.mark.long
 def test_a_killed_actor_and_a_killed_task_change_nothing(messaging, groups, tmp_path):
     @ray.remote(num_cpus=0, max_retries=3, retry_exceptions=[StepAborted])
     def live_and_die(group, marks):
@@ -82,6 +83,7 @@ def test_a_killed_actor_and_a_killed_task_change_nothing(messaging, groups, tmp_
     assert sorted(mark.name for mark in tmp_path.iterdir()) == ["actor", "task"]
 
 
+@pytest.mark.long
 def test_the_log_has_each_message_once_although_its_actor_and_a_group_are_killed(ray_cluster, tmp_path):
     exp_id, folder = f"steps-{uuid.uuid4().hex[:8]}", tmp_path / "log"
 
@@ -121,6 +123,7 @@ def test_a_second_driver_gets_an_error(messaging, groups):
     ray.get(others)
 
 
+@pytest.mark.long
 def test_steps_are_paused_and_go_on(messaging, groups):
     assert messaging.steps.advance() == 0
     assert messaging.steps.advance() == 1

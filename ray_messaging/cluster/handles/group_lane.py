@@ -20,6 +20,7 @@ from typing import Any
 
 from ray_messaging.cluster.handles.actor_calls import result, wait_restart
 from ray_messaging.cluster.lane_calls import Call, body_of
+from ray_messaging.common.backoff import LANE_RETRY
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.errors import FrameError, MessagingError
@@ -28,7 +29,6 @@ from ray_messaging.interception.wire.lane import JUDGE, NUMBER, REQUEST, LaneAdd
 logger = logging.getLogger(__name__)
 
 _OPENING_S = 2.0  # to connect; a firewall may drop packets
-_BY_RAY_S = 30.0  # after a lane could not be opened, calls go by Ray for so long
 # A longer wait goes by Ray call: a task that waits for Ray lends its processor to others, which may be what it waits
 # for. Large requests get a second more for every so many bytes.
 WAIT_S = 0.5
@@ -72,7 +72,7 @@ class GroupLane:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._address = None
             if not isinstance(error, MessagingError | ConnectionError):  # those pass when the actor has started again
-                self._by_ray_until = time.monotonic() + _BY_RAY_S
+                self._by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
             return None
 
     def release(self, connection: "LaneConnection") -> None:

@@ -12,8 +12,8 @@ class Result:
     """The result of `messaging.run`: plain and picklable.
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. `fates` counts the
-    messages of this run's steps by fate. `digests` maps a step to the digest of what was sent in it, in hex, with
-    `Steps(digest=True)`.
+    messages of this run's steps by fate. `digests` maps each of the last 64 steps to the digest of its messages, in
+    hex, with `Steps(digest=True)`.
     """
 
     states: dict[Any, Any]
@@ -25,7 +25,7 @@ class Result:
         return f"Result({len(self.states):,} states after {self.steps:,} steps, {dict(self.fates)})"
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the states: a row per agent, a column per key. Raises ConfigError without pandas."""
+        """Return a DataFrame of the states: a row per agent, a column per key. Raises ImportError without pandas."""
         keys = list(dict.fromkeys(key for state in self.states.values() for key in state))
         rows = list(self.states.items())
         columns = {key: [state.get(key) for _, state in rows] for key in keys}

@@ -11,17 +11,20 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.handles.actor_calls import translated
+from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 from ray_messaging.cluster.lifecycle import leave, remote
 from ray_messaging.cluster.run.plan import plan_groups
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.steps.step_loop import check_until
+from ray_messaging.transports.steps.values import StepSettings
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
 _LOOK_S = 0.25  # between two looks at the progress
+_KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
 
 
 def run(
@@ -66,7 +69,21 @@ def run(
         leave(list(actors.values()))
     states = {key: state for part in parts for key, state in part.states.items()}
     ordered = sorted(states, key=lambda key: (isinstance(key, str), key))  # ints before strs
-    return Result({key: states[key] for key in ordered}, until, sum((part.fates for part in parts), Counter()))
+    fates = sum((part.fates for part in parts), Counter[str]())
+    return Result({key: states[key] for key in ordered}, until, fates, _digests(messaging.steps, until))
+
+
+def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
+    """Return the digests of the last steps, as far as they are kept; none without `Steps(digest=True)`."""
+    found: dict[int, str] = {}
+    for step in range(max(0, until - _KEPT_STEPS), until):
+        try:
+            found[step] = steps.digest(step).hex()
+        except UnknownName:  # it was too long ago
+            continue
+        except ConfigError:
+            break
+    return found
 
 
 def _check(model: object, until: object, options: RunOptions) -> None:
