@@ -7,6 +7,8 @@ from pathlib import Path
 
 RUMOUR = Path(__file__).resolve().parents[2] / "examples" / "rumour.py"
 
+import pytest
+
 
 @pytest.mark.long
 def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(ray_cluster, capsys, monkeypatch):
