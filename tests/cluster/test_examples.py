@@ -5,9 +5,9 @@ import runpy
 import sys
 from pathlib import Path
 
-RUMOUR = Path(__file__).resolve().parents[2] / "examples" / "rumour.py"
-
 import pytest
+
+RUMOUR = Path(__file__).resolve().parents[2] / "examples" / "rumour.py"
 
 
 @pytest.mark.long
