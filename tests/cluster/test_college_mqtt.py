@@ -151,7 +151,7 @@ def test_a_broker_killed_half_way_loses_nothing(ray_cluster, data, tmp_path, mos
         mosquitto.kill()
         assert play.sent() < len(rows)
         mosquitto.start()
-        sent_fates = play.told()
+        sent_fates = play.sent_fates()
         assert Counter(fate for _, fate in sent_fates.values()) == {"delivered": len(rows)}
         check_received(play.received(), rows)
         check_log(messaging.log, sent_fates, ["delivered"] * len(rows), *columns(rows))
@@ -166,7 +166,7 @@ def test_blocked_and_delivered_messages_add_up_to_the_sent_ones(ray_cluster, dat
         experiment(tmp_path, [(agent, None) for agent in banned]) as messaging,
         played(mosquitto, messaging, 2, rows, {n for n, *_ in passing}) as play,
     ):
-        sent_fates = play.told()
+        sent_fates = play.sent_fates()
         assert [sent_fates[n][1] for n in range(SOME)] == expected
         check_received(play.received(), passing)
         check_log(messaging.log, sent_fates, expected, *columns(rows))
