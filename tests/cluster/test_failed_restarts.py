@@ -94,11 +94,16 @@ def test_an_interceptor_killed_while_the_memory_is_full_returns_later(start, mem
     messaging, west, east = start(rules.BlackList([(1, 11)]), send_timeout_s=0.3, interceptor_timeout_s=2)
     assert fates(west.send_columns([1, 2], [11, 11], numbered(2))) == ["blocked", "delivered"]
     memory.fill()
+    kill_and_wait(messaging.interceptor)
+
+    def reason():
+        with pytest.raises(InterceptorUnavailable) as caught:
+            west.send(2, 11, {"n": 2})
+        return "memory of the server" in str(caught.value)
+
+    wait_for(reason, "an interceptor that says why it cannot start")
     before = memory.refusals()
-    kill(messaging.interceptor)
     wait_for(lambda: memory.refusals() > before + 15, "several attempts to start again")
-    with pytest.raises(InterceptorUnavailable, match="memory of the server"):
-        west.send(2, 11, {"n": 2})
     with pytest.raises(MailboxFull):
         messaging.stats()
     memory.free()

@@ -124,6 +124,7 @@ async def _retry(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) -> b
     """Repeat an attempt until it succeeds or the time is up; then raise InterceptorUnavailable."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     backoff = Backoff(INTERCEPTOR_RETRY, deadline=deadline)
+    reason: Exception | None = None
     while True:
         try:
             async with asyncio.timeout_at(deadline):
@@ -134,8 +135,10 @@ async def _retry(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) -> b
                 raise why from error
             if isinstance(why, Fenced) and why.name != INTERCEPTOR:  # the whole experiment is over: it has no successor
                 raise why from error
+            if not isinstance(error, TimeoutError):
+                reason = error  # says more than the end of the time, which may cut the next attempt
             if backoff.exhausted or type(error).__name__ in _GONE:
-                raise _unavailable(error, timeout_s) from error
+                raise _unavailable(reason or error, timeout_s) from error
             logger.info("the interceptor does not answer (%s), asking again", type(error).__name__)
         await backoff.sleep()
 

@@ -210,6 +210,21 @@ def fail(*_):
     raise ValueError("no")
 
 
+async def test_the_error_keeps_the_actors_reason_when_the_last_attempt_is_cut_by_the_time():
+    actor = Actor()
+    silent = asyncio.Event()
+
+    def answer():
+        if len(actor.lane.calls) == 1:
+            raise ValueError("no rules yet")
+        return silent.wait()
+
+    actor.lane.call = answer
+    with pytest.raises(InterceptorUnavailable, match="no rules yet"):
+        await RemoteVerdictClient(actor, 0.5).judge(batch())
+    assert len(actor.lane.calls) == 2
+
+
 class ActorDiedError(Exception):
     """Named as Ray's."""
 
