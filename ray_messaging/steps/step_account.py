@@ -10,10 +10,14 @@ from ray_messaging.steps.digests import SIZE, DigestRow, sum_of
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Counts that a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed)."""
+    """Counts that a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed).
+
+    `total` has the messages of this step and of all steps before, by fate.
+    """
 
     fates: dict[str, int]
     digest: bytes = b""
+    total: dict[str, int] = {}
 
     def encode(self) -> bytes:
         """Encode the counts for the server."""
@@ -26,12 +30,16 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepAccount:
-    """The fates of the messages of one attempt at a step. It takes the place of a sender's local log."""
+    """The fates of the messages of one attempt at a step. It takes the place of a sender's local log.
+
+    `total` counts those of all steps so far.
+    """
 
     def __init__(self, *, digest: bool) -> None:
         self._digest = digest
         self._fates: Counter[str] = Counter()
         self._sum = 0
+        self.total: Counter[str] = Counter()
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Add a batch of rows with their fates."""
@@ -43,7 +51,8 @@ class StepAccount:
     def take(self) -> StepCounts:
         """Return the counts of the step, and begin the next one."""
         digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
-        counts = StepCounts(dict(sorted(self._fates.items())), digest)
+        self.total += self._fates
+        counts = StepCounts(dict(sorted(self._fates.items())), digest, dict(sorted(self.total.items())))
         self._fates, self._sum = Counter(), 0
         return counts
 

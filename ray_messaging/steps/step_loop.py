@@ -99,7 +99,7 @@ class StepLoop:
         self._record: Record | None = None  # that the places are of
         self.committed = -1  # the last step that was committed
         self.state: bytes | None = None  # and what it left
-        self.fates: Counter[str] = Counter()  # of what the committed steps of this loop sent
+        self.fates: Counter[str] = Counter()  # of what the group sent in all steps up to `committed`
         self._account = StepAccount(digest=settings.digest)
 
     async def steps(self, until: int) -> AsyncGenerator[Step, None]:
@@ -117,6 +117,8 @@ class StepLoop:
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
             self.committed, self.state = taken.closed, taken.state
+            self._account.total = await self._sent_before()
+            self.fates = Counter(self._account.total)
             found: Opened | Waiting | Done | None = None
             heard = False
             while (number := self.committed + 1) < until:
@@ -136,7 +138,7 @@ class StepLoop:
                 found = await self._close(taken.attempt, number, closing, go_on=number + 1 < until)
                 sender.end()
                 self.committed, self.state = number, step.state
-                self.fates.update(counts.fates)
+                self.fates = Counter(counts.total)
         finally:
             if step is not None:
                 step.sends.end()
@@ -165,6 +167,12 @@ class StepLoop:
                 )
             found = again
         return found
+
+    async def _sent_before(self) -> Counter[str]:
+        """Return the fates of what the group sent in all steps that it has committed."""
+        left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
+        mine = left.get(self._group)
+        return Counter() if mine is None else Counter(StepCounts.decode(mine.counts).total)
 
     async def _renew(self, attempt: int) -> None:
         while True:

@@ -27,7 +27,17 @@ def spread(agent, state, step):
 
 def sequential():
     """Run the society in one loop without any messaging; return its states and the digests of its steps."""
-    states, waiting, digests = dict.fromkeys(range(AGENTS), "0"), {}, []
+    states, digests, _ = _sequential()
+    return states, digests
+
+
+def messages_of(steps):
+    """Return how many messages the society sends in its first steps."""
+    return sum(_sequential()[2][:steps])
+
+
+def _sequential():
+    states, waiting, digests, counts = dict.fromkeys(range(AGENTS), "0"), {}, [], []
     for step in range(STEPS):
         rows = []
         for agent in range(AGENTS):
@@ -40,7 +50,8 @@ def sequential():
                 text = json.dumps(payload, separators=(",", ":")).encode()
                 rows.append(DigestRow(step, later, agent, n, friend, "agent-chat", "delivered", None, (), text))
         digests.append(step_digest([sum_of(rows)]))
-    return states, digests
+        counts.append(len(rows))
+    return states, digests, counts
 
 
 def run_step(step):

@@ -2,13 +2,15 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, MessagingError, StepFailed
 from ray_messaging.message import Messages
 from ray_messaging.steps.digests import id_bytes
@@ -64,7 +66,8 @@ class Agent:
         self.stopped = True
 
 
-Model = Callable[[Agent, Messages], Awaitable[None] | None]
+Model = Callable[[Agent, Messages], object]
+_Call = tuple[Agent, Awaitable[object]]
 
 
 class Society:
@@ -103,10 +106,10 @@ class Society:
         if not self._agents or self.step is None or step.number != self.step.number + 1:
             self._load(step)
         self.step = step
-        if inspect.iscoroutinefunction(self._model):
-            await self._run_async(step)
-        else:
-            await asyncio.to_thread(self._run, step)
+        calls = self._calls(step)
+        if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
+            calls = iter(await asyncio.to_thread(list, calls))
+        await self._finish(calls)
         step.state = encoded = self._encoded()
         for agent, kept in zip(self._agents, _decode(encoded)[1], strict=True):
             agent.state = kept  # as after a restart, where a tuple is a list
@@ -139,37 +142,52 @@ class Society:
             for agent in self._agents:
                 try:
                     agent.state = self._start(agent)
-                except Exception as error:
-                    raise self._failed(agent, error) from error
+                except (Exception, SystemExit) as error:
+                    raise self._failed(agent, error, "start") from error
                 if not isinstance(agent.state, dict):
-                    raise self._failed(agent, TypeError(f"start must return a dict, not {type(agent.state).__name__}"))
+                    wrong = TypeError(f"start must return a dict, not {type(agent.state).__name__}")
+                    raise self._failed(agent, wrong, "start")
 
-    def _run(self, step: Step) -> None:
+    def _calls(self, step: Step) -> Iterator[_Call]:
+        """Call the model for all agents, ascending; yield the calls that are to be awaited. Raises StepFailed."""
         for agent, (_, inbox) in zip(self._agents, step.by_agent(), strict=True):
             if not agent.stopped:
                 try:
-                    self._model(agent, inbox)
-                except Exception as error:
+                    answer = self._model(agent, inbox)
+                except (Exception, SystemExit) as error:
                     raise self._failed(agent, error) from error
+                if inspect.isawaitable(answer):
+                    yield agent, answer
+                elif answer is not None or self._timeout is not None:
+                    raise self._failed(agent, unfit_answer(answer))
 
-    async def _run_async(self, step: Step) -> None:
-        free = asyncio.Semaphore(self._concurrency)
-
-        async def live(agent: Agent, inbox: Messages) -> None:
-            async with free:
-                try:
-                    async with asyncio.timeout(self._timeout):
-                        await self._model(agent, inbox)  # type: ignore[misc]  # a coroutine function
-                except Exception as error:
-                    raise self._failed(agent, error) from error
-
+    async def _finish(self, calls: Iterator[_Call]) -> None:
+        """Await calls, at most `concurrency` at once; raise the first StepFailed."""
+        first = next(calls, None)
+        if first is None:
+            return
+        calls = chain([first], calls)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for agent, (_, inbox) in zip(self._agents, step.by_agent(), strict=True):
-                    if not agent.stopped:
-                        tasks.create_task(live(agent, inbox))
+                for _ in range(min(self._concurrency, len(self._agents))):
+                    tasks.create_task(self._await(calls))
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several.exceptions[0].__cause__
+
+    async def _await(self, calls: Iterator[_Call]) -> None:
+        for agent, call in calls:
+            limit = asyncio.timeout(self._timeout)
+            try:
+                async with limit:
+                    answer = await call
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # another agent failed
+                late = TimeoutError(f"it was not done after timeout={self._timeout} s") if limit.expired() else error
+                raise self._failed(agent, late) from error
+            if answer is not None:
+                raise self._failed(agent, unfit_answer(answer))
 
     def _encoded(self) -> bytes:
         stopped = [place for place, agent in enumerate(self._agents) if agent.stopped]
@@ -189,13 +207,27 @@ class Society:
             return self._failed(agent, error)
         return None
 
-    def _failed(self, agent: Agent, error: Exception) -> StepFailed:
-        step = agent.step if agent.step != START else 0
-        kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
-        return StepFailed(
-            f"the model failed for agent {agent.id!r} of group {self._group!r} in step {step}, which is not committed: "
-            f"{kind}{error}",
-            agent=agent.id,
-            step=step,
-            group=self._group,
-        )
+    def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> StepFailed:
+        return step_failed(error, function, self._group, max(agent.step, 0), agent.id)
+
+
+def step_failed(error: BaseException, function: str, group: str, step: int, agent: AgentId | None = None) -> StepFailed:
+    """Build the error for a function of the user's that failed; agent None: it ran for the whole group."""
+    kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
+    place = f"group {group!r}" if agent is None else f"agent {agent!r} of group {group!r}"
+    return StepFailed(
+        f"{function} failed for {place} in step {step}, which is not committed: {kind}{error}",
+        agent=agent,
+        step=step,
+        group=group,
+    )
+
+
+def unfit_answer(answer: object, which: str = "me") -> TypeError:
+    """Build the error for a model that returned something else than None; `which` is its first parameter."""
+    if answer is None:
+        return TypeError("timeout= is for async models: a plain function cannot be stopped")
+    found = type(answer).__name__
+    return TypeError(
+        f"it returned an object of type {found}, and must return None: set {which}.state, and send messages"
+    )

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.errors import ConfigError, StepFailed
+from ray_messaging.cluster.run.agent import step_failed, unfit_answer
+from ray_messaging.errors import ConfigError
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.step import Step
 
@@ -35,7 +36,7 @@ class CrowdSociety:
     def __init__(
         self,
         group: str,
-        model: Callable[[Crowd, Step], None],
+        model: Callable[[Crowd, Step], object],
         *,
         start: Callable[[Crowd], dict[str, NDArray[Any]]] | None = None,
         shared: object = None,
@@ -49,24 +50,31 @@ class CrowdSociety:
 
     async def run(self, step: Step) -> None:
         """Run the model; raise StepFailed where it raises."""
-        try:
-            if self._crowd is None or step.number != self._step + 1:
-                self.read(step.agents, step.state)
-                if step.state is None and self._start is not None and self._crowd is not None:
-                    self._crowd.state = self._start(self._crowd)
-            await asyncio.to_thread(self._model, self._crowd, step)  # type: ignore[arg-type]  # it was read
-            step.state = self._encoded()
-        except Exception as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise StepFailed(
-                f"the model failed for group {self._group!r} in step {step.number}, which is not committed: "
-                f"{type(error).__name__}: {error}",
-                agent=None,
-                step=step.number,
-                group=self._group,
-            ) from error
+        if self._crowd is None or step.number != self._step + 1:
+            self.read(step.agents, step.state)
+            if step.state is None and self._start is not None:
+                await self._call(step, self._set_start, "start")
+        await self._call(step, self._run, "the model")
         self._step = step.number
+
+    async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
+        try:
+            assert self._crowd is not None
+            await asyncio.to_thread(function, self._crowd, step)
+        except (Exception, SystemExit) as error:
+            raise step_failed(error, name, self._group, step.number) from error
+
+    def _set_start(self, crowd: Crowd, _step: Step) -> None:
+        assert self._start is not None
+        crowd.state = self._start(crowd)
+        if not isinstance(crowd.state, dict):
+            raise TypeError(f"start must return a dict of arrays, not {type(crowd.state).__name__}")
+
+    def _run(self, crowd: Crowd, step: Step) -> None:
+        answer = self._model(crowd, step)
+        if answer is not None:
+            raise unfit_answer(answer, "group")
+        step.state = self._encoded()
 
     @property
     def states(self) -> dict[str, dict[str, NDArray[Any]]]:

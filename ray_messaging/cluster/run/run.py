@@ -1,6 +1,5 @@
 """`messaging.run`: start the groups, drive all steps, gather the result."""
 
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from ray_messaging.cluster.lifecycle import leave, remote
 from ray_messaging.cluster.run.plan import plan_groups
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
+from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.transports.steps.values import StepSettings
@@ -92,10 +92,14 @@ def _check(model: object, until: object, options: RunOptions) -> None:
     check_until(until)
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
-    if options.by == "group" and inspect.iscoroutinefunction(model):
+    if options.by == "group" and is_async(model):
         raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
-    if options.concurrency < 1:
-        raise ConfigError(f"concurrency={options.concurrency!r} must be at least 1")
+    if options.start is not None and (not callable(options.start) or is_async(options.start)):
+        raise ConfigError(f"start={options.start!r} must be a plain function that returns a dict: lambda me: {{}}")
+    if not isinstance(options.concurrency, int) or options.concurrency < 1:
+        raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
+    if options.timeout is not None and (options.by == "group" or not options.timeout > 0):
+        raise ConfigError(f'timeout={options.timeout!r} must be seconds above 0, or None; by="group" has none')
 
 
 def _results(refs: Sequence[Any]) -> list[Any]:

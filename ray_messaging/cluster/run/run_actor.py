@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GroupResult(NamedTuple):
-    """Result of one group: its states, and the fates of its messages."""
+    """Result of one group: its states, and the fates of all messages that it has sent in steps."""
 
     states: dict[Any, Any]
     fates: "Counter[str]"
@@ -57,7 +57,6 @@ class RunActor:
         society = society_of(plan, model, options, shared)
         await self.open(messaging, plan)
         assert self._messager is not None
-        fates = Counter[str]()
         while True:
             loop = step_loop(self._messager.engine)
             try:
@@ -65,11 +64,10 @@ class RunActor:
                     self._step = step.number
                     await society.run(step)
             except StepAborted:
-                fates += loop.fates
                 continue
             if loop.committed < until - 1 or self._step < 0:
                 society.read(loop.places, loop.state)
-            return GroupResult(society.states, fates + loop.fates)
+            return GroupResult(society.states, loop.fates)
 
     async def step(self) -> int:
         """Return the step that runs, or ran last; -1: none."""

@@ -1,7 +1,6 @@
 """A rule that asks an async callable about each message."""
 
 import asyncio
-import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ray_messaging.common.awaitables import is_async
 from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
 from ray_messaging.errors import Closed, RuleError
 from ray_messaging.interception.rules.rule import ALLOW, SlowRule, Verdict, block, checked
@@ -223,12 +223,6 @@ def as_verdict(answer: object) -> Verdict:
     if isinstance(answer, Verdict):
         return checked(answer)
     raise TypeError(f"{answer!r} is no answer: return True, False, a reason (str) or a Verdict")
-
-
-def is_async(function: object) -> bool:
-    """Return whether a call of this returns an awaitable."""
-    by_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_class)
 
 
 def check_name(name: object) -> str:

@@ -1,0 +1,196 @@
+"""The agents of one group of a run, in one step: models of every kind, and what fails."""
+
+import asyncio
+import functools
+import pickle
+
+import pytest
+
+from ray_messaging import StepFailed
+from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_sends import StepSends
+
+AGENTS = 5
+
+
+def open_step(number=0, state=None):
+    places = AgentPlaces(AgentSet.of(range(AGENTS)))
+    return Step(
+        number,
+        seed=7,
+        agents=places,
+        inbox=StepInbox("exp", places, []),
+        sends=StepSends(places, number, 1, 64, 1000),
+        state=state,
+        state_bytes=10_000,
+    )
+
+
+async def run_one(model, **options):
+    """Run one step; return the society and the step."""
+    society, step = Society("east", model, **options), open_step()
+    await society.run(step)
+    return society, step
+
+
+async def failure(model, **options):
+    with pytest.raises(StepFailed) as caught:
+        await run_one(model, **options)
+    return caught.value
+
+
+def plain(me, inbox):
+    me.state["seen"] = me.id
+
+
+async def thinking(me, inbox):
+    await asyncio.sleep(0)
+    plain(me, inbox)
+
+
+class Thinker:
+    async def __call__(self, me, inbox):
+        await thinking(me, inbox)
+
+    async def think(self, me, inbox):
+        await thinking(me, inbox)
+
+
+def with_more(me, inbox, more):
+    return thinking(me, inbox)
+
+
+def decorated(me, inbox):
+    """Return a coroutine, as a decorator's plain wrapper round an async model does."""
+    return thinking(me, inbox)
+
+
+def sometimes(me, inbox):
+    return thinking(me, inbox) if me.id % 2 else plain(me, inbox)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        plain,
+        thinking,
+        Thinker(),
+        Thinker().think,
+        functools.partial(Thinker()),
+        functools.partial(with_more, more=1),
+        decorated,
+        sometimes,
+    ],
+)
+async def test_a_model_of_any_kind_runs_for_each_agent(model):
+    society, step = await run_one(model, concurrency=2)
+    assert society.states == {agent: {"seen": agent} for agent in range(AGENTS)}
+    assert step.state is not None
+
+
+async def test_no_more_agents_than_concurrency_run_at_once():
+    running, most = 0, 0
+
+    async def model(me, inbox):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    await run_one(model, concurrency=2)
+    assert most == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [pytest.param({"mood": 1}, id="a state"), pytest.param(iter([1]), id="an iterator"), 0, False]
+)
+async def test_a_model_that_returns_something_is_refused(answer):
+    async def later(me, inbox):
+        return answer
+
+    for model in (later, lambda me, inbox: answer):
+        error = await failure(model)
+        assert f"returned an object of type {type(answer).__name__}, and must return None" in str(error)
+
+
+@pytest.mark.parametrize("error", [ValueError("no idea"), SystemExit(3), asyncio.CancelledError("cut")])
+async def test_an_async_model_that_raises_names_the_agent(error):
+    async def model(me, inbox):
+        if me.id == 3:
+            raise error
+
+    found = await failure(model)
+    assert (found.agent, found.step, found.group) == (3, 0, "east")
+    assert str(found).startswith("the model failed for agent 3 of group 'east' in step 0, which is not committed: ")
+    assert str(found).endswith(f"{type(error).__name__}: {error}")
+
+
+async def test_a_plain_model_that_exits_does_not_end_the_process():
+    def model(me, inbox):
+        raise SystemExit(3)
+
+    assert "SystemExit: 3" in str(await failure(model))
+
+
+async def test_an_agent_that_takes_too_long():
+    async def model(me, inbox):
+        if me.id == 2:
+            await asyncio.Event().wait()
+
+    found = await failure(model, timeout=0.01)
+    assert (found.agent, found.step, found.group) == (2, 0, "east")
+    assert "it was not done after timeout=0.01 s" in str(found)
+
+
+async def test_a_timeout_of_the_models_own_is_no_timeout_of_ours():
+    async def model(me, inbox):
+        raise TimeoutError("the provider is slow")
+
+    assert "TimeoutError: the provider is slow" in str(await failure(model, timeout=60))
+
+
+async def test_a_timeout_needs_an_async_model():
+    assert "timeout= is for async models" in str(await failure(plain, timeout=1))
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        (lambda me: 1 / 0, "ZeroDivisionError"),
+        (lambda me: None, "start must return a dict, not NoneType"),
+        (lambda me: me.send(1, {}), "cannot send at its start"),
+    ],
+)
+async def test_a_start_that_fails_is_named(start, text):
+    found = await failure(plain, start=start)
+    assert str(found).startswith("start failed for agent 0 of group 'east' in step 0, which is not committed: ")
+    assert text in str(found)
+    assert (found.agent, found.step, found.group) == (0, 0, "east")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"start": lambda group: None}, "start failed for group 'east' in step 0.*must return a dict of arrays"),
+        ({"start": lambda group: 1 / 0}, "start failed for group 'east' in step 0.*ZeroDivisionError"),
+        ({"model": lambda group, step: 1 / 0}, "the model failed for group 'east' in step 0.*ZeroDivisionError"),
+        ({"model": lambda group, step: {}}, "returned an object of type dict, .* set group.state"),
+    ],
+)
+async def test_a_crowd_that_fails_is_named(options, text):
+    society = CrowdSociety("east", **{"model": lambda group, step: None} | options)
+    with pytest.raises(StepFailed, match=text) as caught:
+        await society.run(open_step())
+    assert (caught.value.agent, caught.value.step, caught.value.group) == (None, 0, "east")
+
+
+async def test_a_failure_keeps_its_facts_when_pickled():
+    error = await failure(lambda me, inbox: 1 / 0)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.agent, again.step, again.group) == (str(error), 0, 0, "east")
