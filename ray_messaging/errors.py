@@ -12,6 +12,7 @@ MessagingError
 ├── UnknownName                 an experiment, group or agent that does not exist
 ├── AlreadyExists               an experiment, group or agent claim that exists already
 ├── TransactionError            a transaction that cannot be opened or continued
+├── InvalidParts                parts of a step that do not fit together
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
 ├── StepTooLarge                more messages in a step than a group can read in one
@@ -114,6 +115,15 @@ class NotListening(MessagingError, RuntimeError):
 
 class TransactionError(MessagingError, RuntimeError):
     """A transaction cannot be opened or continued: another is open, it has ended, or it is too large."""
+
+
+class InvalidParts(MessagingError, ValueError):
+    """The parts of a step do not fit together: one is missing, came twice, or is of another step.
+
+    `step` is the open one.
+    """
+
+    step: int
 
 
 class StepAborted(MessagingError, RuntimeError):

@@ -1,7 +1,7 @@
 """Places of a group's agents in their canonical order: ints ascending, then strs."""
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,14 @@ class AgentPlaces(Sequence[AgentId]):
     def __iter__(self) -> Iterator[AgentId]:
         yield from self.ints.tolist()
         yield from self.strings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AgentPlaces, (AgentSet(self.ints, self.strings),)
+
+    def part(self, low: int, high: int) -> "AgentPlaces":
+        """Return the agents from one place to before another."""
+        ints = len(self.ints)
+        return AgentPlaces(AgentSet(self.ints[low:high], self.strings[max(0, low - ints) : max(0, high - ints)]))
 
     def place(self, agent: AgentId) -> int:
         """Return the place of one agent; -1: it is none of these."""

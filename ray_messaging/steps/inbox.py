@@ -29,10 +29,24 @@ class StepInbox:
         self.messages = self._slice(0, 0 if self._batch is None else self._batch.rows)
         places = np.zeros(0, np.int64) if self._batch is None else agents.find(self._batch.to_ids)
         # Between them there may be messages on other channels that the group listens to.
-        owned = np.flatnonzero(places >= 0)
-        bounds = np.searchsorted(places[owned], np.arange(len(agents) + 1))
+        self._owned = owned = np.flatnonzero(places >= 0)
+        self._bounds = bounds = np.searchsorted(places[owned], np.arange(len(agents) + 1))
         self._lows: list[int] = np.append(owned, 0)[bounds[:-1]].tolist()
         self._counts: list[int] = np.diff(bounds).tolist()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepInbox, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
+
+    def part(self, low: int, high: int) -> "StepInbox":
+        """Return the messages for the agents from one place to before another, without those for other recipients."""
+        rows, agents = self._owned[self._bounds[low] : self._bounds[high]], self._agents.part(low, high)
+        if self._batch is None or not len(rows):
+            return StepInbox(self._exp_id, agents, [])
+        batch = self._batch.take(rows)
+        assert batch.lines is not None
+        batch.lines.pack()  # it is about to be pickled
+        batch.numbers = None
+        return StepInbox(self._exp_id, agents, [batch])
 
     def of(self, place: int) -> Messages:
         """Return the messages of the agent at a place."""

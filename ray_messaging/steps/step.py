@@ -1,12 +1,12 @@
-"""One open step of a group."""
+"""One open step of a group, and its parts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
-from ray_messaging.errors import UnknownName
+from ray_messaging.errors import InvalidParts, UnknownName
 from ray_messaging.message import Messages
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.inbox import StepInbox
@@ -15,43 +15,31 @@ from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transaction import check_state
 
 
-class Step:
-    """One step of a group: the messages that its agents read and send, and the state that they leave.
+class StepPart:
+    """Some agents of a step with their messages, for another task: `step.split` makes it, `step.join` takes its sends.
 
-    Messages go out when the step is committed, which is when the next one is asked for. The inbox, its order and
-    the random numbers are the same each time the step runs again.
+    It pickles as columns. The task returns it, or only its `sends`, which are less where the agents read much.
     """
 
-    def __init__(
-        self,
-        number: int,
-        *,
-        seed: int,
-        agents: AgentPlaces,
-        inbox: StepInbox,
-        sends: StepSends,
-        state: bytes | None,
-        state_bytes: int,
-    ) -> None:
+    def __init__(self, number: int, *, seed: int, agents: AgentPlaces, inbox: StepInbox, sends: StepSends) -> None:
         self.number = number
         self.sends = sends
         self.seed = seed
         self.places = agents
         self._inbox = inbox
-        self._state = state
-        self._state_bytes = state_bytes
 
     def __repr__(self) -> str:
-        return f"Step({self.number}, {len(self.places):,} agents, {len(self.messages):,} messages)"
+        sizes = f"{len(self.places):,} agents, {len(self.messages):,} messages"
+        return f"{type(self).__name__}({self.number}, {sizes})"
 
     @property
     def agents(self) -> Sequence[AgentId]:
-        """Return the group's agents, ascending: ints before strs."""
+        """Return the agents, ascending: ints before strs."""
         return self.places
 
     @property
     def messages(self) -> Messages:
-        """Return all messages of the step, in canonical order: by (to_id, step sent, from_id, n-th send)."""
+        """Return all messages for the agents, in canonical order: by (to_id, step sent, from_id, n-th send)."""
         return self._inbox.messages
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
@@ -59,10 +47,12 @@ class Step:
         return self._inbox.by_agent()
 
     def inbox(self, agent: AgentId) -> Messages:
-        """Return the messages of one agent; raise UnknownName where the group does not host it, InvalidAddress."""
+        """Return the messages of one agent; raise UnknownName where it is none of these, InvalidAddress."""
         place = self.places.place(check_id(agent))
         if place < 0:
-            raise UnknownName(f"agent {agent!r} is none of this group's {len(self.places):,} agents", name=agent)
+            raise UnknownName(
+                f"agent {agent!r} is none of the {len(self.places):,} agents of this step's group or part", name=agent
+            )
         return self._inbox.of(place)
 
     def rng(self, agent: AgentId) -> np.random.Generator:
@@ -84,8 +74,9 @@ class Step:
     ) -> None:
         """Send one message, to be read in the next step or in `deliver_at`.
 
-        Raises: UnknownSender for a from_id that the group does not host, InvalidAddress, InvalidPayload,
-        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead, Closed after the step.
+        Raises: UnknownSender for a from_id that is none of these agents, InvalidAddress, InvalidPayload,
+        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead, Closed after the step,
+        InvalidParts while the step's parts are out.
         """
         self.sends.add(from_id, to_id, payload, subtopic, deliver_at)
 
@@ -100,6 +91,64 @@ class Step:
     ) -> None:
         """Send n messages given as columns, as `Messager.send_columns` takes them; raises as `send`."""
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
+
+
+class Step(StepPart):
+    """One step of a group: the messages that its agents read and send, and the state that they leave.
+
+    Messages go out when the step is committed, which is when the next one is asked for. The inbox, its order and
+    the random numbers are the same each time the step runs again.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        seed: int,
+        agents: AgentPlaces,
+        inbox: StepInbox,
+        sends: StepSends,
+        state: bytes | None,
+        state_bytes: int,
+    ) -> None:
+        super().__init__(number, seed=seed, agents=agents, inbox=inbox, sends=sends)
+        self._state = state
+        self._state_bytes = state_bytes
+
+    def split(self, n: int) -> list[StepPart]:
+        """Return the step as at most n parts, each with some of the agents, for tasks that run beside each other.
+
+            step.join(ray.get([think.remote(part) for part in step.split(8)]))
+
+        The messages, their order and the random numbers of an agent do not depend on n. Until all parts are joined,
+        only they can send. A part has no messages for recipients that are no agents of the group.
+
+        Raises: InvalidParts unless n is at least 1, or while the parts of an earlier split are out; Closed.
+        """
+        return [
+            StepPart(
+                self.number,
+                seed=self.seed,
+                agents=sends.agents,
+                inbox=self._inbox.part(places.start, places.stop),
+                sends=sends,
+            )
+            for places, sends in self.sends.split(n)
+        ]
+
+    def join(self, parts: Iterable[StepPart | StepSends]) -> None:
+        """Take over what some parts have sent, in any order; the step cannot be committed until all are here.
+
+        Args: parts as `split` made them, or copies from other processes, or their `sends`.
+        Raises: InvalidParts for one that was joined, or is of another step or split: then none is joined. Closed.
+        """
+        listed = [part.sends if isinstance(part, StepPart) else part for part in parts]
+        if strange := [part for part in listed if not isinstance(part, StepSends)]:
+            raise InvalidParts(
+                f"step.join takes parts of `step.split`, or their `sends`, not a {type(strange[0]).__name__}",
+                step=self.number,
+            )
+        self.sends.join(listed)
 
     @property
     def state(self) -> bytes | None:

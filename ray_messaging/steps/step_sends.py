@@ -16,6 +16,7 @@ from ray_messaging.model.extension import Extension
 from ray_messaging.sending.accumulation.bulk_input import columns_of
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.step_parts import PartTag, StepParts
 
 _Row = tuple[AgentId, AgentId, int, bytes]  # from_id, to_id, which send of its agent it is, payload
 _NOBODY: tuple[object, AgentId, int] = (object(), 0, -1)
@@ -24,16 +25,27 @@ _NOBODY: tuple[object, AgentId, int] = (object(), 0, -1)
 class StepSends:
     """The messages of one attempt at a step. Each gets its ordinal at the call: the n-th of its sender in the step.
 
-    Args: `horizon` is how many steps ahead a message may be sent.
+    Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is all of
+    it), `sent` counts the messages of each of its agents before the split.
     """
 
-    def __init__(self, agents: AgentPlaces, step: int, attempt: int, horizon: int, payload_bytes: int) -> None:
-        self._agents = agents
-        self._step = step
+    def __init__(
+        self,
+        agents: AgentPlaces,
+        step: int,
+        attempt: int,
+        horizon: int,
+        payload_bytes: int,
+        tag: PartTag | None = None,
+        sent: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.tag, self.step = tag, step
+        self._parts: StepParts[StepSends] | None = None
+        self.agents = agents
         self._attempt = attempt
         self.horizon = horizon
         self._payload_bytes = payload_bytes
-        self._sent = np.zeros(len(agents), np.int64)  # by an agent's place
+        self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by an agent's place
         self._counts = self._sent.data  # the same memory: single numbers are read four times as fast
         self._batches: list[ColumnBatch | EncodedBatch] = []
         # Single messages, by subtopic and step of delivery, until there are enough for a batch.
@@ -44,6 +56,10 @@ class StepSends:
         self._topic: str | None = None
         self._topic_rows: list[_Row] = []
         self._over = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes)
+        return _revived, (*settings, self.tag, self._sent, self._sealed())
 
     def add(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
@@ -70,10 +86,10 @@ class StepSends:
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
         """Add n messages given as columns; raises as `add`, and InvalidColumns, before any of them is added."""
-        self.check_open()
+        self._check_whole()
         deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
-        found = [self._agents.find(chunk.from_ids) for chunk in chunks]
+        found = [self.agents.find(chunk.from_ids) for chunk in chunks]
         for chunk, places in zip(chunks, found, strict=True):
             if places.min(initial=0) < 0:
                 raise self._not_ours(chunk.from_ids[int(np.argmin(places))])
@@ -83,15 +99,56 @@ class StepSends:
     def adopt(self, batches: Sequence[Batch]) -> None:
         """Add messages that another process has collected for this step; raise UnknownSender."""
         for batch in batches:
-            places = self._agents.find(batch.from_ids)
+            places = self.agents.find(batch.from_ids)
             if places.min(initial=0) < 0:
                 raise self._not_ours(batch.from_ids[int(np.argmin(places))])
             assert batch.extension is not None
-            batch.extension.attempt, batch.step = self._attempt, self._step
-            self._batches.append(EncodedBatch(step=self._step, batch=batch))
+            batch.extension.attempt, batch.step = self._attempt, self.step
+            self._batches.append(EncodedBatch(step=self.step, batch=batch))
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def split(self, n: int) -> list[tuple[slice, "StepSends"]]:
+        """Return at most n parts, each with the places of its agents. Only they can send, until all are joined.
+
+        Raises: InvalidParts, Closed.
+        """
+        self._check_whole()
+        self._close_rows()
+        self._parts = StepParts(self.step)
+        settings = (self.step, self._attempt, self.horizon, self._payload_bytes)
+        return [
+            (at, StepSends(self.agents.part(at.start, at.stop), *settings, tag, self._sent[at]))
+            for tag, at in self._parts.split(len(self.agents), n).items()
+        ]
+
+    def join(self, parts: Sequence["StepSends"]) -> None:
+        """Take over the messages of some parts; raise InvalidParts, Closed before any is taken."""
+        self.check_open()
+        for places, part in (self._parts or StepParts(self.step)).join(parts):
+            self._sent[places] = part._sent
+            self._batches += part._sealed()
+            part.end()
+
+    def _check_whole(self) -> None:
+        """Raise Closed where the step is over, InvalidParts while its parts are out."""
+        self.check_open()
+        if self._parts is not None:
+            self._parts.check_whole()
+
+    def _sealed(self) -> list[EncodedBatch]:
+        """Return the batches with their payloads as bytes, which pickle fast."""
+        self._close_rows()
+        batches = [batch.seal("", 0, 0) for batch in self._batches]
+        for batch in batches:
+            assert batch.lines is not None
+            batch.lines.pack()
+        return [EncodedBatch(step=self.step, batch=batch) for batch in batches]
 
     def take(self) -> list[ColumnBatch | EncodedBatch]:
-        """Return the batches, and forget them; the step is over."""
+        """Return the batches, and forget them; the step is over. Raises InvalidParts while parts are out."""
+        if self._parts is not None:
+            self._parts.check_whole()
         self._over = True
         self._close_rows()
         batches, self._batches = self._batches, []
@@ -104,7 +161,8 @@ class StepSends:
     def check_open(self) -> None:
         """Raise Closed where the step is over."""
         if self._over:
-            raise Closed(f"step {self._step} is over: send, and set the state, in the step that the loop yields now")
+            over = f"step {self.step} is over" if self.tag is None else f"{self.tag} of step {self.step} was joined"
+            raise Closed(f"{over}: send, and set the state, in the step that the loop yields now")
 
     @property
     def rows(self) -> int:
@@ -113,7 +171,7 @@ class StepSends:
 
     def _begin(self, subtopic: str, deliver_at: int | None) -> None:
         """Add the next rows to those of a subtopic and a step of delivery; raise Closed where the step is over."""
-        self.check_open()
+        self._check_whole()
         deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
         self._topic = topic if deliver_at is None else None
         self._topic_rows = self._rows.setdefault((topic, deliver), [])
@@ -121,7 +179,7 @@ class StepSends:
     def _hosted(self, from_id: AgentId) -> tuple[object, AgentId, int]:
         """Return an id as it was given, its canonical form and its place; raise InvalidAddress, UnknownSender."""
         sender = check_id(from_id)
-        place = self._agents.place(sender)
+        place = self.agents.place(sender)
         if place < 0:
             raise self._not_ours(from_id)
         return from_id, sender, place
@@ -166,7 +224,7 @@ class StepSends:
         extension = Extension(attempt=self._attempt, deliver=deliver, ordinal=ordinals)
         self._batches.append(
             ColumnBatch(
-                step=self._step,
+                step=self.step,
                 from_ids=from_ids,
                 to_ids=to_ids,
                 topic=topic,
@@ -179,16 +237,24 @@ class StepSends:
     def _deliver(self, deliver_at: int | None) -> int:
         """Return the step in which a message is read; raise ConfigError."""
         if deliver_at is None:
-            return self._step + 1
-        low, high = self._step + 1, self._step + self.horizon
+            return self.step + 1
+        low, high = self.step + 1, self.step + self.horizon
         if not isinstance(deliver_at, int | np.integer) or not low <= deliver_at <= high:
             raise ConfigError(
-                f"deliver_at={deliver_at!r} in step {self._step}: a message can be read from step {low} on, and at "
+                f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at "
                 f"most {self.horizon} steps ahead, in step {high}"
             )
         return int(deliver_at)
 
     def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
+        who = "group" if self.tag is None else f"part ({self.tag})"
         return UnknownSender(
-            f"from_id {from_id!r} is no agent of this group: in a step a group sends for its own agents", value=from_id
+            f"from_id {from_id!r} is no agent of this {who}: in a step it sends for its own agents", value=from_id
         )
+
+
+def _revived(*arguments: Any) -> StepSends:  # noqa: ANN401 - as StepSends takes them, and the batches
+    *settings, batches = arguments
+    sends = StepSends(*settings)
+    sends._batches = batches
+    return sends

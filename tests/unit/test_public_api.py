@@ -25,6 +25,7 @@ NAMES = [
     "InvalidAddress",
     "InvalidColumns",
     "InvalidMsg",
+    "InvalidParts",
     "InvalidPayload",
     "InvalidQuery",
     "LogError",
