@@ -69,6 +69,11 @@ class RateLimit(Rule):
         self.__dict__.update(kept)
         self._reset()
 
+    @property
+    def has_rounds(self) -> bool:
+        """Tell whether it counts by rounds."""
+        return self.per_round is not None
+
     def new_round(self) -> None:
         """Reset the counts of the round."""
         if self.state:

@@ -123,6 +123,11 @@ class Rule:
     def new_round(self) -> None:
         """Begin a new round: reset counts that are kept by round."""
 
+    @property
+    def has_rounds(self) -> bool:
+        """Tell whether `new_round` has an effect. In an experiment with steps, each step is a round."""
+        return type(self).new_round is not Rule.new_round
+
     def restored(self) -> None:
         """Rebuild all that is derived from `state`, after `state` was loaded."""
 
