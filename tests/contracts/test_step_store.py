@@ -14,6 +14,7 @@ from ray_messaging.transports.steps.values import (
     NOTES,
     OUTSIDE,
     PUBLICATIONS,
+    SUPERVISOR,
     Closing,
     Committed,
     Cover,
@@ -750,3 +751,64 @@ async def test_what_comes_from_outside_for_groups_that_come_and_go(steps, transp
     assert await b.inbox(2) == [b"early"]
     await steps.leave("b", at_once=True)
     assert await user.send("b", b"too late") is FrameFate.GONE
+
+
+# -- the supervisor -------------------------------------------------------------------------------------------------
+
+
+async def test_the_supervisor_closes_a_step_after_all_groups(steps, another):
+    first, second = await pair(steps, groups=2)
+    supervisor = await member(steps, SUPERVISOR)
+    assert isinstance(await supervisor.open(0), Waiting)
+    await first.open(0)
+    await second.open(0)
+    await first.close()
+    waiting = await supervisor.open(0)
+    assert isinstance(waiting, Waiting)
+    assert waiting.names == ("b",)
+    told = asyncio.create_task(another.steps.wait(waiting.news, WAIT_S))
+    await second.close()
+    assert await told != waiting.news
+    late = await first.open(1)
+    assert isinstance(late, Waiting)
+    assert late.names == (SUPERVISOR,)
+    progress = await steps.progress()
+    assert (progress.sealed, sorted(progress.groups), progress.waiting_for()) == (-1, ["a", "b"], {SUPERVISOR: 0})
+    assert isinstance(await supervisor.open(0), Opened)
+    await supervisor.send("a@1", b"a word")
+    await supervisor.close(counts=b"its counts")
+    assert await first.inbox(1) == [b"a word"]
+    assert (await steps.closed_step(0))[SUPERVISOR].counts == b"its counts"
+
+
+async def test_the_supervisor_is_no_group_that_step_0_waits_for(steps):
+    await steps.begin(StepSettings(groups=2))
+    await member(steps, SUPERVISOR)
+    first = await member(steps, "a")
+    waiting = await first.open(0)
+    assert isinstance(waiting, Waiting)
+    assert (waiting.reason, waiting.total) == (Reason.MISSING, 1)
+
+
+async def test_a_later_supervisor_does_the_step_again(steps):
+    first, _ = await pair(steps)
+    await steps.leave("b", at_once=True)
+    supervisor = await member(steps, SUPERVISOR, task="rules")
+    await run(first, step=0)
+    await supervisor.open(0)
+    await supervisor.send("a@1", b"never seen")
+    successor = await taken(steps, SUPERVISOR, "rules", 1)
+    with pytest.raises(Fenced):
+        await supervisor.close()
+    await successor.open(0)
+    await successor.close()
+    assert await first.inbox(1) == []
+
+
+async def test_groups_go_on_when_the_supervisor_leaves(steps):
+    first, second = await pair(steps)
+    supervisor = await member(steps, SUPERVISOR)
+    await run(first, second, step=0)
+    await supervisor.open(0)
+    assert await steps.leave(SUPERVISOR, at_once=True) == 0
+    assert isinstance(await first.open(1), Opened)

@@ -10,6 +10,7 @@ from ray_messaging.transports.steps.errors import overtaken, unknown_group
 from ray_messaging.transports.steps.values import (
     OUTSIDE,
     PUBLICATIONS,
+    SUPERVISOR,
     BoxFrame,
     ClosedStep,
     Cover,
@@ -175,6 +176,11 @@ class StepData:
             return self._waiting(step, Reason.HOLD, late)
         return None
 
+    def unfinished(self, step: int) -> Waiting | None:
+        """Return the reason against the supervisor's step: it begins when all others have closed it."""
+        late = [name for name in self._behind(step - 1, None) if name != SUPERVISOR]
+        return self._waiting(step, Reason.GROUPS, late) if late or step > self.latest else None
+
     def _behind(self, closed: int, among: frozenset[str] | None) -> list[str]:
         return [
             name
@@ -190,6 +196,7 @@ class StepData:
         """Seal the steps that all groups have closed by now; return channels and data that are to be published now."""
         settings = self.given
         sealed = min((member.closed for member in self.members.values() if member.counts), default=self.latest)
+        others = [member.closed for name, member in self.members.items() if member.counts and name != SUPERVISOR]
         outgoing: list[tuple[str, bytes]] = []
         if sealed > self.sealed:
             for step in range(self.sealed + 1, sealed + 1):
@@ -199,8 +206,8 @@ class StepData:
                 del self.records[step]
             self.drop()
             self.tell()
-        elif settings.wait_for == WaitFor.SENDERS:
-            self.tell()
+        elif settings.wait_for == WaitFor.SENDERS or min(others, default=self.latest) > self.sealed:
+            self.tell()  # perhaps the supervisor is the only one that the step waits for
         return outgoing
 
     def _publications(self, step: int) -> list[tuple[str, bytes]]:

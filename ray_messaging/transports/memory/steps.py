@@ -17,6 +17,7 @@ from ray_messaging.transports.steps.errors import (
     without_steps,
 )
 from ray_messaging.transports.steps.values import (
+    SUPERVISOR,
     BoxFrame,
     BoxSize,
     ClosedStep,
@@ -83,7 +84,7 @@ class MemorySteps:
             member.attempt, member.driver, member.lease_s = before.attempt, before.driver, before.lease_s
             member.beat, member.state = before.beat, before.state
         data.members[group] = member
-        data.joined += 1
+        data.joined += group != SUPERVISOR
         self._seal()  # where all others count from a later step, too
         data.tell()
         return since
@@ -150,7 +151,7 @@ class MemorySteps:
             raise too_far(group, step, member.closed)
         member.beat += 1
         if member.open != step:
-            against = data.obstacle(step, member.hears)
+            against = data.unfinished(step) if group == SUPERVISOR else data.obstacle(step, member.hears)
             if against is not None:
                 return against
             data.abandon(member)
@@ -284,4 +285,5 @@ class MemorySteps:
             for name, member in data.members.items()
             if member.counts
         }
-        return Progress(data.sealed, data.latest, data.target, groups, dict(data.holds), f"{data.news}-0")
+        supervisor = groups.pop(SUPERVISOR, None)
+        return Progress(data.sealed, data.latest, data.target, groups, dict(data.holds), f"{data.news}-0", supervisor)

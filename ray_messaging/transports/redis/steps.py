@@ -20,6 +20,7 @@ from ray_messaging.transports.steps.errors import (
     without_steps,
 )
 from ray_messaging.transports.steps.values import (
+    SUPERVISOR,
     BoxFrame,
     BoxSize,
     ClosedStep,
@@ -237,14 +238,17 @@ class RedisSteps:
         reply = await self._link.script("read_progress", keys, [self._keys.prefix])
         if not reply:
             raise without_steps(self._keys.exp_id)
-        (sealed, latest, target, news), holds, *groups = reply
+        (sealed, latest, target, news), holds, *members = reply
+        groups = {name.decode(): _group(fields) for name, *fields in members}
+        supervisor = groups.pop(SUPERVISOR, None)
         return Progress(
             int(sealed),
             int(latest),
             _int(target),
-            {name.decode(): _group(fields) for name, *fields in groups},
+            groups,
             {name.decode(): int(through) for name, through in zip(holds[::2], holds[1::2], strict=True)},
             (news or b"0-0").decode(),
+            supervisor,
         )
 
     # -- calls ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ The protocol:
 7. When a group can open step v, its box is final. Reading changes nothing, so any process may read it again.
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open one.
 9. A group that must wait gets a place in the news; `wait` returns when there is news after it.
-10. Every call may be repeated, also late: it has its effect once, and a fenced driver's call has none.
+10. The supervisor is a member without a mailbox. It opens a step when all others have closed it; its close seals it.
+    Its frames in the box of a mailbox are messages, or change those of the groups in the same step.
+11. Every call may be repeated, also late: it has its effect once, and a fenced driver's call has none.
 """
 
 from collections.abc import Mapping, Sequence

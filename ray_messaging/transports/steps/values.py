@@ -8,6 +8,7 @@ from ray_messaging.common.limits import BOX_BYTES, BOX_ROWS
 from ray_messaging.config import Steps
 
 OUTSIDE = ""  # the group of frames from outside
+SUPERVISOR = ":rules"  # the member that closes each step after all groups; it is in no list of groups
 NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
 PUBLICATIONS = ":out"  # the box of messages for plain channels
 
@@ -204,6 +205,7 @@ class Progress(NamedTuple):
     """Progress of all groups; steps are -1 where there is none yet.
 
     `target` is the last step that may be opened (None: no end). `holds` are the last steps that each hold has handled.
+    The supervisor (None: there is none) is not among the groups; `supervised_by` is its name for people.
     """
 
     sealed: int
@@ -212,14 +214,19 @@ class Progress(NamedTuple):
     groups: dict[str, GroupProgress]
     holds: dict[str, int]
     news: str
+    supervisor: GroupProgress | None = None
+    supervised_by: str = SUPERVISOR
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups that hold up the next seal, with the step that each has to close."""
-        return {
+        """Return the groups that hold up the next seal, with the step that each has to close; or the supervisor."""
+        found = {
             name: group.closed + 1
             for name, group in self.groups.items()
             if group.closed <= self.sealed and (group.until is None or group.closed + 1 < group.until)
         }
+        if not found and self.supervisor is not None and self.sealed < self.latest:
+            return {self.supervised_by: self.sealed + 1}
+        return found
 
 
 def box_name(mailbox: str, step: int) -> str:

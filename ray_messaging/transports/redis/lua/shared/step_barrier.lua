@@ -11,7 +11,10 @@
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
 --               open (none: no step is), attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with
 --               each sign of life, changed = ms of the last change, state, hears = groups, with commas (none: all)
+--               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
 -- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
+local SUPERVISOR = ':rules'
+
 local function tell(prefix, what)
   local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what)
   redis.call('HSET', prefix .. 'steps', 'news', news)
@@ -66,7 +69,7 @@ end
 
 -- Seal the steps that all groups have closed by now.
 local function seal(prefix)
-  local lowest = redis.call('ZRANGE', prefix .. 'steps:closed', 0, 0, 'WITHSCORES')
+  local lowest = redis.call('ZRANGE', prefix .. 'steps:closed', 0, 1, 'WITHSCORES')
   local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'horizon', 'latest', 'wait_for')
   local before, sealed = tonumber(now[1]), tonumber(lowest[2] or now[3])
   if sealed > before then
@@ -77,8 +80,8 @@ local function seal(prefix)
     end
     drop_boxes(prefix)
     tell(prefix, 'sealed')
-  elseif now[4] == 'senders' then
-    tell(prefix, 'closed')
+  elseif now[4] == 'senders' or (lowest[1] == SUPERVISOR and tonumber(lowest[4] or now[3]) > before) then
+    tell(prefix, 'closed')  -- the supervisor is the only one that the step waits for
   end
   return sealed > before and sealed or before
 end
@@ -115,6 +118,18 @@ local function behind(prefix, step, reason, news)
   local set = prefix .. 'steps:closed'
   local names = redis.call('ZRANGEBYSCORE', set, '-inf', step, 'LIMIT', 0, 16)
   return waiting(reason, news, names, redis.call('ZCOUNT', set, '-inf', step))
+end
+
+-- What speaks against the supervisor's step: it begins when all others have closed it.
+local function unfinished(prefix, step)
+  local now = redis.call('HMGET', prefix .. 'steps', 'news', 'latest')
+  local late = redis.call('ZRANGEBYSCORE', prefix .. 'steps:closed', '-inf', step - 1, 'LIMIT', 0, 17)
+  local names = {}
+  for _, name in ipairs(late) do
+    if name ~= SUPERVISOR then names[#names + 1] = name end
+  end
+  if #names > 0 or step > tonumber(now[2]) then return waiting('groups', now[1], names) end
+  return nil
 end
 
 -- What speaks against opening a step: an answer of open_step, or nil.
@@ -158,7 +173,8 @@ local function open_step(prefix, group, attempt, step)
   if step > closed + 1 then return {4, closed} end
   redis.call('HINCRBY', key, 'beat', 1)
   if now[3] ~= string.format('%.0f', step) then
-    local against = obstacle(prefix, step, now[5])
+    local against
+    if group == SUPERVISOR then against = unfinished(prefix, step) else against = obstacle(prefix, step, now[5]) end
     if against then return against end
     redis.call('HSET', key, 'open', step, 'changed', milliseconds())
     redis.call('UNLINK', key .. ':sent')

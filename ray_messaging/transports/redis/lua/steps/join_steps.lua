@@ -6,7 +6,7 @@
 local now = redis.call('HMGET', KEYS[1], 'latest', 'settings', 'sealed')
 local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed')
 if not now[2] then return -2 end
-redis.call('HSET', KEYS[3], 'stepped', 1)
+if ARGV[2] ~= SUPERVISOR then redis.call('HSET', KEYS[3], 'stepped', 1) end
 if group[1] and not group[2] then return tonumber(group[1]) end
 if group[1] and tonumber(group[3]) + 1 < tonumber(group[2]) then return -1 end
 local latest = tonumber(now[1])
@@ -15,7 +15,7 @@ redis.call('HSET', KEYS[2], 'since', since, 'closed', since - 1, 'changed', mill
 redis.call('HDEL', KEYS[2], 'until', 'hears')
 if ARGV[3] ~= '*' then redis.call('HSET', KEYS[2], 'hears', ARGV[3]) end
 redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
-redis.call('HINCRBY', KEYS[1], 'joined', 1)
+if ARGV[2] ~= SUPERVISOR then redis.call('HINCRBY', KEYS[1], 'joined', 1) end
 seal(ARGV[1])  -- where all others count from a later step, too
 tell(ARGV[1], 'joined')
 return since
