@@ -11,7 +11,8 @@ class Proxy:
 
     `cut_replies` is the chance (0 to 1) that a reply is lost and its connection cut. `swallow` takes all bytes of
     connections that are open, both ways, and says nothing: the peer looks alive. `black_hole` accepts new connections
-    and never answers. `delay_s` holds each piece back. Use it as a context manager; `config` leads to the proxy.
+    and never answers. `delay_s` holds each piece back. `lose` loses one chosen piece. Use it as a context manager;
+    `config` leads to the proxy.
     """
 
     def __init__(self, config, seed=0):
@@ -22,6 +23,7 @@ class Proxy:
         self.cuts = 0
         self.accepted = 0
         self._random = random.Random(seed)
+        self._left = None  # pieces until the one that is lost; its direction; what happens then
         self._swallowed = set()  # writers whose bytes vanish
         self._open = set()
         self._tasks = set()
@@ -46,6 +48,24 @@ class Proxy:
     def cut(self):
         """Cut the open connections."""
         self._loop.call_soon_threadsafe(self._abort_all)
+
+    def lose(self, nth, *, up, then=None):
+        """Lose the nth piece from now on, to the server or from it: call `then`, and cut the piece's connection."""
+        self._left = nth, up, then
+
+    def spare(self):
+        """Lose nothing from now on; return whether the chosen piece was lost."""
+        left, self._left, self.cut_replies = self._left, None, 0.0
+        return left is None
+
+    def _loses(self, up):
+        if self._left is None or self._left[1] != up:
+            return False
+        nth, _, then = self._left
+        self._left = (nth - 1, up, then) if nth > 1 else None
+        if self._left is None and then is not None:
+            then()
+        return self._left is None
 
     def _run(self):
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -98,7 +118,7 @@ class Proxy:
                 await asyncio.sleep(self.delay_s)
             if writer in self._swallowed:
                 continue
-            if not up and self._random.random() < self.cut_replies:
+            if self._loses(up) or (not up and self._random.random() < self.cut_replies):
                 self.cuts += 1
                 return
             writer.write(data)

@@ -1,0 +1,133 @@
+"""One digest: a rumour gives the digests and states of one loop, on every layout and after every fault."""
+
+import functools
+import itertools
+
+import pytest
+from faults.proxy import Proxy
+from support.rumour import Rumour, college_edges, sequential, small_world
+from support.rumour_groups import RumourGroups
+from support.step_faults import Chaos, FailAt, Repeat
+
+from ray_messaging.transports.memory import MemoryServer
+
+SMALL = Rumour(small_world(24), steps=4, chance=110)
+RING = Rumour(small_world(640), chance=60)
+
+
+@functools.cache
+def one_loop(rumour):
+    return sequential(rumour)
+
+
+QUICK = {("memory", True, False)}
+MODES = pytest.mark.parametrize("senders", [False, True], ids=["all", "senders"])
+SWEEPS = pytest.mark.parametrize(
+    ("server", "deadly", "senders"),
+    [
+        pytest.param(server, deadly, senders, marks=[] if (server, deadly, senders) in QUICK else pytest.mark.long)
+        for server, deadly, senders in itertools.product(("memory", "valkey"), (True, False), (False, True))
+    ],
+    indirect=["server"],
+)
+LONG_ON_VALKEY = [pytest.param("memory"), pytest.param("valkey", marks=pytest.mark.long)]
+
+
+@pytest.fixture
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+
+
+async def proves(groups, **how):
+    """Run groups; fail unless states and digests are those of one loop."""
+    async with groups:
+        states, digests = await groups.run(**how)
+    wanted = one_loop(groups.rumour)
+    differ = [step for step, (mine, its) in enumerate(zip(digests, wanted[1], strict=True)) if mine != its]
+    assert not differ
+    assert states == wanted[0]
+
+
+@pytest.fixture
+def run_small(server, exp_id):
+    """Return a function that runs the small rumour on two groups, each time in an experiment of its own."""
+    numbers = itertools.count()
+
+    async def run(faults, **settings):
+        await proves(RumourGroups(server, f"{exp_id}-{next(numbers)}", SMALL, 2, faults=faults, **settings))
+
+    return run
+
+
+@MODES
+@pytest.mark.parametrize("count", [1, 2, 8, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("server", LONG_ON_VALKEY, indirect=True)
+async def test_a_rumour_on_any_number_of_groups(server, exp_id, count, senders):
+    await proves(RumourGroups(server, exp_id, RING, count, senders=senders))
+
+
+@pytest.mark.long
+@MODES
+@pytest.mark.parametrize("count", [1, 2, 8, 64])
+async def test_a_rumour_among_the_students_of_collegemsg(valkey_config, data, exp_id, count, senders):
+    rumour = Rumour(college_edges(data("collegemsg/CollegeMsg.txt.gz")))
+    await proves(RumourGroups(valkey_config, exp_id, rumour, count, senders=senders))
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@SWEEPS
+async def test_the_nth_call_of_the_protocol_fails(run_small, side, deadly, senders):
+    met = set()
+    for nth in itertools.count(1):
+        faults = FailAt(nth, side, deadly=deadly)
+        await run_small(faults, senders=senders)
+        if faults.met is None:
+            break
+        met.add(faults.met)
+    assert met >= {"take", "open", "send", "close", "wait", "read_box", "let_go"}
+
+
+@MODES
+@pytest.mark.parametrize("server", ["memory", "valkey"], indirect=True)
+async def test_each_call_comes_twice_and_again_late(run_small, senders):
+    await run_small(Repeat(), senders=senders)
+
+
+@MODES
+@pytest.mark.parametrize("server", LONG_ON_VALKEY, indirect=True)
+async def test_any_call_fails_kills_comes_twice_or_late(run_small, senders):
+    deaths = 0
+    for seed in range(12):
+        faults = Chaos(seed)
+        await run_small(faults, senders=senders)
+        deaths += faults.deaths
+    assert deaths > 12
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("side", ["request", "reply"])
+@MODES
+@pytest.mark.parametrize("killed", [False, True], ids=["its connection is cut", "the server is killed"])
+async def test_the_nth_piece_on_the_wire_is_lost(redis_process, exp_id, side, senders, killed):
+    def restart():
+        redis_process.kill()
+        redis_process.start()
+
+    lost = [True]
+    with Proxy(redis_process.config) as proxy:
+        for nth in itertools.count(1, 4):  # tests/faults/one_digest.py takes each
+            groups = RumourGroups(proxy.config, f"{exp_id}-{nth}", SMALL, 2, senders=senders)
+            lose = functools.partial(proxy.lose, nth, up=side == "request", then=restart if killed else None)
+            await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
+            if not lost[-1]:
+                break
+    assert nth > 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 8])
+async def test_a_rumour_while_replies_are_cut(redis_process, exp_id, count):
+    with Proxy(redis_process.config) as proxy:
+        cut = functools.partial(setattr, proxy, "cut_replies", 0.3)
+        await proves(RumourGroups(proxy.config, exp_id, SMALL, count), begins=cut, ends=proxy.spare, within_s=100)
+        assert proxy.cuts > 20

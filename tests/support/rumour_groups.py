@@ -1,0 +1,114 @@
+"""Groups in this process that live through a rumour, and follow themselves after each failure."""
+
+import asyncio
+import json
+
+from ray_messaging import AlreadyExists, Messager, StepAborted
+from ray_messaging.errors import TransitError
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_loop import step_loop
+from ray_messaging.transports.steps.values import StepSettings, WaitFor
+from support.rumour import live_step
+from support.step_faults import FaultyStore, Process
+
+_FAILED = (StepAborted, TransitError, AlreadyExists)
+
+
+class RumourGroups:
+    """Groups of a rumour on one server.
+
+    Args: `faults` come between the groups and their step store; `interceptor` gives each its rules.
+    """
+
+    def __init__(self, server, exp_id, rumour, count, *, senders=False, faults=None, interceptor=None, **settings):
+        self.server, self.exp_id, self.rumour, self.faults = server, exp_id, rumour, faults
+        self.interceptor = interceptor
+        agents, size = rumour.agents, -(-len(rumour.agents) // count)
+        # In mode senders neighbours on the ring share a group, so that most groups hear few others.
+        parts = [agents[n * size : (n + 1) * size] if senders else agents[n::count] for n in range(count)]
+        self.parts = {f"group{n}": part for n, part in enumerate(parts)}
+        wait_for = WaitFor.SENDERS if senders else WaitFor.ALL
+        self.settings = StepSettings(groups=count, digest=True, wait_for=wait_for, **settings)
+        self.opened = []
+
+    async def __aenter__(self):
+        first = await self._connect("setup")
+        self.store = first.engine.transport.steps
+        await self.store.begin(self.settings)
+        for name in self.parts:
+            await self.store.join(name, self._hears(name))
+        return self
+
+    async def __aexit__(self, *_):
+        for messager in reversed(self.opened):
+            await messager.close()
+
+    def _hears(self, name):
+        if self.settings.wait_for == WaitFor.ALL:
+            return None
+        hosted = set(self.parts[name])
+        friends = self.rumour.friends
+        return [
+            other
+            for other, part in self.parts.items()
+            if other == name or any(friend in hosted for agent in part for friend in friends[agent])
+        ]
+
+    async def _connect(self, name):
+        messager = Messager(self.server, self.exp_id, self.interceptor, name=name)
+        self.opened.append(messager)
+        await messager.init()
+        return messager
+
+    async def open(self, name):
+        """Open a process of a group; return its messager, and the process as faults know it."""
+        messager, process = await self._connect(name), Process()
+        await messager.host_agents(self.parts[name], ["agent-chat"])
+        if self.faults is not None:
+            transport = messager.engine.transport
+            transport.steps = FaultyStore(transport.steps, process, self.faults)
+        return messager, process
+
+    async def live(self, name, messager, process):
+        """Drive a group through the rumour; a new process follows one that died."""
+        while True:
+            if process.dead:
+                messager, process = await self.open(name)
+            try:
+                async for step in messager.steps(until=self.rumour.steps):
+                    live_step(self.rumour, step)
+            except _FAILED:
+                continue
+            return
+
+    async def run(self, within_s=60.0, *, begins=lambda: None, ends=lambda: None):
+        """Drive all groups to the end; return the states of all agents, and the digest of each step.
+
+        Args: `begins` is called when all groups are there, `ends` when they have ended.
+        """
+        async with asyncio.timeout(within_s):
+            opened = [(name, *await self.open(name)) for name in self.parts]  # all are there before the first step
+            begins()
+            await asyncio.gather(*(self.live(*each) for each in opened))
+            self.faults = None
+            ends()
+            return await self.states(), await self.digests()
+
+    async def states(self):
+        """Return the committed states of all agents."""
+        found = {}
+        for name in self.parts:
+            messager, _ = await self.open(name)
+            loop = step_loop(messager.engine)
+            assert [step async for step in loop.steps(self.rumour.steps)] == []
+            found |= {int(agent): state for agent, state in json.loads(loop.state).items()}
+        return found
+
+    async def digests(self):
+        """Return the digest of each step, from what the groups left in the step store."""
+        found = []
+        for step in range(self.rumour.steps):
+            left = [StepCounts.decode(each.counts) for each in (await self.store.closed_step(step)).values()]
+            found.append(step_digest([int.from_bytes(each.digest, "little") for each in left]))
+        return found

@@ -1,0 +1,100 @@
+"""Faults at the calls of the step protocol: a process that dies, calls that fail, come twice, or come late."""
+
+import random
+from contextlib import suppress
+from functools import partial
+
+from ray_messaging.errors import ConnectionFailed, MessagingError
+
+PROTOCOL = ("take", "renew", "let_go", "open", "send", "close", "wait", "read_box")
+_REPEATED = [name for name in PROTOCOL if name != "wait"]
+
+
+class Killed(ConnectionFailed):
+    """A call that a dead process would have made."""
+
+
+class Process:
+    """A process that drives a group."""
+
+    dead = False
+
+
+class FaultyStore:
+    """A step store as one process sees it, with faults at the calls of the protocol."""
+
+    def __init__(self, store, process, faults):
+        self._store, self._process, self._faults = store, process, faults
+
+    def __getattr__(self, name):
+        call = getattr(self._store, name)
+        return partial(self._call, name, call) if name in PROTOCOL else call
+
+    async def _call(self, name, call, *args, **more):
+        if self._process.dead:
+            raise Killed("the process is dead")
+        return await self._faults.call(self._process, name, partial(call, *args, **more))
+
+
+class FailAt:
+    """The n-th call fails, before or after the server executed it; with `deadly` its process dies."""
+
+    def __init__(self, nth, side, *, deadly):
+        self.nth, self.side, self.deadly = nth, side, deadly
+        self.count, self.met = 0, None
+
+    async def call(self, process, name, call):
+        self.count += 1
+        if self.count != self.nth:
+            return await call()
+        self.met, process.dead = name, self.deadly
+        if self.side == "after":
+            await call()
+        raise Killed(f"{name} failed")
+
+
+class Repeat:
+    """Each call comes twice, and the last call of each kind comes again after each later one."""
+
+    def __init__(self):
+        self.earlier = {}
+
+    async def call(self, _process, name, call):
+        result = await call()
+        if name in _REPEATED:
+            result = await call()
+            await self.come_late()
+            self.earlier[name] = call
+        return result
+
+    async def come_late(self):
+        for late in list(self.earlier.values()):
+            with suppress(MessagingError, ValueError):  # a refusal is an answer, too
+                await late()
+
+
+class Chaos(Repeat):
+    """Any call may fail, kill its process, come twice, or let earlier ones come late."""
+
+    def __init__(self, seed, rate=0.08):
+        super().__init__()
+        self.random, self.rate, self.deaths = random.Random(seed), rate, 0
+
+    def happens(self):
+        return self.random.random() < self.rate
+
+    async def call(self, process, name, call):
+        if self.happens():
+            process.dead = self.random.random() < 0.5
+            self.deaths += process.dead
+            if self.random.random() < 0.5:
+                await call()
+            raise Killed(f"{name} failed")
+        result = await call()
+        if name in _REPEATED:
+            if self.happens():
+                result = await call()
+            if self.happens():
+                await self.come_late()
+            self.earlier[name] = call
+        return result
