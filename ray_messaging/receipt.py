@@ -25,7 +25,18 @@ _UNKNOWN = bytes((UNKNOWN,))
 class Outcome:
     """The fates of one batch: `codes` has a byte for each row, an index into FATES, UNKNOWN until it has one."""
 
-    __slots__ = ("_addresses", "_numbers", "blocks", "codes", "done_at", "epoch", "first", "sender", "sent_at")
+    __slots__ = (
+        "_addresses",
+        "_in_step",
+        "_numbers",
+        "blocks",
+        "codes",
+        "done_at",
+        "epoch",
+        "first",
+        "sender",
+        "sent_at",
+    )
 
     def __init__(self, batch: "Batch") -> None:
         self.sender = batch.sender
@@ -33,6 +44,8 @@ class Outcome:
         self.first = batch.first
         # Copies: a view would keep the whole frame, with its payloads, as long as a receipt lives.
         self._numbers = None if batch.numbers is None else batch.numbers.copy()
+        # The receipts of a step live until it is committed, so these may be views.
+        self._in_step = None if batch.ordinal is None else (batch.step, batch.ordinal, batch.from_ids)
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.codes = bytearray(_UNKNOWN * batch.rows)
         self.blocks: dict[int, tuple[str, str]] = {}
@@ -70,7 +83,10 @@ class Outcome:
         return f"no mailbox listens {where}, and no foreign subscriber took it"
 
     def message_id(self, row: int) -> str:
-        """Return the id of one message."""
+        """Return the id of one message, in the form of `Batch.message_id`."""
+        if self._in_step is not None:
+            step, ordinals, from_ids = self._in_step
+            return f"{step[row] if isinstance(step, np.ndarray) else step}-{ordinals[row]}-{from_ids[row]}"
         number = row if self._numbers is None else int(self._numbers[row])
         return f"{self.sender}-{self.epoch}-{self.first + number}"
 

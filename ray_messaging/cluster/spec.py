@@ -27,6 +27,7 @@ class Experiment:
     redis: "ServerConfig"
     settings: "MessagingConfig"
     log_dir: str | None = None
+    steps: bool = False  # groups send and receive in steps
     withheld: bool = False  # a copy without the server's password
 
     def without_password(self) -> "Experiment":

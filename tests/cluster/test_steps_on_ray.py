@@ -1,9 +1,11 @@
 """Steps by the handles of groups, from Ray tasks."""
 
 import asyncio
+import json
 import os
 import signal
 import uuid
+from collections import Counter
 
 import pytest
 import ray
@@ -12,7 +14,8 @@ from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_st
 
 from ray_messaging import EventLog, Messaging
 from ray_messaging.config import MessagingConfig, Steps
-from ray_messaging.errors import AlreadyExists, ConfigError, StepAborted
+from ray_messaging.errors import AlreadyExists, ConfigError, StepAborted, UnknownName
+from ray_messaging.steps.digests import history_digest
 from ray_messaging.transports.backend import open_transport
 
 
@@ -52,11 +55,28 @@ def joined(parts):
 
 
 def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
+    assert groups["group0"].state is None
+    with pytest.raises(UnknownName, match=r"step 0 is not committed by all groups; the last one is none yet"):
+        messaging.steps.digest(0)
     found = ray.get([live.remote(group) for group in groups.values()], timeout=120)
     states, wanted = sequential()
     assert joined(found) == states
     assert digests(messaging) == wanted
     assert ray.get(live.remote(groups["group0"])) == {}  # all is committed
+    assert json.loads(groups["group1"].state)["1"] == states[1]
+    fates = [group.fates(STEPS - 1) for group in groups.values()]
+    assert sum(fates, Counter()) == messaging.steps.fates(STEPS - 1) == {"delivered": sum(map(Counter.total, fates))}
+    chained = b""
+    for step in range(STEPS):
+        assert messaging.steps.digest(step) == wanted[step]
+        chained = history_digest(chained, step, messaging.steps.fates(step).total(), wanted[step])
+    assert messaging.steps.history_digest(STEPS - 1) == chained
+    for step in (STEPS, STEPS + 100):
+        with pytest.raises(UnknownName, match=rf"step {step} is not committed .* is 7: .*wait\(until={step + 1}"):
+            messaging.steps.history_digest(step)
+    for step in (-1, "3", True):
+        with pytest.raises(ConfigError, match="numbered from 0"):
+            messaging.steps.digest(step)
 
 
 @pytest.mark.long
@@ -170,6 +190,8 @@ def test_bad_input(messaging, groups):
         groups["group0"].send(0, 1, {})
     with pytest.raises(ConfigError, match="in its steps"):
         groups["group0"].fetch()
+    with pytest.raises(ConfigError, match="its loop"):
+        groups["group0"].step = 3
     with pytest.raises(ConfigError, match="steps="):
         Messaging.start("other", steps=7)
 
@@ -177,5 +199,6 @@ def test_bad_input(messaging, groups):
 def test_a_group_without_steps_says_so(ray_cluster):
     with Messaging.start(f"plain-{uuid.uuid4().hex[:8]}") as messaging:
         group = messaging.create_group("west", [1, 2])
-        with pytest.raises(ConfigError, match="has no steps"):
-            next(group.steps(until=3))
+        for call in (lambda: next(group.steps(until=3)), lambda: group.state, lambda: group.fates(0)):
+            with pytest.raises(ConfigError, match="has no steps"):
+                call()

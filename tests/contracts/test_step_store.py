@@ -485,6 +485,9 @@ async def test_the_state_stays_is_replaced_and_goes(steps):
         await a.open(step)
         await a.close(state_changed=bool(more), **more)
         states.append((await steps.take("a", Driver("a"), 1.0)).state)
+        assert await steps.state("a") == states[-1]
+    with pytest.raises(UnknownName, match="has not joined"):
+        await steps.state("b")
     assert states == [None, b"1", b"1", b"", None]
 
 

@@ -24,6 +24,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.observability.health.reports import Report
+from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.steps.values import Progress
 
@@ -197,10 +198,13 @@ class InterceptorActor:
         """Open steps up to a target from now on (None: all)."""
         await self._host.steps.resume(target)
 
-    async def closed_step(self, step: int) -> dict[str, StepCounts]:
-        """Return the counts that each group has left about a step."""
-        left = await self._host.steps.closed_step(step)
-        return {group: StepCounts.decode(each.counts) for group, each in left.items()}
+    async def sealed_step(self, step: int) -> dict[str, StepCounts]:
+        """Return the counts that each group has left about a step that all have committed."""
+        return await sealed_counts(self._host.steps, step)
+
+    async def history_digest(self, step: int) -> bytes:
+        """Return the digest of all steps up to one."""
+        return await sealed_history(self._host.steps, step)
 
     async def remove(self, group: str) -> int:
         """Remove a group's mailbox; its unread frames become dead letters. Return their number."""

@@ -39,7 +39,9 @@ class InterceptorHost:
     """Host of one experiment's interceptor; serves its lane and stores its rules and their state."""
 
     def __init__(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
-        self.experiment = Experiment(spec.exp_id, spec.run, redis, spec.settings, spec.log_dir)
+        self.experiment = Experiment(
+            spec.exp_id, spec.run, redis, spec.settings, spec.log_dir, steps=spec.steps is not None
+        )
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
         self.lane_address = LaneAddress("", 0, "")

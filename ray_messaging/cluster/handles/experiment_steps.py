@@ -1,10 +1,12 @@
 """The steps of an experiment, as a driver sees and controls them."""
 
 import time
+from collections import Counter
 
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.steps.digests import step_digest
+from ray_messaging.errors import ConfigError
+from ray_messaging.steps.sealed_counts import digest_of
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.steps.values import Progress
 
 _NEWS_S = 5.0  # the longest wait in one call
@@ -71,11 +73,20 @@ class ExperimentSteps:
 
         Raises: ConfigError without `Steps(digest=True)`, UnknownName for a step that is not committed, or too long ago.
         """
-        left = self._connection.ask(self._interceptor.closed_step.remote(step))
-        if not left or step >= self.now:
-            raise UnknownName(
-                f"step {step} is not committed by all groups, or was too long ago", kind="step", value=step
-            )
-        if not all(counts.digest for counts in left.values()):
-            raise ConfigError("these steps keep no digests: start the experiment with steps=Steps(digest=True)")
-        return step_digest(int.from_bytes(counts.digest, "little") for counts in left.values())
+        return digest_of(self._sealed(step))
+
+    def history_digest(self, step: int) -> bytes:
+        """Return the digest of all steps up to one, 32 bytes, as far as the server keeps them; raises as `digest`."""
+        found: bytes = self._connection.ask(self._interceptor.history_digest.remote(step))
+        return found
+
+    def fates(self, step: int) -> "Counter[str]":
+        """Return how many messages of a step met each fate. Raises UnknownName as `digest` does.
+
+        Per group it is `group.fates(step)`; the event log has the fate of each message.
+        """
+        return sum((Counter(counts.fates) for counts in self._sealed(step).values()), Counter[str]())
+
+    def _sealed(self, step: int) -> dict[str, StepCounts]:
+        found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))
+        return found

@@ -3,8 +3,10 @@
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +29,7 @@ from ray_messaging.cluster.lane_calls import (
 )
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
-from ray_messaging.errors import CommitFailed, InvalidAddress, MessagingError, OutcomeUnknown
+from ray_messaging.errors import CommitFailed, ConfigError, InvalidAddress, MessagingError, OutcomeUnknown
 from ray_messaging.message import Messages, Outgoing
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
@@ -61,7 +63,7 @@ class Group:
     ) -> None:
         self.name = name
         self.actor = actor
-        self.step = step
+        self._step = step
         self._experiment = experiment
         self._caller = secrets.token_hex(8)
         self._numbers = 0
@@ -76,10 +78,26 @@ class Group:
         self._keep = keep  # the experiment lives as long as a reference to its actors
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Group, (self._experiment.without_password(), self.name, self.actor, self.step)
+        return Group, (self._experiment.without_password(), self.name, self.actor, self._step)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, exp_id={self._experiment.exp_id!r})"
+
+    @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on messages as they are sent; None in a group with steps.
+
+        Setting it raises ConfigError in a group with steps.
+        """
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        if self._experiment.steps:
+            raise ConfigError(
+                f"the step of group {self.name!r} is that of its loop: `for step in group.steps(until=...)`"
+            )
+        self._step = step
 
     @property
     def _actor_name(self) -> str:
@@ -94,14 +112,14 @@ class Group:
         exp_id = self._experiment.exp_id
         strict = self.name if self._experiment.group_settings.strict_senders else None
         entries = entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
-        return self._relay(batches_of_entries(entries, self.step))
+        return self._relay(batches_of_entries(entries, self._step))
 
     def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send n messages given as columns, as `Messager.send_columns` does; they cross as bytes."""
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
-        return self._relay(batches_of_columns(columns, check_subtopic(subtopic), self.step))
+        return self._relay(batches_of_columns(columns, check_subtopic(subtopic), self._step))
 
     @property
     def _payload_bytes(self) -> int:
@@ -274,6 +292,24 @@ class Group:
 
         experiment = self._experiment
         return group_steps(self.actor, experiment.exp_id, self._actor_name, experiment.settings, until)
+
+    @property
+    def state(self) -> bytes | None:
+        """Return the state that the group's last committed step left; None: there is none.
+
+        Raises: ConfigError where the experiment has no steps.
+        """
+        state: bytes | None = self._insist(self.actor.step_state.remote)
+        return state
+
+    def fates(self, step: int) -> "Counter[str]":
+        """Return how many messages that this group sent in a step met each fate, once all groups have committed it.
+
+        Raises: UnknownName for a step that is not committed, or too long ago (the server keeps the last 64);
+        ConfigError where the experiment has no steps.
+        """
+        fates: Counter[str] = self._insist(partial(self.actor.step_fates.remote, step))
+        return fates
 
     @property
     def agents(self) -> list[AgentId]:

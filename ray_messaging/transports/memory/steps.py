@@ -136,6 +136,10 @@ class MemorySteps:
             member.attempt = new_epoch(attempt)
             member.driver, member.changed = None, time.monotonic()
 
+    async def state(self, group: str) -> bytes | None:
+        """Return the state that the group's last committed step left; raise UnknownName."""
+        return self._member(group).state
+
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:

@@ -115,6 +115,14 @@ class RedisSteps:
         """Give a group up, so that the next driver need not wait; an open step stays uncovered."""
         await self._script("renew_driver", group, attempt, 0)
 
+    async def state(self, group: str) -> bytes | None:
+        """Return the state that the group's last committed step left; raise UnknownName."""
+        since, state = await self._link.command("HMGET", self._keys.step(group), "since", "state")
+        if since is None:
+            raise no_steps(group)
+        found: bytes | None = state
+        return found
+
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:

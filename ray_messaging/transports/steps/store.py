@@ -80,6 +80,9 @@ class StepStore(Protocol):
     async def let_go(self, group: str, attempt: int) -> None:
         """Give a group up, so that the next driver need not wait; an open step stays uncovered. Never raises Fenced."""
 
+    async def state(self, group: str) -> bytes | None:
+        """Return the state that the group's last committed step left; None: there is none. Raises UnknownName."""
+
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:

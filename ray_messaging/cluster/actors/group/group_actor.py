@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -102,6 +103,16 @@ class GroupActor:
         """Commit the step that a driver has done, and open the next one."""
         await self.ready()
         return await self._host.steps.advance(driver, until, done)
+
+    async def step_state(self) -> bytes | None:
+        """Return the state that the last committed step left."""
+        await self.ready()
+        return await self._host.steps.state()
+
+    async def step_fates(self, step: int) -> "Counter[str]":
+        """Return the fates of what the group sent in a step that all groups have committed."""
+        await self.ready()
+        return await self._host.steps.fates(step)
 
     async def step_driver_alive(self, driver: StepDriver) -> None:
         """Note a sign of life of the steps' driver."""

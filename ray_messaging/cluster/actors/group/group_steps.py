@@ -2,14 +2,18 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.messager import Messager
 from ray_messaging.steps.agent_places import NO_PLACES
+from ray_messaging.steps.sealed_counts import sealed_counts
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import LEASE_S, step_loop
+from ray_messaging.transports.steps.errors import without_steps
+from ray_messaging.transports.steps.store import StepStore
 
 
 class GroupSteps:
@@ -51,6 +55,22 @@ class GroupSteps:
                 self._steps = self._open = None  # it has ended
                 raise
             return self._view(done is None)
+
+    async def state(self) -> bytes | None:
+        """Return the state that the last committed step left; raise ConfigError without steps."""
+        return await self._store.state(self._messager.name)
+
+    async def fates(self, step: int) -> "Counter[str]":
+        """Return the fates of what the group sent in a step; raise UnknownName, and ConfigError without steps."""
+        counts = (await sealed_counts(self._store, step)).get(self._messager.name)
+        return Counter() if counts is None else Counter(counts.fates)
+
+    @property
+    def _store(self) -> StepStore:
+        engine = self._messager.engine
+        if engine.transport.steps is None or engine.steps is None:
+            raise without_steps(self._messager.exp_id)
+        return engine.transport.steps
 
     def alive(self, driver: StepDriver) -> None:
         """Note a sign of life of the driver."""

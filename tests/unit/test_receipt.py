@@ -1,0 +1,29 @@
+"""Ids in receipts."""
+
+import numpy as np
+import pytest
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.receipt import Outcome
+
+
+@pytest.mark.parametrize("step", [4, np.array([4, 5])])
+def test_a_message_of_a_step_has_the_id_of_its_step_ordinal_and_sender(step):
+    batch = Batch(
+        sender="east",
+        epoch=3,
+        first=10,
+        from_ids=IdColumn.of([7, "ann"]),
+        rows=2,
+        to_ids=IdColumn.of([1, 2]),
+        topics=("agent-chat",),
+        step=step,
+        lines=PayloadColumn.of([b"{}", b"{}"]),
+        extension=Extension(attempt=1, deliver=6, ordinal=np.array([0, 2], np.uint32)),
+    )
+    assert [Outcome(batch).message_id(row) for row in (0, 1)] == [batch.message_id(row) for row in (0, 1)]
+    assert Outcome(batch).message_id(0) == "4-0-7"
+    batch.extension = None
+    assert Outcome(batch).message_id(1) == "east-3-11"
