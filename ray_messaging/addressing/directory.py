@@ -124,8 +124,11 @@ class Directory:
     def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001 - a DirectoryDelta
         """Apply the changed records; `mailboxes` names all mailboxes that exist."""
         self.logged = logged
-        self.records.update((record.mailbox, record) for record in changed)
-        there = set(mailboxes)
+        found, there = list(changed), set(mailboxes)
+        if not found and there.issuperset(self.records) and self.version >= 0:
+            self.version = version  # the tables of a million agents take a tenth of a second
+            return
+        self.records.update((record.mailbox, record) for record in found)
         self.records = {name: self.records[name] for name in sorted(self.records) if name in there}
         self.version = version
         self._clear()

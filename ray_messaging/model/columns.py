@@ -294,6 +294,11 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._blob
 
     @property
+    def view(self) -> bytes | memoryview:
+        """Return the blob, without a copy where it is the end of a frame."""
+        return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
+
+    @property
     def list(self) -> "list[bytes]":
         """Return the lines, without newlines."""
         if self._list is None:

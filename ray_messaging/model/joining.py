@@ -50,5 +50,5 @@ def joined_payloads(columns: Sequence[PayloadColumn], rows: Sequence[int]) -> Pa
         low, first = low + count, first + column.count
     if any(column.raw for column in columns):  # raw lines may hold newlines: they are no blob
         return PayloadColumn.of([line for column in columns for line in column.list], index, raw=True)
-    blob = b"".join([column.blob for column in columns]) if len(columns) > 1 else columns[0].blob
+    blob = b"".join([column.view for column in columns]) if len(columns) > 1 else columns[0].blob
     return PayloadColumn(blob, first, index)

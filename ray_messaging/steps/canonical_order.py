@@ -21,10 +21,25 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
     """
     if not len(steps):
         return np.zeros(0, np.intp)
-    keys = [id_ranks(to_ids), steps, id_ranks(from_ids), ordinals.astype(np.int64, copy=False)]
-    packed = _packed(keys)
-    # A sort of one packed key is ten times as fast as one by several keys.
-    return np.lexsort(keys[::-1]) if packed is None else np.argsort(packed)
+    order: Order | None = None
+    for key in _packed([id_ranks(to_ids), steps, id_ranks(from_ids), ordinals.astype(np.int64, copy=False)]):
+        order = _sorted_by(key, order)
+    return np.arange(len(steps)) if order is None else order
+
+
+def _sorted_by(key: Keys, order: Order | None) -> Order:
+    """Return rows in the order of a key, and those of equal keys as they were (None: ascending)."""
+    rows, found = len(key), key if order is None else key[order]
+    width = rows.bit_length()
+    if int(found.max()) >> (_INT64_BITS - width):
+        places = np.argsort(found, kind="stable")
+    else:  # with the place in the same number, values are sorted: that is up to six times as fast as an argsort
+        found = found << width
+        found |= np.arange(rows)
+        found.sort()
+        found &= (1 << width) - 1
+        places = found
+    return places if order is None else order[places]
 
 
 def id_ranks(columns: Sequence[IdColumn]) -> Keys:
@@ -55,14 +70,22 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
     return np.zeros(len(column), np.uint8) if column.kinds is None else column.kinds
 
 
-def _packed(keys: Sequence[Keys]) -> Keys | None:
-    """Return the keys as one int64 per row, most significant first; None where they do not fit."""
-    lows = [int(key.min()) for key in keys]
-    widths = [(int(key.max()) - low).bit_length() for key, low in zip(keys, lows, strict=True)]
-    if sum(widths) > _INT64_BITS:
-        return None
-    packed = keys[0] - lows[0]
-    for key, low, width in zip(keys[1:], lows[1:], widths[1:], strict=True):
-        packed <<= width
-        packed |= key - low
+def _packed(keys: Sequence[Keys]) -> list[Keys]:
+    """Return keys as few numbers per row, none negative. The most significant key comes first, such a number last."""
+    room = _INT64_BITS - len(keys[0]).bit_length()
+    packed: list[Keys] = []
+    used = 0  # bits of the last one
+    for key in reversed(keys):
+        low = int(key.min())
+        width = (int(key.max()) - low).bit_length()
+        if width > _INT64_BITS:
+            above, width = np.unique(key, return_inverse=True)[1], len(key).bit_length()
+        else:
+            above = key - low
+        if packed and used + width <= room:
+            packed[-1] |= above << used
+            used += width
+        elif width:
+            packed.append(above)
+            used = width
     return packed

@@ -1,6 +1,7 @@
 """Inbox of a step: the messages for a group's agents, in canonical order."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.joining import joined_arrays, joined_ids, joined_payloads
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.canonical_order import canonical_order
+from ray_messaging.steps.canonical_order import Order, canonical_order
 
 
 class StepInbox:
@@ -27,19 +28,28 @@ class StepInbox:
         filled = [batch for batch in batches if batch.rows]
         self._batch = in_canonical_order(filled) if filled else None
         self.messages = self._slice(0, 0 if self._batch is None else self._batch.rows)
-        places = np.zeros(0, np.int64) if self._batch is None else agents.find(self._batch.to_ids)
+
+    @property
+    def _places(self) -> NDArray[np.int64]:
+        """Return the place of each message's recipient; -1: it is none of these agents."""
+        return np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
+
+    @cached_property
+    def _spans(self) -> tuple[list[int], list[int]]:
+        """Return where the messages of each agent begin, and how many there are; most often a crowd asks for none."""
+        places = self._places
         # Between them there may be messages on other channels that the group listens to.
-        self._owned = owned = np.flatnonzero(places >= 0)
-        self._bounds = bounds = np.searchsorted(places[owned], np.arange(len(agents) + 1))
-        self._lows: list[int] = np.append(owned, 0)[bounds[:-1]].tolist()
-        self._counts: list[int] = np.diff(bounds).tolist()
+        owned = np.flatnonzero(places >= 0)
+        counts = np.bincount(places[owned], minlength=len(self._agents))
+        return np.append(owned, 0)[np.cumsum(counts) - counts].tolist(), counts.tolist()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepInbox, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
 
     def part(self, low: int, high: int) -> "StepInbox":
         """Return the messages for the agents from one place to before another, without those for other recipients."""
-        rows, agents = self._owned[self._bounds[low] : self._bounds[high]], self._agents.part(low, high)
+        places, agents = self._places, self._agents.part(low, high)
+        rows = np.flatnonzero((places >= low) & (places < high))
         if self._batch is None or not len(rows):
             return StepInbox(self._exp_id, agents, [])
         batch = self._batch.take(rows)
@@ -50,13 +60,13 @@ class StepInbox:
 
     def of(self, place: int) -> Messages:
         """Return the messages of the agent at a place."""
-        low = self._lows[place]
-        return self._slice(low, low + self._counts[place])
+        lows, counts = self._spans
+        return self._slice(lows[place], lows[place] + counts[place])
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
         """Yield each agent with its messages, in canonical order; also agents without messages."""
-        for place, agent in enumerate(self._agents):
-            yield agent, self.of(place)
+        for agent, low, count in zip(self._agents, *self._spans, strict=True):
+            yield agent, self._slice(low, low + count)
 
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]
@@ -68,11 +78,9 @@ def in_canonical_order(batches: Sequence[Batch]) -> Batch:
     rows = [batch.rows for batch in batches]
     extensions = [batch.extension or Extension() for batch in batches]
     to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
-    steps = _by_row([batch.step for batch in batches], rows, np.int64)
+    steps = _by_row([batch.step for batch in batches], rows)
     ordinals = joined_arrays([each.ordinal for each in extensions if each.ordinal is not None])
-    order = canonical_order(to_ids, steps, from_ids, ordinals)
-    places = np.empty(len(order), np.uint32)
-    places[order] = np.arange(len(order), dtype=np.uint32)
+    order = canonical_order(to_ids, np.broadcast_to(np.asarray(steps), len(ordinals)), from_ids, ordinals)
     table: dict[str, int] = {}
     topics = [_topics(batch, table) for batch in batches]
     lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows)
@@ -87,20 +95,23 @@ def in_canonical_order(batches: Sequence[Batch]) -> Batch:
         to_ids=joined_ids(to_ids).take(order),
         topics=tuple(table),
         topic=joined_arrays(topics)[order] if len(table) > 1 else None,
-        step=steps[order],
-        sent_at=_by_row([batch.sent_at for batch in batches], rows, np.float64)[order],
+        step=_taken(steps, order),
+        sent_at=_taken(_by_row([batch.sent_at for batch in batches], rows), order),
         lines=lines,
-        labels=_labels(batches, rows, places),
+        labels=_labels(batches, rows, order),
         extension=Extension(ordinal=ordinals[order]),
     )
 
 
-def _by_row(values: Sequence[object], rows: Sequence[int], kind: type) -> NDArray[Any]:
-    """Return a value per row from arrays, or single values for all rows of a batch."""
-    found: NDArray[Any] = joined_arrays(
-        [np.broadcast_to(np.asarray(v, kind), n) for v, n in zip(values, rows, strict=True)]
-    )
-    return found
+def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 - an array, or one value
+    """Return a value per row from arrays, or single values for all rows of a batch; one value if all are equal."""
+    if not any(isinstance(value, np.ndarray) for value in values) and values.count(values[0]) == len(values):
+        return values[0]
+    return joined_arrays([np.broadcast_to(np.asarray(v), n) for v, n in zip(values, rows, strict=True)])
+
+
+def _taken(values: Any, order: Order) -> Any:  # noqa: ANN401 - an array, or one value
+    return values[order] if isinstance(values, np.ndarray) else values
 
 
 def _topics(batch: Batch, table: dict[str, int]) -> NDArray[np.uint16]:
@@ -108,8 +119,12 @@ def _topics(batch: Batch, table: dict[str, int]) -> NDArray[np.uint16]:
     return places[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
 
 
-def _labels(batches: Sequence[Batch], rows: Sequence[int], places: NDArray[np.uint32]) -> dict[str, NDArray[np.uint32]]:
-    """Return the rows of each label, by the places that the rows have now."""
+def _labels(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> dict[str, NDArray[np.uint32]]:
+    """Return the rows of each label, by the places that the rows have in an order."""
+    if not any(batch.labels for batch in batches):
+        return {}
+    places = np.empty(len(order), np.uint32)
+    places[order] = np.arange(len(order), dtype=np.uint32)
     found: dict[str, list[NDArray[np.uint32]]] = {}
     low = 0
     for batch, count in zip(batches, rows, strict=True):

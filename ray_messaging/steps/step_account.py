@@ -43,8 +43,9 @@ class StepAccount:
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Add a batch of rows with their fates."""
-        for code in set(outcome.codes):
-            self._fates[FATES[code]] += outcome.codes.count(code)
+        for code, fate in enumerate(FATES):
+            if count := outcome.codes.count(code):
+                self._fates[fate] += count
         if self._digest:
             self._sum += sum_of(digest_rows(batch, outcome))
 

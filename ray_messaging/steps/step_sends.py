@@ -186,13 +186,14 @@ class StepSends:
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return which send of its agent each row is, and count them."""
-        counts = np.bincount(places, minlength=len(self._sent))
-        ordinals = self._sent[places]
-        if counts.max(initial=0) > 1:
+        ordinals, rows = self._sent[places], np.arange(len(places))
+        self._sent[places] = rows
+        if (self._sent[places] != rows).any():  # some agents have several rows: the later one has overwritten the place
             order = np.argsort(places, kind="stable")
-            first = np.cumsum(counts) - counts
-            ordinals[order] += np.arange(len(places)) - first[places[order]]
-        self._sent += counts
+            run = places[order]
+            begins = np.flatnonzero(np.diff(run, prepend=-1))
+            ordinals[order] += rows - np.repeat(begins, np.diff(begins, append=len(run)))
+        self._sent[places] = ordinals + 1  # of an agent's rows the last one is written last, and is the highest
         return ordinals.astype(np.uint32)
 
     def _close_rows(self) -> None:
