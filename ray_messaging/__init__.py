@@ -35,6 +35,7 @@ from ray_messaging.errors import (
     TransactionError,
     TransitError,
     Unbalanced,
+    UndeclaredSend,
     UnknownName,
     UnknownSender,
 )
@@ -133,6 +134,7 @@ __all__ = [
     "TransactionError",
     "TransitError",
     "Unbalanced",
+    "UndeclaredSend",
     "UnknownName",
     "UnknownSender",
     "rules",

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -63,7 +63,8 @@ class _Settings(BaseModel, metaclass=_ShortHelp):
 def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
     """Yield the description of each field. The table in docs/configuration.md is made of these."""
     for name, field in config.model_fields.items():
-        kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
+        choices = " | ".join(map(repr, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
+        kind = choices or (field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation))
         default = "required" if field.is_required() else _shown(name, field.default)
         yield Setting(name, kind, default, field.description or "")
 
@@ -98,6 +99,9 @@ class Steps(_Settings):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: int = _setting(0, "of the random numbers of agents", ge=-(2**63), lt=2**63)
+    wait_for: Literal["all", "senders"] = _setting(
+        "all", "the groups that each waits for: all, or those that may send to it (messaging.steps.declare)"
+    )
     groups: int | None = _setting(None, "step 0 waits until so many groups are there; None: at least one", ge=1)
     digest: bool = _setting(False, "keep a digest of what is sent in each step")
 

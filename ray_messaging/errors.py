@@ -16,6 +16,7 @@ MessagingError
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
 ├── StepTooLarge                more messages in a step than a group can read in one
+├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender
 ├── CommitFailed                processed messages that could not be committed: they were redelivered
 ├── FetchTooLarge               a complete fetch above its limits
 ├── NotListening                a fetch from a messager that does not listen
@@ -145,6 +146,17 @@ class StepTooLarge(MessagingError, ValueError):
 
     `rows` and `nbytes` hold what the step has, `limit_rows` and `limit_bytes` the limits.
     """
+
+
+class UndeclaredSend(MessagingError, ValueError):
+    """In a step, a group sends to groups that were declared not to hear it; the step was not committed.
+
+    `group` sends in `step`, and `hearers` are the groups that would not wait for it.
+    """
+
+    group: str
+    step: int
+    hearers: tuple[str, ...]
 
 
 class CommitFailed(MessagingError, RuntimeError):

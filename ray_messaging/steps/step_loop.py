@@ -18,6 +18,7 @@ from ray_messaging.errors import (
     StepAborted,
     StepTooLarge,
     TransitError,
+    UndeclaredSend,
 )
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_sender import BulkSender
@@ -296,11 +297,18 @@ class _AttemptSender:
             await self._accumulator.stop(Closed("this group's steps have ended"))
 
 
-def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted:
+def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted | UndeclaredSend:
     if refused.deaf:
-        why = f"{', '.join(refused.deaf)} took messages of it, and are not to hear this group (see `hears`)"
-    else:
-        why = f"the server has {refused.rows:,} of its messages, and {closing.rows:,} were acknowledged"
+        hearers = ", ".join(map(repr, refused.deaf))
+        return UndeclaredSend(
+            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, declared not to hear "
+            f"{group!r}. Declare before the first step that it does, or in a run with at_step=: "
+            f"messaging.steps.declare({{{refused.deaf[0]!r}: [{group!r}, ...]}})",
+            step=refused.step,
+            group=group,
+            hearers=refused.deaf,
+        )
+    why = f"the server has {refused.rows:,} of its messages, and {closing.rows:,} were acknowledged"
     return StepAborted(
         f"step {refused.step} of group {group!r} is not committed: {why}", step=refused.step, group=group
     )

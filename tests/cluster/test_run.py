@@ -11,7 +11,7 @@ import pytest
 import ray
 from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
 
-from ray_messaging import ConfigError, Messaging, StepFailed, Steps, UnknownName
+from ray_messaging import ConfigError, Messaging, StepFailed, Steps, UndeclaredSend, UnknownName
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +127,30 @@ def test_agents_with_data_neighbours_and_a_start(start):
         "eve": [40],
     }
     assert result.to_pandas().loc["bob", "heard"] == [30, 21, 21]
+
+
+@pytest.mark.long
+def test_groups_wait_for_those_that_the_graph_says(ray_cluster):
+    """Ten agents in a line: the first group hears nobody, so it need not wait for the second."""
+
+    def relay(me, inbox):
+        me.state["heard"] = me.state.get("heard", 0) + sum(message.payload["n"] for message in inbox)
+        for friend in me.neighbours:
+            me.send(friend, {"n": me.step})
+        if me.id == 9 and me.step == 3:
+            me.send(me.shared, {"n": 0})
+
+    steps = Steps(seed=SEED, wait_for="senders")
+    halves = {"west": range(5), "east": range(5, 10)}
+    line = [(agent, agent + 1) for agent in range(9)]
+    with Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=steps) as messaging:
+        assert messaging.steps.wait_for == "senders"
+        with pytest.raises(UndeclaredSend, match="step 3 of group 'east' is not committed: it sends to 'west'"):
+            messaging.run(relay, agents=10, groups=halves, until=5, graph=line, shared=2)
+        result = messaging.run(relay, agents=10, groups=halves, until=5, graph=line, shared=8)
+        assert [state["heard"] for state in result.states.values()] == [0, *[6] * 9]
+        with pytest.raises(ConfigError, match="at_step="):
+            messaging.run(relay, agents=10, groups=halves, until=6, graph=[(9, 0)], shared=8)
 
 
 def test_a_model_by_group(start):

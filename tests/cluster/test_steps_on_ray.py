@@ -14,7 +14,8 @@ from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_st
 
 from ray_messaging import EventLog, Messaging
 from ray_messaging.config import MessagingConfig, Steps
-from ray_messaging.errors import AlreadyExists, ConfigError, StepAborted, UnknownName
+from ray_messaging.errors import AlreadyExists, ConfigError, StepAborted, UndeclaredSend, UnknownName
+from ray_messaging.interception.rules import RateLimit
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.transports.backend import open_transport
 
@@ -183,6 +184,31 @@ def test_steps_are_paused_and_go_on(messaging, groups):
     messaging.steps.resume()
     assert joined(ray.get(refs, timeout=60)) == sequential()[0]
     assert messaging.steps.now == STEPS
+
+
+@pytest.mark.long
+def test_groups_wait_for_their_senders_alone(ray_cluster):
+    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, wait_for="senders")) as messaging:
+        west, east = messaging.create_groups({"west": [1, 2], "east": [3, 4]}).values()
+        messaging.steps.declare(edges=[(1, 2), (2, 3), (3, 4), (4, 99)])
+        assert [step.number for step in west.steps(until=8)] == list(range(8))  # east has not begun
+        assert messaging.steps.now == 0
+        steps = east.steps(until=8)
+        for number, to_id in enumerate([3, 4, 1]):
+            step = next(steps)
+            assert [message.to_id for message in step.messages] == [3, 4][number - 1 : number]
+            step.send(4, to_id, {})
+        with pytest.raises(UndeclaredSend, match="step 2 of group 'east' is not committed: it sends to 'west'"):
+            next(steps)
+        with pytest.raises(ConfigError, match=r"step 7 is open.*at_step=9"):
+            messaging.steps.declare({"west": ["east"]})
+        messaging.steps.declare({"west": ["east"]}, at_step=9)
+        assert messaging.steps.wait_for == "senders"
+        ray.get(messaging.interceptor.insert_rule.remote(RateLimit(1000)))
+        assert messaging.steps.wait_for == "all"
+        for wrong in ({}, {"hears": {"west": "east"}}, {"edges": 7}, {"hears": {}, "at_step": -1}):
+            with pytest.raises(ConfigError, match=r"declare|list of groups|no graph|number of a step"):
+                messaging.steps.declare(**wrong)
 
 
 def test_bad_input(messaging, groups):

@@ -127,7 +127,8 @@ async def frames_of(steps, box, covers):
 
 async def member(steps, group, hears=None, task=None):
     """Have a group join, and take it."""
-    await steps.join(group, hears)
+    await steps.declare({group: hears})
+    await steps.join(group)
     return await taken(steps, group, task or group)
 
 
@@ -314,11 +315,49 @@ async def test_a_send_to_a_group_that_does_not_hear_it_closes_no_step(steps):
     await steps.begin(StepSettings(wait_for=WaitFor.SENDERS))
     a = await member(steps, "a", ["b"])
     await member(steps, "c", ["a"])
+    await member(steps, "d", ["b", "c"])
     await a.open(0)
-    await a.send("c@1", b"fine")
-    await a.send("a@1", b"not heard")
-    assert await a.close() == Refused(0, 2, ("a",))
+    for box in ("a@1", "c@1", "d@1"):
+        await a.send(box, b"from a")
+    assert await a.close() == Refused(0, 3, ("d",))
     assert await steps.covers("c@1") == []
+
+
+async def test_another_graph_of_groups_holds_from_a_step_that_nobody_has_sent_for(steps):
+    await steps.begin(StepSettings(wait_for=WaitFor.SENDERS))
+    a, b = await member(steps, "a", []), await member(steps, "b", ["a"])
+    await steps.declare({"a": ["b"]})  # nobody has begun
+    await steps.declare({"a": []})
+    await a.open(0)
+    for at_step in (None, 0, 1):
+        with pytest.raises(ConfigError, match="at_step=2"):
+            await steps.declare({"a": ["b"]}, at_step)
+    await steps.declare({"a": []})  # it holds already
+    await steps.declare({"a": ["b"]}, 2)
+    await a.close()
+    assert isinstance(await a.open(1), Opened)
+    await a.close()
+    waiting = await a.open(2)
+    assert (waiting.reason, waiting.names) == (Reason.GROUPS, ("b",))
+    await b.open(0)
+    await b.send("a@1", b"too early")
+    assert (await b.close()).deaf == ("a",)
+    assert isinstance(await b.steps.open("b", (await taken(steps, "b", "b", 1)).attempt, 0), Opened)
+
+
+async def test_all_may_be_waited_for_in_spite_of_the_settings(steps):
+    await steps.begin(StepSettings(wait_for=WaitFor.SENDERS))
+    a, b = await member(steps, "a", []), await member(steps, "b", [])
+    assert (await steps.progress()).wait_for == WaitFor.SENDERS
+    await a.open(0)
+    await a.send("b@1", b"to all")
+    await steps.wait_for_all()
+    assert (await steps.progress()).wait_for == WaitFor.ALL
+    assert await steps.begin(StepSettings()) == StepSettings(wait_for=WaitFor.SENDERS)
+    assert isinstance(await a.close(), Committed)
+    assert (await a.open(1)).names == ("b",)
+    await run(b, step=0)
+    assert isinstance(await a.open(1), Opened)
 
 
 async def test_pause_and_advance(steps):

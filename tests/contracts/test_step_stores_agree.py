@@ -110,11 +110,28 @@ class Course:
         """Return a call: its name and arguments."""
         chance, group = self.chance, self.chance.choice(GROUPS)
         kind = chance.choices(
-            ["join", "leave", "take", "let_go", "renew", "open", "send", "close", "pause", "resume", "hold", "look"],
-            [4, 0.5, 5, 1, 1, 25, 25, 20, 0.5, 6, 4, 8],
+            [
+                "join",
+                "declare",
+                "leave",
+                "take",
+                "let_go",
+                "renew",
+                "open",
+                "send",
+                "close",
+                "pause",
+                "resume",
+                "hold",
+                "look",
+            ],
+            [4, 3, 0.5, 5, 1, 1, 25, 25, 20, 0.5, 6, 4, 8],
         )[0]
         if kind == "join":
-            return kind, group, self.hears[group]
+            return kind, group
+        if kind == "declare":
+            at = chance.choice([None, progress["latest"] + chance.randint(0, 4)])
+            return kind, {group: chance.choice([None, chance.sample(GROUPS, 2)])}, at
         if kind == "leave":
             return kind, group
         if kind == "take":
@@ -142,7 +159,7 @@ class Course:
             return "progress", *()
         found = progress["groups"].get(group)
         if found is None:
-            return "join", group, self.hears[group]
+            return "join", group
         if found["driver"] is None:
             return "take", group, chance.choice(known)
         driver = Driver(**found["driver"]) if chance.random() < 0.9 else chance.choice(known)
@@ -185,7 +202,8 @@ async def test_two_stores_answer_the_same(valkey_config, exp_id, seed):
         worlds.append(World(transport))
         await transport.steps.begin(course.settings)
         for group in GROUPS[:2]:
-            await transport.steps.join(group, course.hears[group])
+            await transport.steps.join(group)
+        await transport.steps.declare(course.hears)
     for _ in range(CALLS):
         progress = [await world.call("progress") for world in worlds]
         assert progress[0] == progress[1]

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 from support.contracts import store_of
-from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
+from support.step_society import AGENTS, FRIENDS, SEED, STEPS, digests_of, run_step, sequential
 
 from ray_messaging import (
     Closed,
@@ -16,11 +16,12 @@ from ray_messaging import (
     MessagingError,
     StepAborted,
     Steps,
+    UndeclaredSend,
     UnknownSender,
 )
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 
 @pytest.fixture(params=["memory", "valkey", "redis"])
@@ -70,6 +71,36 @@ async def test_states_and_digests_are_those_of_one_loop(groups, count):
     states, digests = sequential()
     assert {agent: state for part in found for agent, state in part.items()} == states
     assert await digests_of(opened[0].engine.transport.steps) == digests
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.long)])
+async def test_groups_that_wait_for_their_senders_alone_give_the_same(groups, count):
+    opened = await groups(count, digest=True, wait_for=WaitFor.SENDERS)
+    store = opened[0].engine.transport.steps
+    hears = {f"group{number}": set() for number in range(count)}
+    for agent, friends in FRIENDS.items():
+        for friend in friends:
+            hears[f"group{friend % count}"].add(f"group{agent % count}")
+    await store.declare(hears)
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(*map(live, opened))
+    states, digests = sequential()
+    assert {agent: state for part in found for agent, state in part.items()} == states
+    assert await digests_of(store) == digests
+
+
+async def test_a_send_to_a_group_that_does_not_hear_the_sender_commits_nothing(groups):
+    first, second = await groups(2, wait_for=WaitFor.SENDERS)
+    await first.engine.transport.steps.declare({"group0": [], "group1": ["group0"]})
+    ahead = [step.number async for step in first.steps(until=4)]  # it waits for nobody
+    assert ahead == [0, 1, 2, 3]
+    steps = second.steps(until=4)
+    (await anext(steps)).send(1, 3, {})
+    (await anext(steps)).send(1, 2, {})
+    with pytest.raises(UndeclaredSend, match=r"'group1' is not committed: it sends to 'group0'.*declare") as raised:
+        await anext(steps)
+    assert (raised.value.group, raised.value.step, raised.value.hearers) == ("group1", 1, ("group0",))
+    assert [step.number async for step in second.steps(until=4)] == [1, 2, 3]
 
 
 async def test_a_step_that_was_not_committed_runs_again_with_the_same_inbox(groups):

@@ -37,7 +37,8 @@ class RumourGroups:
         self.store = first.engine.transport.steps
         await self.store.begin(self.settings)
         for name in self.parts:
-            await self.store.join(name, self._hears(name))
+            await self.store.declare({name: self._hears(name)})
+            await self.store.join(name)
         return self
 
     async def __aexit__(self, *_):

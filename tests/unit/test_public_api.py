@@ -58,6 +58,7 @@ NAMES = [
     "TransactionError",
     "TransitError",
     "Unbalanced",
+    "UndeclaredSend",
     "UnknownName",
     "UnknownSender",
     "rules",

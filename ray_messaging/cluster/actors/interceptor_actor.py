@@ -4,7 +4,7 @@ Ray wraps every method of an actor class, so the hot code is in plain classes el
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from inspect import unwrap
 from typing import Any
@@ -23,6 +23,7 @@ from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
 from ray_messaging.steps.step_account import StepCounts
@@ -189,6 +190,14 @@ class InterceptorActor:
     async def wait_steps(self, news: str, block_s: float) -> str:
         """Wait for news of the steps after a place in them."""
         return await self._host.steps.wait(news, block_s)
+
+    async def declare_senders(self, hears: Mapping[str, Collection[str]], at_step: int | None) -> None:
+        """Declare which groups may send to a group."""
+        await self._host.steps.declare(hears, at_step)
+
+    async def declare_edges(self, senders: IdColumn, hearers: IdColumn, at_step: int | None) -> None:
+        """Declare which groups may send to a group: those with an agent that has an edge to one of its agents."""
+        await self._host.steps.declare(await self._host.groups_joined_by(senders, hearers), at_step)
 
     async def pause_steps(self) -> int:
         """Open no step that nobody has opened yet; return the last one that may be."""

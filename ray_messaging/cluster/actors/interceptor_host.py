@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.cluster.actors.heartbeat import Heartbeat
@@ -17,11 +19,14 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError
 from ray_messaging.interception.rules import BlackList, Rule
+from ray_messaging.interception.rules.rule import counts_rounds
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.interception.wire.lane import LaneAddress
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
@@ -54,6 +59,7 @@ class InterceptorHost:
         self._directory = Directory(spec.exp_id)
         self._changes = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
+        self._waits_for_all = False
         self._watchdog: Watchdog | None = None
 
     @property
@@ -94,6 +100,7 @@ class InterceptorHost:
         epoch, restarted = await self._ownership.take()
         await begin_steps(self.transport.steps, self._spec)
         await self._take_rules(epoch, given, restarted=restarted)
+        await self._wait_for_all_groups()
         self._heartbeat = Heartbeat(self._store, self.interceptor)
         if self._spec.log_dir is None:
             await self._retire_log()
@@ -158,6 +165,7 @@ class InterceptorHost:
         return await self._changes.wait_stored(self.interceptor.change(change, also=self._save_rules))
 
     async def _save_rules(self) -> None:
+        await self._wait_for_all_groups()
         async with self._saving:  # the rules stored last must be those in force
             await self._store.save_rules(self.interceptor.rules.now)
 
@@ -177,6 +185,21 @@ class InterceptorHost:
             return described
 
         return await self.change(make)
+
+    async def _wait_for_all_groups(self) -> None:
+        """Have each group wait for all others where a rule needs whole steps."""
+        steps, rules = self._spec.steps, self.interceptor.rules
+        if steps is None or steps.wait_for != "senders" or self._waits_for_all:
+            return
+        for rule in filter(counts_rounds, rules):
+            await self.steps.wait_for_all()
+            self._waits_for_all = True
+            logger.info(
+                "each group waits for all others before a step, although Steps has wait_for='senders': rule %r has "
+                "rounds, so it needs whole steps",
+                rule.name,
+            )
+            return
 
     def admitted(self, rule: Rule) -> Rule:
         """Return this process's copy of a rule; an object that is no rule is returned, and refused by the change."""
@@ -209,6 +232,22 @@ class InterceptorHost:
         await self._reload()
         found = self._directory.owner_of({check_id(agent_id)}, besides="")
         return None if found is None else found[1]
+
+    async def groups_joined_by(self, senders: IdColumn, hearers: IdColumn) -> dict[str, set[str]]:
+        """Return for each group the groups with an agent that has an edge, by row, to one of its agents."""
+        await self._reload()
+        records = [record for record in self._directory.records.values() if record.exclusive]
+        # The owner of each row's agent is an index; the last one, -1, is for agents that no group hosts.
+        sources, targets = np.full(len(senders), -1), np.full(len(hearers), -1)
+        for number, record in enumerate(records):
+            places = AgentPlaces(record.agents())
+            sources[places.find(senders) >= 0] = number
+            targets[places.find(hearers) >= 0] = number
+        found: dict[str, set[str]] = {record.mailbox: set() for record in records}
+        for source, target in {*zip(sources.tolist(), targets.tolist(), strict=True)}:
+            if source >= 0 and target >= 0:
+                found[records[target].mailbox].add(records[source].mailbox)
+        return found
 
     async def _reload(self) -> None:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
@@ -304,4 +343,5 @@ async def begin_steps(store: StepStore | None, spec: InterceptorSpec) -> None:
 def _steps_text(steps: StepSettings | None) -> str:
     if steps is None:
         return "no steps"
-    return f"Steps(seed={steps.seed}, groups={steps.groups or None}, digest={steps.digest})"
+    groups, mode = steps.groups or None, str(steps.wait_for)
+    return f"Steps(seed={steps.seed}, wait_for={mode!r}, groups={groups}, digest={steps.digest})"

@@ -2,9 +2,13 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
+from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, RuleError
+from ray_messaging.interception.rules.support.graphs import read_network
+from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.sealed_counts import digest_of
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.steps.values import Progress
@@ -35,6 +39,43 @@ class ExperimentSteps:
     def groups(self) -> list[str]:
         """Return the groups that each step waits for."""
         return [name for name, group in self._progress().groups.items() if group.until is None]
+
+    @property
+    def wait_for(self) -> str:
+        """Return the groups that each waits for: "all", or "senders", those that may send to it.
+
+        It is "all" in spite of `Steps(wait_for="senders")` where a rule has rounds, so that it needs whole steps.
+        """
+        return str(self._progress().wait_for)
+
+    def declare(
+        self,
+        hears: Mapping[str, Iterable[str]] | None = None,
+        *,
+        edges: object = None,
+        at_step: int | None = None,
+    ) -> None:
+        """Declare which groups may send to a group, for `Steps(wait_for="senders")`; others all hear each other.
+
+        A step that sends to a group that does not hear the sender raises UndeclaredSend and is not committed.
+
+        Args:
+            hears: {group: the groups that may send to it}, besides itself; the groups need not be there yet.
+            edges: In place of it pairs of agents, sender and hearer, or a graph, as AllowGraph takes them. It declares
+                all groups that are there: each hears those with an agent that has an edge to one of its agents.
+            at_step: In a run, the first step that is read so, at the earliest the second after the latest open one.
+
+        Raises: ConfigError where a group may have sent by another declaration already.
+        """
+        if (hears is None) == (edges is None):
+            raise ConfigError("declare either hears={group: groups that may send to it}, or edges=pairs of agents")
+        if at_step is not None and (isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0):
+            raise ConfigError(f"at_step={at_step!r} must be the number of a step")
+        if hears is not None:
+            self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
+        else:
+            columns = _columns(edges)
+            self._connection.ask(self._interceptor.declare_edges.remote(*columns, at_step))
 
     def waiting_for(self) -> dict[str, int]:
         """Return the groups that hold up all others, each with the step that it has to commit."""
@@ -90,3 +131,23 @@ class ExperimentSteps:
     def _sealed(self, step: int) -> dict[str, StepCounts]:
         found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))
         return found
+
+
+def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    """Return the groups that each group hears; raise ConfigError, InvalidAddress."""
+    for group, senders in hears.items():
+        if isinstance(senders, str) or not isinstance(senders, Iterable):
+            raise ConfigError(f"hears[{group!r}] is {senders!r}: it must be a list of groups, as [{str(senders)!r}]")
+    return {
+        check_name("group", group): {check_name("group", sender) for sender in senders}
+        for group, senders in hears.items()
+    }
+
+
+def _columns(edges: object) -> tuple[IdColumn, IdColumn]:
+    """Return the senders and the hearers of a graph; raise ConfigError, InvalidAddress."""
+    try:
+        found = list(read_network(edges, "", "edges", ids=False).edges)
+    except RuleError as error:
+        raise ConfigError(str(error)) from None
+    return IdColumn.of([sender for sender, _ in found]), IdColumn.of([hearer for _, hearer in found])

@@ -40,6 +40,16 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
     return plans
 
 
+def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
+    """Return for each group the groups with an agent whose neighbours it hosts."""
+    owners = {agent: plan.name for plan in plans for agent in plan.agents}
+    found: dict[str, set[str]] = {plan.name: set() for plan in plans}
+    for plan in plans:
+        for owner in {owners.get(agent) for agents in plan.neighbours for agent in agents} - {None}:
+            found[str(owner)].add(plan.name)
+    return found
+
+
 def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterable[AgentId]]:
     if isinstance(agents, bool) or agents is None or isinstance(agents, str | bytes | float):
         raise ConfigError(f"agents={agents!r} must be a number of agents, their ids, or a DataFrame")

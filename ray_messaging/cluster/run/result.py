@@ -12,8 +12,8 @@ class Result:
     """The result of `messaging.run`: plain and picklable.
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. `fates` counts the
-    messages of all steps since the experiment began, by fate. `digests` maps each of the last 64 steps to the digest of its messages, in
-    hex, with `Steps(digest=True)`.
+    messages of all steps since the experiment began, by fate. `digests` maps each of the last 64 steps to the digest of
+    its messages, in hex, with `Steps(digest=True)`.
     """
 
     states: dict[Any, Any]

@@ -12,13 +12,13 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray_messaging.cluster.handles.actor_calls import translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 from ray_messaging.cluster.lifecycle import leave, remote
-from ray_messaging.cluster.run.plan import plan_groups
+from ray_messaging.cluster.run.plan import plan_groups, senders_of
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.steps.step_loop import check_until
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
@@ -59,6 +59,8 @@ def run(
         plan_refs = {plan.name: ray.put(plan) for plan in plans}
         # All groups are there before the first step begins.
         _results([actors[name].open.remote(messaging, plan) for name, plan in plan_refs.items()])
+        if graph is not None and messaging.steps.wait_for == WaitFor.SENDERS:
+            messaging.steps.declare(senders_of(plans))
         refs = [
             actors[name].run.remote(messaging, plan, model, until, options, shared_ref)
             for name, plan in plan_refs.items()

@@ -43,7 +43,6 @@ class Member:
 
     since: int
     closed: int
-    hears: frozenset[str] | None
     until: int | None = None
     open: int | None = None
     attempt: int = 0
@@ -74,9 +73,10 @@ class Member:
 
 @dataclass
 class StepData:
-    """Steps of one experiment; without settings it has none."""
+    """Steps of one experiment; without settings it has none. `hears` are groups by group and first step (None: all)."""
 
     settings: StepSettings | None = None
+    wait_for: WaitFor = WaitFor.ALL
     sealed: int = -1
     latest: int = -1
     target: int | None = None
@@ -84,6 +84,7 @@ class StepData:
     joined: int = 0
     entry: int = 0
     members: dict[str, Member] = field(default_factory=dict)
+    hears: dict[str, dict[int, frozenset[str] | None]] = field(default_factory=dict)
     boxes: dict[str, Box] = field(default_factory=dict)
     records: defaultdict[int, dict[str, ClosedStep]] = field(default_factory=lambda: defaultdict(dict))
     outside: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -160,15 +161,29 @@ class StepData:
 
     # -- the barrier ----------------------------------------------------------------------------------------------
 
-    def obstacle(self, step: int, hears: frozenset[str] | None) -> Waiting | None:
+    def heard(self, group: str, step: int) -> frozenset[str] | None:
+        """Return the groups that a group waits for in a step; None: all."""
+        return None if self.wait_for == WaitFor.ALL else self.declared(group, step)
+
+    def declared(self, group: str, step: int) -> frozenset[str] | None:
+        """Return the groups that a group hears in a step; None: all."""
+        found = self.hears.get(group, {})
+        return found[max(begun)] if (begun := [first for first in found if first <= step]) else None
+
+    def declare(self, group: str, senders: frozenset[str] | None, at: int) -> None:
+        """Have a group hear these groups from a step on."""
+        kept = {first: old for first, old in self.hears.get(group, {}).items() if first < at}
+        needed = max((first for first in kept if first <= self.sealed + 1), default=0)
+        self.hears[group] = {first: old for first, old in kept.items() if first >= needed} | {at: senders}
+
+    def obstacle(self, group: str, step: int) -> Waiting | None:
         """Return the reason against opening a step; None: it can be opened."""
         settings = self.given
         if step == 0 and self.joined < settings.groups:
             return self._waiting(step, Reason.MISSING, [], settings.groups - self.joined)
         if self.target is not None and step > self.target:
             return self._waiting(step, Reason.PAUSED, [])
-        heard = None if settings.wait_for == WaitFor.ALL else hears
-        if late := self._behind(step - 2, heard):
+        if late := self._behind(step - 2, self.heard(group, step)):
             return self._waiting(step, Reason.GROUPS, late)
         if step > self.sealed + settings.window:
             return self._waiting(step, Reason.WINDOW, self._behind(step - settings.window - 1, None))
@@ -206,7 +221,7 @@ class StepData:
                 del self.records[step]
             self.drop()
             self.tell()
-        elif settings.wait_for == WaitFor.SENDERS or min(others, default=self.latest) > self.sealed:
+        elif self.wait_for == WaitFor.SENDERS or min(others, default=self.latest) > self.sealed:
             self.tell()  # perhaps the supervisor is the only one that the step waits for
         return outgoing
 

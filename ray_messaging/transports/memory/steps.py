@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.memory.box_call import BoxCall
@@ -14,6 +14,7 @@ from ray_messaging.transports.steps.errors import (
     not_closable,
     overtaken,
     too_far,
+    too_late,
     without_steps,
 )
 from ray_messaging.transports.steps.values import (
@@ -66,12 +67,13 @@ class MemorySteps:
     async def begin(self, settings: StepSettings) -> StepSettings:
         """Set the experiment's steps up, unless they are; return the settings that hold."""
         data = self._exp.steps
-        data.settings = data.settings or settings
+        if data.settings is None:
+            data.settings, data.wait_for = settings, settings.wait_for
         return data.settings
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def join(self, group: str, hears: Sequence[str] | None = None) -> int:
+    async def join(self, group: str) -> int:
         """Make a group a member, and its mailbox stepped; return the first step in which it counts."""
         data, before = self._data, self._data.members.get(group)
         if before is not None and before.until is None:
@@ -79,7 +81,7 @@ class MemorySteps:
         if before is not None and before.counts:
             raise leaving(group)
         since = max(0 if data.latest < 0 else data.latest + 2, data.sealed + 1)
-        member = Member(since, since - 1, None if hears is None else frozenset(hears))
+        member = Member(since, since - 1)
         if before is not None:
             member.attempt, member.driver, member.lease_s = before.attempt, before.driver, before.lease_s
             member.beat, member.state = before.beat, before.state
@@ -88,6 +90,26 @@ class MemorySteps:
         self._seal()  # where all others count from a later step, too
         data.tell()
         return since
+
+    async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
+        """Declare which groups may send to a group; raise ConfigError where it is too late for that."""
+        data, at = self._data, max(at_step or 0, 0)
+        wanted = {group: None if senders is None else frozenset(senders) for group, senders in hears.items()}
+        changed = {
+            group: senders
+            for group, senders in wanted.items()
+            if data.declared(group, max(at, data.latest + 1)) != senders
+        }
+        if changed and data.latest >= 0 and at < data.latest + 2:
+            raise too_late(at_step, data.latest)
+        for group, senders in changed.items():
+            data.declare(group, senders, at)
+        if changed:
+            data.tell()
+
+    async def wait_for_all(self) -> None:
+        """Have each group wait for all others, whatever the settings say."""
+        self._data.wait_for = WaitFor.ALL
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
         """End a membership; return the first step in which the group does not count."""
@@ -155,7 +177,7 @@ class MemorySteps:
             raise too_far(group, step, member.closed)
         member.beat += 1
         if member.open != step:
-            against = data.unfinished(step) if group == SUPERVISOR else data.obstacle(step, member.hears)
+            against = data.unfinished(step) if group == SUPERVISOR else data.obstacle(group, step)
             if against is not None:
                 return against
             data.abandon(member)
@@ -190,11 +212,8 @@ class MemorySteps:
 
     def _refused(self, group: str, member: Member, step: int, closing: Closing) -> Refused | None:
         boxes = {name: rows for name, (rows, _) in member.sent.items() if not name.startswith(":")}
-        deaf = []
-        if self._data.given.wait_for == WaitFor.SENDERS:
-            mailboxes = dict.fromkeys(name.rpartition("@")[0] for name in boxes)
-            hearers = [(name, self._data.members[name]) for name in mailboxes if name in self._data.members]
-            deaf = [name for name, hearer in hearers if hearer.hears is not None and group not in hearer.hears]
+        read = [(name, self._data.heard(name, int(at))) for name, _, at in (box.rpartition("@") for box in boxes)]
+        deaf = dict.fromkeys(name for name, heard in read if heard is not None and group not in {name, *heard})
         rows = sum(boxes.values())
         return Refused(step, rows, tuple(deaf)) if deaf or rows != closing.rows else None
 
@@ -290,4 +309,5 @@ class MemorySteps:
             if member.counts
         }
         supervisor = groups.pop(SUPERVISOR, None)
-        return Progress(data.sealed, data.latest, data.target, groups, dict(data.holds), f"{data.news}-0", supervisor)
+        holds, news = dict(data.holds), f"{data.news}-0"
+        return Progress(data.sealed, data.latest, data.target, groups, holds, news, data.wait_for, supervisor)

@@ -1,7 +1,7 @@
 """Steps of an experiment on a Redis or Valkey server."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from ray_messaging.transports.steps.errors import (
     not_closable,
     overtaken,
     too_far,
+    too_late,
     unknown_group,
     without_steps,
 )
@@ -38,6 +39,7 @@ from ray_messaging.transports.steps.values import (
     StepSettings,
     StepTag,
     Taken,
+    WaitFor,
     Waiting,
 )
 from ray_messaging.transports.transport import FrameFate, SendReply, SendRequest, SendStatus
@@ -73,17 +75,31 @@ class RedisSteps:
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def join(self, group: str, hears: Sequence[str] | None = None) -> int:
+    async def join(self, group: str) -> int:
         """Make a group a member, and its mailbox stepped; return the first step in which it counts."""
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]
-        since = await self._link.script(
-            "join_steps", keys, [*self._of(group), "*" if hears is None else ",".join(hears)]
-        )
+        since = await self._link.script("join_steps", keys, self._of(group))
         if since == -1:
             raise leaving(group)
         if since == -2:
             raise without_steps(self._keys.exp_id)
         return int(since)
+
+    async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
+        """Declare which groups may send to a group; raise ConfigError where it is too late for that."""
+        args = [self._keys.prefix, "" if at_step is None else at_step]
+        for group, senders in hears.items():
+            args += [group, "*" if senders is None else ",".join(sorted(senders))]
+        latest = await self._link.script("declare_senders", [self._steps, self._keys.steps("hears")], args)
+        if latest == -2:
+            raise without_steps(self._keys.exp_id)
+        if latest != -1:
+            raise too_late(at_step, latest)
+
+    async def wait_for_all(self) -> None:
+        """Have each group wait for all others, whatever the settings say."""
+        if await self._link.script("wait_for_all", [self._steps], [self._keys.prefix]) == -2:
+            raise without_steps(self._keys.exp_id)
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
         """End a membership; return the first step in which the group does not count."""
@@ -246,7 +262,7 @@ class RedisSteps:
         reply = await self._link.script("read_progress", keys, [self._keys.prefix])
         if not reply:
             raise without_steps(self._keys.exp_id)
-        (sealed, latest, target, news), holds, *members = reply
+        (sealed, latest, target, news, mode), holds, *members = reply
         groups = {name.decode(): _group(fields) for name, *fields in members}
         supervisor = groups.pop(SUPERVISOR, None)
         return Progress(
@@ -256,6 +272,7 @@ class RedisSteps:
             groups,
             {name.decode(): int(through) for name, through in zip(holds[::2], holds[1::2], strict=True)},
             (news or b"0-0").decode(),
+            WaitFor(mode.decode()),
             supervisor,
         )
 

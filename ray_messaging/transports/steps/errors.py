@@ -48,6 +48,15 @@ def too_far(group: str, step: int, closed: int) -> ValueError:
     return ValueError(f"group {group!r} cannot open step {step}: the last one that it closed is {closed}")
 
 
+def too_late(at_step: int | None, latest: int) -> ConfigError:
+    """Build the error for another graph of groups than the one that a step has begun with."""
+    asked = "the steps have begun" if at_step is None else f"at_step={at_step}"
+    return ConfigError(
+        f"{asked}: step {latest} is open, and its messages are for the groups that were declared before. Declare other "
+        f"ones with at_step={latest + 2} or later"
+    )
+
+
 def not_closable(group: str, step: int, closed: int) -> ValueError:
     """Build the error for closing a step that is not open."""
     return ValueError(f"group {group!r} cannot close step {step}, which it has not opened; it has closed {closed}")

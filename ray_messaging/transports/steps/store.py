@@ -14,13 +14,15 @@ The protocol:
    published then, once. The boxes of the step are deleted, up to the holds.
 7. When a group can open step v, its box is final. Reading changes nothing, so any process may read it again.
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open one.
-9. A group that must wait gets a place in the news; `wait` returns when there is news after it.
-10. The supervisor is a member without a mailbox. It opens a step when all others have closed it; its close seals it.
+9. In WaitFor.SENDERS a group waits for the groups that it hears; a step that sends to one that does not hear it is not
+   closed.
+10. A group that must wait gets a place in the news; `wait` returns when there is news after it.
+11. The supervisor is a member without a mailbox. It opens a step when all others have closed it; its close seals it.
     Its frames in the box of a mailbox are messages, or change those of the groups in the same step.
-11. Every call may be repeated, also late: it has its effect once, and a fenced driver's call has none.
+12. Every call may be repeated, also late: it has its effect once, and a fenced driver's call has none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from ray_messaging.transports.steps.values import (
@@ -55,11 +57,19 @@ class StepStore(Protocol):
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def join(self, group: str, hears: Sequence[str] | None = None) -> int:
-        """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts.
+    async def join(self, group: str) -> int:
+        """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts."""
 
-        Args: hears are the groups that may send to it; None: all.
+    async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
+        """Declare which groups may send to a group, besides itself (None: all), for all that it reads from a step on.
+
+        It holds in WaitFor.SENDERS, for groups that join later, too. What holds already may be declared at any time.
+
+        Raises: ConfigError where somebody may have sent for the step already.
         """
+
+    async def wait_for_all(self) -> None:
+        """Have each group wait for all others from now on, whatever the settings say."""
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
         """End a membership; return the first step in which the group does not count.

@@ -14,10 +14,10 @@ PUBLICATIONS = ":out"  # the box of messages for plain channels
 
 
 class WaitFor(StrEnum):
-    """Groups that a group waits for before it opens a step."""
+    """Groups that a group waits for before it opens a step: all, or those that it hears."""
 
     ALL = "all"
-    SENDERS = "senders"  # those that it hears
+    SENDERS = "senders"
 
 
 class StepSettings(NamedTuple):
@@ -36,7 +36,7 @@ class StepSettings(NamedTuple):
     @classmethod
     def of(cls, steps: Steps) -> "StepSettings":
         """Return the settings that a user gave, and our defaults for the rest."""
-        return cls(steps.seed, groups=steps.groups or 0, digest=steps.digest)
+        return cls(steps.seed, WaitFor(steps.wait_for), groups=steps.groups or 0, digest=steps.digest)
 
 
 class Driver(NamedTuple):
@@ -205,6 +205,7 @@ class Progress(NamedTuple):
     """Progress of all groups; steps are -1 where there is none yet.
 
     `target` is the last step that may be opened (None: no end). `holds` are the last steps that each hold has handled.
+    `wait_for` is the mode that holds.
     The supervisor (None: there is none) is not among the groups; `supervised_by` is its name for people.
     """
 
@@ -214,6 +215,7 @@ class Progress(NamedTuple):
     groups: dict[str, GroupProgress]
     holds: dict[str, int]
     news: str
+    wait_for: WaitFor = WaitFor.ALL
     supervisor: GroupProgress | None = None
     supervised_by: str = SUPERVISOR
 

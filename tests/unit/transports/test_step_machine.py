@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from ray_messaging.errors import AlreadyExists, Fenced
+from ray_messaging.errors import AlreadyExists, ConfigError, Fenced
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.steps.values import (
     OUTSIDE,
@@ -56,9 +56,10 @@ class StepMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         transport = MemoryTransport(MemoryServer(), "town")
         self.steps, self.data = transport.steps, transport.exp.steps
-        self.hears = hears
         given = StepSettings(wait_for=wait_for, window=window, groups=expected, horizon=HORIZON, lag=2)
         self.do(self.steps.begin(given))
+        self.do(self.steps.declare(hears))
+        self.graph = {(name, 0): senders for name, senders in hears.items()}
         if held:
             self.do(self.steps.hold("log", -1))
         self.frames = self.tasks = 0
@@ -91,11 +92,11 @@ class StepMachine(RuleBasedStateMachine):
     @rule(group=groups)
     def join(self, group):
         try:
-            since = self.do(self.steps.join(group, self.hears[group]))
+            since = self.do(self.steps.join(group))
         except AlreadyExists:
             assert self.data.members[group].until is not None
         else:
-            assert self.do(self.steps.join(group, self.hears[group])) == since
+            assert self.do(self.steps.join(group)) == since
 
     @rule(group=groups, at_once=st.booleans())
     def leave(self, group, at_once):
@@ -200,7 +201,7 @@ class StepMachine(RuleBasedStateMachine):
             return
         if isinstance(answer, Refused):
             assert answer.deaf
-            assert all(attempt.group not in self.hears[name] for name in answer.deaf)
+            assert all(self.is_deaf(name, attempt) for name in answer.deaf)
             assert self.seen() == before
             return
         assert isinstance(answer, Committed)
@@ -210,6 +211,37 @@ class StepMachine(RuleBasedStateMachine):
             attempt.step = None
             if isinstance(answer.following, Opened):
                 self.opened(attempt, answer.following)
+
+    def hears(self, group, step):
+        """Return the groups that a group hears in a step, as they were declared; None: all."""
+        return self.graph[group, max(first for name, first in self.graph if name == group and first <= step)]
+
+    def is_deaf(self, group, attempt):
+        """Tell whether an attempt wrote to a group that does not hear it."""
+        tag = StepTag(attempt.group, attempt.step, attempt.attempt)
+        read = [int(box.rpartition("@")[2]) for box, _ in self.wrote[tag] if box.startswith(f"{group}@")]
+        return any((heard := self.hears(group, step)) is not None and attempt.group not in heard for step in read)
+
+    @rule(group=groups, senders=st.none() | st.sets(groups), ahead=st.none() | st.integers(0, 4))
+    def declare(self, group, senders, ahead):
+        before, latest = self.seen(), self.data.latest
+        at = None if ahead is None else latest + ahead
+        try:
+            self.do(self.steps.declare({group: senders}, at))
+        except ConfigError:
+            assert latest >= 0
+            assert at is None or at < latest + 2
+            assert self.seen() == before
+            return
+        at = max(at or 0, 0)
+        if self.hears(group, max(at, latest + 1)) != senders:
+            assert latest < 0 or at >= latest + 2
+            self.graph = {key: old for key, old in self.graph.items() if key[0] != group or key[1] < at}
+            self.graph[group, at] = senders
+
+    @rule()
+    def wait_for_all(self):
+        self.do(self.steps.wait_for_all())
 
     # -- others -------------------------------------------------------------------------------------------------------
 
@@ -241,7 +273,8 @@ class StepMachine(RuleBasedStateMachine):
     @invariant()
     def some_group_can_go_on(self):
         counting = [member for member in self.data.members.values() if member.counts]
-        against = [self.data.obstacle(member.closed + 1, member.hears) for member in counting if member.open is None]
+        members = [(name, member) for name, member in self.data.members.items() if member.counts]
+        against = [self.data.obstacle(name, member.closed + 1) for name, member in members if member.open is None]
         stuck = [waiting for waiting in against if waiting is not None and waiting.reason not in EXTERNAL]
         assert not counting or len(stuck) < len(counting)
 

@@ -93,7 +93,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
     "requeue": ("mailbox_limit", "entry_order", "dead_letter_retention", "step_box"),
     **dict.fromkeys(("join_steps", "leave_steps", "open_step", "close_step"), _STEPS),
-    **dict.fromkeys(("target_steps", "hold_boxes", "read_progress"), _STEPS),
+    **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders"), _STEPS),
     **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
     "send_to_boxes": ("step_box",),
 }

@@ -1,16 +1,18 @@
 -- Shared by the scripts of steps: who may open a step, and what a seal does. `prefix` is that of the experiment's keys.
 --
--- steps         hash: settings (JSON), wait_for (all, senders), groups, window, horizon, lag, box_rows, box_bytes: see
---               StepSettings; sealed = last step that all groups have closed, latest = last one that some group has opened,
+-- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, box_rows,
+--               box_bytes: see StepSettings; sealed = last step that all groups have closed, latest = last one that some group has opened,
 --               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
 --               joined = how many groups have joined, news = last entry of steps:news
+-- steps:hears   hash: group -> groups that may send to it: <first step read>:<names with commas, * for all>, with ; between,
+--               ascending by step (none: all)
 -- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
 -- steps:holds   hash: name -> last step the boxes of which it has handled
 -- steps:news    stream: an entry (e = what) wakes those who wait
 -- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, outside = rows from outside
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
 --               open (none: no step is), attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with
---               each sign of life, changed = ms of the last change, state, hears = groups, with commas (none: all)
+--               each sign of life, changed = ms of the last change, state
 --               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
 -- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
 local SUPERVISOR = ':rules'
@@ -132,8 +134,17 @@ local function unfinished(prefix, step)
   return nil
 end
 
+-- The groups that a group hears in a step, with commas; nil: all.
+local function heard(prefix, group, step)
+  local found = '*'
+  for from, names in (redis.call('HGET', prefix .. 'steps:hears', group) or ''):gmatch('(%d+):([^;]*)') do
+    if tonumber(from) <= step then found = names end
+  end
+  return found ~= '*' and found or nil
+end
+
 -- What speaks against opening a step: an answer of open_step, or nil.
-local function obstacle(prefix, step, hears)
+local function obstacle(prefix, group, step)
   local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'target', 'news', 'wait_for', 'window', 'lag', 'groups',
                          'joined')
   local sealed, news = tonumber(now[1]), now[3]
@@ -141,11 +152,12 @@ local function obstacle(prefix, step, hears)
     return waiting('missing', news, {}, tonumber(now[7]) - tonumber(now[8] or 0))
   end
   if now[2] and step > tonumber(now[2]) then return waiting('paused', news, {}) end
-  if now[4] == 'senders' and hears then
+  local hears = now[4] == 'senders' and heard(prefix, group, step)
+  if hears then
     local late = {}
-    for group in hears:gmatch('[^,]+') do
-      local closed = redis.call('ZSCORE', prefix .. 'steps:closed', group)
-      if closed and tonumber(closed) < step - 1 then late[#late + 1] = group end
+    for name in hears:gmatch('[^,]+') do
+      local closed = redis.call('ZSCORE', prefix .. 'steps:closed', name)
+      if closed and tonumber(closed) < step - 1 then late[#late + 1] = name end
     end
     if #late > 0 then return waiting('groups', news, late) end
   elseif sealed < step - 1 then
@@ -165,7 +177,7 @@ end
 -- group has left; {4, closed} it is beyond the next one
 local function open_step(prefix, group, attempt, step)
   local key = prefix .. 'step:' .. group
-  local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'hears')
+  local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until')
   local has = has_group(now[1], attempt)
   if has ~= 1 then return {has} end
   local closed = tonumber(now[2])
@@ -174,7 +186,7 @@ local function open_step(prefix, group, attempt, step)
   redis.call('HINCRBY', key, 'beat', 1)
   if now[3] ~= string.format('%.0f', step) then
     local against
-    if group == SUPERVISOR then against = unfinished(prefix, step) else against = obstacle(prefix, step, now[5]) end
+    if group == SUPERVISOR then against = unfinished(prefix, step) else against = obstacle(prefix, group, step) end
     if against then return against end
     redis.call('HSET', key, 'open', step, 'changed', milliseconds())
     redis.call('UNLINK', key .. ':sent')

@@ -27,17 +27,18 @@ if now[3] ~= ARGV[4] then return {3, tonumber(now[2])} end
 
 -- First it is decided, then written.
 local sent, boxes, rows = redis.call('HGETALL', key .. ':sent'), {}, 0
-local checks, deaf, known = redis.call('HGET', KEYS[1], 'wait_for') == 'senders', {2, 0}, {}
+local checks, deaf, known = redis.call('HGET', KEYS[1], 'wait_for') == 'senders', {2, 0}, {[group] = true}
 for i = 1, #sent, 2 do
   local box = sent[i]:match('^r:(.*)$')
   if box then
-    local count, mailbox = tonumber(sent[i + 1]:match('^%d+')), box:match('^(.*)@')
+    local count, mailbox, read = tonumber(sent[i + 1]:match('^%d+')), box:match('^(.*)@(%d+)$')
     boxes[#boxes + 1] = {box, count}
     if mailbox:sub(1, 1) ~= ':' then
       rows = rows + count
-      local hears = checks and not known[mailbox] and redis.call('HGET', prefix .. 'step:' .. mailbox, 'hears')
-      known[mailbox] = true
-      if hears and not (',' .. hears .. ','):find(',' .. group .. ',', 1, true) then deaf[#deaf + 1] = mailbox end
+      local hears = checks and not known[mailbox] and heard(prefix, mailbox, tonumber(read))
+      if hears and not (',' .. hears .. ','):find(',' .. group .. ',', 1, true) then
+        deaf[#deaf + 1], known[mailbox] = mailbox, true
+      end
     end
   end
 end

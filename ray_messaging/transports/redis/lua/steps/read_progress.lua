@@ -3,9 +3,9 @@
 --
 -- KEYS[1] steps, KEYS[2] steps:closed, KEYS[3] steps:holds: see step_barrier.lua
 -- ARGV[1] prefix of this experiment's keys
--- Returns {{sealed, latest, target or false, news}, {hold, last step...}, then for each group {its name, closed, open or
+-- Returns {{sealed, latest, target or false, news, mode}, {hold, last step...}, then for each group {its name, closed, open or
 -- false, task, start, ms since its last change, since, until or false}}; nothing: the experiment has no steps
-local now = redis.call('HMGET', KEYS[1], 'sealed', 'latest', 'target', 'news')
+local now = redis.call('HMGET', KEYS[1], 'sealed', 'latest', 'target', 'news', 'wait_for')
 if not now[1] then return {} end
 local reply, clock = {now, redis.call('HGETALL', KEYS[3])}, milliseconds()
 for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
