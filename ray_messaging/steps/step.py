@@ -1,12 +1,13 @@
 """One open step of a group, and its parts."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
-from ray_messaging.errors import InvalidParts, UnknownName
+from ray_messaging.errors import ConfigError, InvalidParts, UnknownName
 from ray_messaging.message import Messages
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.inbox import StepInbox
@@ -60,7 +61,12 @@ class StepPart:
         return agent_generator(self.seed, self.number, check_id(agent))
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
-        """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `agents`."""
+        """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `agents`.
+
+        Raises: ConfigError unless k is a number of at least 0.
+        """
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
+            raise ConfigError(f"uniform({k!r}): write how many numbers each agent gets")
         return uniform_rows(self.seed, self.number, self.places, k)
 
     def send(
@@ -114,6 +120,12 @@ class Step(StepPart):
         super().__init__(number, seed=seed, agents=agents, inbox=inbox, sends=sends)
         self._state = state
         self._state_bytes = state_bytes
+
+    def __reduce__(self) -> Any:  # noqa: ANN401 - it never returns
+        raise ConfigError(
+            f"step {self.number} stays with its loop: give other tasks parts of it, by `step.split(n)`, and take their "
+            "sends by `step.join(parts)`"
+        )
 
     def split(self, n: int) -> list[StepPart]:
         """Return the step as at most n parts, each with some of the agents, for tasks that run beside each other.

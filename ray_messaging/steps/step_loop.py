@@ -164,7 +164,9 @@ class StepLoop:
                 raise AlreadyExists(
                     f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
                     "time. End that task, or let it drive on",
-                    name=self._group,
+                    kind="driver",
+                    value=self._group,
+                    owner=again.driver.task,
                 )
             found = again
         return found

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class StepSends:
         self._topic: str | None = None
         self._topic_rows: list[_Row] = []
         self._over = False
+        self._thread: int | None = None  # that sends
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes)
@@ -87,6 +89,7 @@ class StepSends:
     ) -> None:
         """Add n messages given as columns; raises as `add`, and InvalidColumns, before any of them is added."""
         self._check_whole()
+        self._check_thread()
         deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         found = [self.agents.find(chunk.from_ids) for chunk in chunks]
@@ -136,6 +139,17 @@ class StepSends:
         if self._parts is not None:
             self._parts.check_whole()
 
+    def _check_thread(self) -> None:
+        """Raise ConfigError in another thread than that of the first send: the order of sends would be by chance."""
+        thread = get_ident()
+        if self._thread is None:
+            self._thread = thread
+        elif self._thread != thread:
+            raise ConfigError(
+                f"step {self.step} has sent from another thread: send from one, and give other threads parts of the "
+                "step, by `step.split(n)`"
+            )
+
     def _sealed(self) -> list[EncodedBatch]:
         """Return the batches with their payloads as bytes, which pickle fast."""
         self._close_rows()
@@ -172,12 +186,14 @@ class StepSends:
     def _begin(self, subtopic: str, deliver_at: int | None) -> None:
         """Add the next rows to those of a subtopic and a step of delivery; raise Closed where the step is over."""
         self._check_whole()
+        self._check_thread()
         deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
         self._topic = topic if deliver_at is None else None
         self._topic_rows = self._rows.setdefault((topic, deliver), [])
 
     def _hosted(self, from_id: AgentId) -> tuple[object, AgentId, int]:
         """Return an id as it was given, its canonical form and its place; raise InvalidAddress, UnknownSender."""
+        self._check_thread()
         sender = check_id(from_id)
         place = self.agents.place(sender)
         if place < 0:
@@ -240,7 +256,11 @@ class StepSends:
         if deliver_at is None:
             return self.step + 1
         low, high = self.step + 1, self.step + self.horizon
-        if not isinstance(deliver_at, int | np.integer) or not low <= deliver_at <= high:
+        if (
+            isinstance(deliver_at, bool)
+            or not isinstance(deliver_at, int | np.integer)
+            or not low <= deliver_at <= high
+        ):
             raise ConfigError(
                 f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at "
                 f"most {self.horizon} steps ahead, in step {high}"

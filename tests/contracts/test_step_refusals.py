@@ -1,0 +1,266 @@
+"""Bad input in steps: each is a typed error that says what to do, and nothing of the step is lost."""
+
+import asyncio
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+
+from ray_messaging import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    Fenced,
+    InvalidAddress,
+    InvalidColumns,
+    InvalidPayload,
+    Messager,
+    MessagingConfig,
+    Outgoing,
+    PayloadTooLarge,
+    StepAborted,
+    StepFailed,
+    Steps,
+    UnknownName,
+    UnknownSender,
+)
+from ray_messaging.cluster.actors.group.group_steps import GroupSteps
+from ray_messaging.cluster.actors.interceptor_host import begin_steps
+from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.spec import InterceptorSpec
+from ray_messaging.cluster.step_calls import StepDone, StepDriver
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import StepSettings
+
+AGENTS = [1, 2, "ann"]
+
+
+@pytest.fixture(params=["memory", "redis"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue("redis_config")
+
+
+@pytest.fixture
+async def group(server, exp_id):
+    settings = MessagingConfig(state_bytes=1000, payload_bytes=1000)
+    async with Messager(server, exp_id, name="all", settings=settings) as messager:
+        await messager.engine.transport.steps.begin(StepSettings(seed=7))
+        await messager.host_agents(AGENTS, ["agent-chat"])
+        yield messager
+
+
+def heard(step):
+    return [(message.from_id, message.to_id, message.payload["n"]) for message in step.messages]
+
+
+LOOP = {}
+LOOP["me"] = LOOP
+BAD_SENDS = [
+    ((3, 1, {}), UnknownSender, "3 is no agent of this group"),
+    (("bob", 1, {}), UnknownSender, "'bob' is no agent of this group"),
+    ((1.5, 1, {}), InvalidAddress, "1.5"),
+    ((None, 1, {}), InvalidAddress, "None"),
+    ((True, 1, {}), InvalidAddress, "True"),
+    ((1, 2.5, {}), InvalidAddress, "2.5"),
+    ((1, None, {}), InvalidAddress, "None"),
+    ((1, b"ann", {}), InvalidAddress, "ann"),
+    ((1, 2**70, {}), InvalidAddress, str(2**70)),
+    ((1, 2, "text"), InvalidPayload, "must be a dict"),
+    ((1, 2, {"object": object()}), InvalidPayload, "cannot become JSON"),
+    ((1, 2, LOOP), InvalidPayload, "cannot become JSON"),
+    ((1, 2, {"text": "x" * 1000}), PayloadTooLarge, "the limit is 1,000"),
+]
+BAD_COLUMNS = [
+    (([1, 3], [1, 1], {}), UnknownSender, "3 is no agent of this group"),
+    ((None, [1, 1], {}), UnknownSender, "None is no agent"),
+    (([1, 1.5], [1, 1], {}), InvalidAddress, "1.5"),
+    (([1, 1], [1, None], {}), InvalidAddress, "None"),
+    ((np.array([1.0, 1.0]), [1, 1], {}), InvalidAddress, r"1\.0"),
+    (([1, 1], [2], {}), InvalidColumns, "2 from_ids, 1 to_ids"),
+    (([1, 1], [2, 2], [{}]), InvalidColumns, "1 payloads"),
+    (([1, 1], [2, 2], "ab"), InvalidColumns, "list of dicts"),
+    (([1, 1], [2, 2], [{}, {"object": object()}]), InvalidPayload, "row 1"),
+    (([1, 1], [2, 2], [{}, {"text": "x" * 1000}]), PayloadTooLarge, "row 1"),
+]
+
+
+async def test_a_send_that_is_refused_leaves_those_before_and_after_it(group):
+    async for step in group.steps(until=2):
+        if step.number == 1:
+            assert heard(step) == [(1, 2, n) for n in range(len(BAD_SENDS) + len(BAD_COLUMNS))]
+            assert [message.id for message in step.messages] == [f"0-{n}-1" for n in range(len(step.messages))]
+            return
+        for n, (arguments, error, text) in enumerate(BAD_SENDS):
+            with pytest.raises(error, match=text):
+                step.send(*arguments)
+            step.send(1, 2, {"n": n})
+        for n, (arguments, error, text) in enumerate(BAD_COLUMNS, len(BAD_SENDS)):
+            with pytest.raises(error, match=text):
+                step.send_columns(*arguments)
+            step.send_columns([1], [2], [{"n": n}])
+
+
+@pytest.mark.parametrize("deliver_at", [1, 0, -1, 66, 2.0, "3", True])
+async def test_a_message_is_read_in_a_later_step_within_the_horizon(group, deliver_at):
+    async for step in group.steps(until=2):
+        if step.number == 1:
+            for call in (partial(step.send, 1, 2, {}), partial(step.send_columns, [1], [2], {})):
+                with pytest.raises(ConfigError, match="from step 2 on, and at most 64 steps ahead, in step 65"):
+                    call(deliver_at=deliver_at)
+
+
+@pytest.mark.parametrize("subtopic", ["", "a:b", "*", 3])
+async def test_a_subtopic_that_cannot_be(group, subtopic):
+    async for step in group.steps(until=1):
+        with pytest.raises(InvalidAddress):
+            step.send(1, 2, {}, subtopic=subtopic)
+        with pytest.raises(InvalidAddress):
+            step.send_columns([1], [2], {}, subtopic=subtopic)
+
+
+async def test_a_state_that_is_refused_leaves_the_one_before(group):
+    async for step in group.steps(until=2):
+        if step.number == 1:
+            assert step.state == b"kept"
+            return
+        step.state = b"kept"
+        with pytest.raises(PayloadTooLarge, match=r"1,001 bytes, the limit is 1,000: .*state_bytes"):
+            step.state = b"x" * 1001
+        with pytest.raises(InvalidPayload, match=r"step\.state"):
+            step.state = {"a": "dict"}
+
+
+async def test_agents_and_numbers_that_are_none(group):
+    async for step in group.steps(until=1):
+        with pytest.raises(UnknownName, match="agent 3 is none of the 3 agents"):
+            step.inbox(3)
+        with pytest.raises(InvalidAddress):
+            step.inbox(None)
+        with pytest.raises(InvalidAddress):
+            step.rng(1.5)
+        for k in (-1, 1.5, "2", True):
+            with pytest.raises(ConfigError, match="how many numbers"):
+                step.uniform(k)
+
+
+async def first_of(group):
+    return next(message async for message in group)
+
+
+async def test_a_group_in_steps_sends_and_receives_in_its_steps_only(group):
+    channel = group.get_agent_chat_channel(2)
+    calls = [
+        partial(group.send_message, channel, {}, 1),
+        partial(group.send_messages, [Outgoing.to_agent(2, {}, 1)]),
+        partial(group.send_columns, [1], [2], {}),
+        partial(group.fetch_messages),
+        partial(group.fetch_messages, timeout=0.1, commit="acked"),
+        partial(group.ack),
+        partial(first_of, group),
+        partial(group.transaction().__aenter__),
+    ]
+    async for step in group.steps(until=2):
+        assert heard(step) == [(1, 2, 0)] * step.number
+        for call in calls:
+            with pytest.raises(ConfigError, match="in its steps"):
+                await call()
+        with pytest.raises(ConfigError, match="loop"):
+            group.step = 4
+        step.send(1, 2, {"n": 0})
+
+
+async def test_a_step_that_is_over_takes_nothing(group):
+    steps = [step async for step in group.steps(until=2)]
+    for step in steps:
+        for call in (partial(step.send, 1, 2, {}), partial(step.send_columns, [1], [2], {})):
+            with pytest.raises(Closed, match=f"step {step.number} is over: send, and set the state, in the step that"):
+                call()
+        with pytest.raises(Closed, match="is over"):
+            step.state = b"late"
+
+
+async def test_another_thread_needs_a_part_of_the_step(group):
+    async for step in group.steps(until=2):
+        assert heard(step) == [(1, 2, 0), (2, 2, 0)] * step.number
+        step.send(1, 2, {"n": 0})
+        for call in (partial(step.send, 2, 2, {}), partial(step.send_columns, [1], [2], {})):
+            with pytest.raises(ConfigError, match=r"another thread: .* by `step.split\(n\)`"):
+                await asyncio.to_thread(call)
+        parts = step.split(3)
+        await asyncio.to_thread(parts[1].send, 2, 2, {"n": 0})
+        step.join(parts)
+
+
+async def test_another_task_needs_a_part_of_the_step(group):
+    async for step in group.steps(until=1):
+        with pytest.raises(ConfigError, match=r"stays with its loop: .* `step.split\(n\)`"):
+            pickle.dumps(step)
+
+
+async def test_a_group_has_one_driver(group):
+    steps = GroupSteps(group)
+    first, second = StepDriver("task 1", "a"), StepDriver("task 2", "b")
+    opened = await steps.advance(first, 3, None)
+    with pytest.raises(AlreadyExists, match=r"'task 1' drives .*End that task") as caught:
+        await steps.advance(second, 3, None)
+    assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
+    assert (await steps.advance(first, 3, StepDone(opened.number, [], b"kept"))).state == b"kept"
+    await steps.end(first)
+
+
+async def test_of_two_processes_with_one_name_the_later_one_drives(group, server, exp_id):
+    steps = group.steps(until=3)
+    (await anext(steps)).send(1, 2, {"n": "never"})
+    async with Messager(server, exp_id, name="all") as successor:
+        await successor.host_agents(AGENTS, ["agent-chat"])
+        async for step in successor.steps(until=3):
+            assert heard(step) == [(1, 2, 1)] * (step.number == 1)
+            if not step.number:
+                with pytest.raises(StepAborted, match="another driver"):
+                    await anext(steps)
+                step.send(1, 2, {"n": 1})
+        with pytest.raises(Fenced, match="End this"):
+            await anext(group.steps(until=4))
+
+
+@pytest.mark.parametrize("other", [Steps(seed=8), Steps(seed=7, digest=True), Steps(seed=7, groups=2), None])
+async def test_a_resume_with_other_steps_names_the_difference(group, exp_id, other):
+    store = group.engine.transport.steps
+    spec = InterceptorSpec(exp_id, "run", MessagingConfig(), (), "resume", None, Steps(seed=7))
+    await begin_steps(store, spec)
+    with pytest.raises(
+        ConfigError, match=r"began with Steps\(seed=7, .* and this start has (Steps|no steps)"
+    ) as caught:
+        await begin_steps(store, InterceptorSpec(exp_id, "run", MessagingConfig(), (), "resume", None, other))
+    assert "on_existing='reset'" in str(caught.value)
+    assert (await store.settings()).seed == 7
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_model_that_raises_leaves_the_step_uncommitted(group, asynchronous):
+    calls, fails = [], {"now": True}
+
+    def person(me, inbox):
+        me.send(2, {"n": me.step})
+        calls.append((me.step, me.id, [message.payload["n"] for message in inbox]))
+        if me.step == 1 and me.id == "ann" and fails["now"]:
+            raise ZeroDivisionError("nobody there")
+
+    async def person_async(me, inbox):
+        person(me, inbox)
+
+    async def drive():
+        society = Society("all", person_async if asynchronous else person)
+        async for step in group.steps(until=3):
+            await society.run(step)
+
+    with pytest.raises(
+        StepFailed, match=r"agent 'ann' of group 'all' in step 1, .*ZeroDivisionError: nobody"
+    ) as caught:
+        await drive()
+    assert (caught.value.agent, caught.value.step, caught.value.group) == ("ann", 1, "all")
+    fails["now"] = False
+    await drive()
+    assert [call for call in calls if call[:2] == (1, 2)] == [(1, 2, [0, 0, 0])] * 2
+    assert calls[-2] == (2, 2, [1, 1, 1])
