@@ -26,6 +26,7 @@ from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.box_frames import batch_of
+from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
@@ -101,6 +102,7 @@ class StepLoop:
         self.committed = -1  # the last step that was committed
         self.state: bytes | None = None  # and what it left
         self.fates: Counter[str] = Counter()  # of what the group sent in all steps up to `committed`
+        self.calls: CallMemory | None = None  # of the open step
         self._account = StepAccount(digest=settings.digest)
 
     async def steps(self, until: int) -> AsyncGenerator[Step, None]:
@@ -131,6 +133,9 @@ class StepLoop:
                 self._host(sender.directory.records[self._group])
                 step = await self._step(opened, taken.attempt, box)
                 sender.begin(number)
+                again = number == taken.closed + 1
+                limit = self._engine.settings.payload_bytes
+                self.calls = CallMemory(self._store, self._group, taken.attempt, number, limit=limit, again=again)
                 yield step
                 self._check_open()
                 counts = await sender.send(step)

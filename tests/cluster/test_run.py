@@ -96,6 +96,32 @@ def test_groups_that_are_killed_change_nothing(start, tmp_path):
 
 
 @pytest.mark.long
+def test_a_call_that_is_remembered_is_made_once_although_its_step_runs_again(start, tmp_path):
+    answers, mark, heard = tmp_path / "answers", tmp_path / "mark", []
+
+    def ask(agent, step):
+        answer = uuid.uuid4().hex
+        with answers.open("a") as file:
+            file.write(f"{step} {agent} {answer}\n")
+        return answer
+
+    async def person(me, inbox):
+        for _ in range(2):
+            me.state.setdefault("heard", []).append([me.step, await me.remember(ask, me.id, me.step)])
+        heard.append(me.step)
+        if heard.count(2) == 10 and not mark.exists():  # the last one of its group
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    result = start().run(person, agents=20, groups=2, until=4)
+    assert mark.exists()
+    made = [line.split() for line in answers.read_text().splitlines()]
+    assert len(made) == 20 * 2 * 4
+    for agent, state in result.states.items():
+        assert state["heard"] == [[int(step), answer] for step, by, answer in made if int(by) == agent]
+
+
+@pytest.mark.long
 def test_an_async_model_gives_the_same(start):
     async def thinking(me, inbox):
         import asyncio

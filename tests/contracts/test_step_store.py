@@ -544,6 +544,35 @@ async def test_steps_in_the_wrong_order(steps):
 # -- frames ---------------------------------------------------------------------------------------------------------
 
 
+async def test_results_of_calls_are_there_for_later_attempts_until_the_step_is_closed(steps):
+    await steps.begin(StepSettings())
+    first = await member(steps, "a")
+    await first.open(0)
+    assert await steps.remember("a", first.attempt, 0, {"1:7": b"yes", "2:7": b""})
+    assert await steps.remember("a", first.attempt, 0, {"1:'x'": b"no" * 20_000})
+    second = await taken(steps, "a", "a", start=1)
+    await second.open(0)
+    assert not await steps.remember("a", first.attempt, 0, {"3:7": b"late"})
+    assert await steps.remembered("a", 0) == {"1:7": b"yes", "2:7": b"", "1:'x'": b"no" * 20_000}
+    assert await steps.remembered("a", 1) == {}
+    assert isinstance(await second.close(go_on=True), Committed)
+    assert not await steps.remember("a", second.attempt, 0, {"4:7": b"late"})
+    assert await steps.remembered("a", 0) == await steps.remembered("a", 1) == {}
+    assert await steps.remember("a", second.attempt, 1, {"1:7": b"next"})
+    await steps.leave("a", at_once=True)
+    assert await steps.remembered("a", 1) == {}
+    assert await steps.remembered("nobody", 0) == {}
+
+
+async def test_more_results_than_one_reply_holds(steps):
+    await steps.begin(StepSettings())
+    actor = await member(steps, "a")
+    await actor.open(0)
+    results = {f"1:{agent}": b"%d" % agent for agent in range(600)}
+    assert await steps.remember("a", actor.attempt, 0, results)
+    assert await steps.remembered("a", 0) == results
+
+
 async def test_each_call_may_be_repeated(steps):
     a, b = await pair(steps)
     assert await steps.join("a") == 0

@@ -5,9 +5,14 @@ from hashlib import blake2b
 
 import numpy as np
 
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
+from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.random_numbers import agent_generator
+from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_sends import StepSends
 
 AGENTS, STEPS, SEED = 60, 8, 7
 FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}
@@ -23,6 +28,20 @@ def spread(agent, state, step):
     """Return what an agent says in a step: (to_id, payload, step of delivery)."""
     later = step + 2 if int(state, 16) % 5 == 0 else step + 1
     return [(friend, {"word": state}, later) for friend in FRIENDS[agent] if int(state, 16) % 3]
+
+
+def open_step(number=0, state=None, agents=5):
+    """Return an open step of a group of agents that have heard nothing, without any server."""
+    places = AgentPlaces(AgentSet.of(range(agents)))
+    return Step(
+        number,
+        seed=SEED,
+        agents=places,
+        inbox=StepInbox("exp", places, []),
+        sends=StepSends(places, number, 1, 64, 1000),
+        state=state,
+        state_bytes=10_000,
+    )
 
 
 def sequential():

@@ -3,6 +3,8 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,9 +12,11 @@ import msgspec
 import numpy as np
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.cluster.run.remembered_calls import RememberedCalls
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, MessagingError, StepFailed
 from ray_messaging.message import Messages
+from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.random_numbers import agent_generator
 from ray_messaging.steps.step import Step
@@ -61,6 +65,20 @@ class Agent:
             raise ConfigError(f"agent {self.id!r} cannot send at its start: send in the model's function")
         self._society.step.send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
 
+    def remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
+        """Call a function, async or plain, and keep its result: when the step runs again, it comes without a call.
+
+        For calls that cost money or vary, as of a language model; await it in an async model. The result comes as
+        msgpack keeps it: a tuple is a list then. A plain function runs in a thread. An exception is not kept.
+
+        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload for a result that
+        msgpack cannot encode, PayloadTooLarge for one above MessagingConfig.payload_bytes.
+        """
+        calls = self._society.calls
+        if calls is None:
+            raise ConfigError(f"agent {self.id!r} cannot remember calls at its start: do so in the model's function")
+        return calls.call(self.id, partial(function, *args, **kwargs))
+
     def stop(self) -> None:
         """Leave the simulation after this step: the model's function is not called for this agent any more."""
         self.stopped = True
@@ -89,6 +107,7 @@ class Society:
         timeout: float | None = None,
     ) -> None:
         self.step: Step | None = None
+        self.calls: RememberedCalls | None = None  # of the step
         self.seed = 0
         self.shared = shared
         self.data = data
@@ -100,16 +119,24 @@ class Society:
         self._timeout = timeout
         self._agents: list[Agent] = []
         self._ids = b""
+        self._threads = ThreadPoolExecutor(concurrency, "remembered call")
 
-    async def run(self, step: Step) -> None:
-        """Run the model for all agents, ascending; raise StepFailed for the first function that raises."""
+    async def run(self, step: Step, memory: CallMemory | None = None) -> None:
+        """Run the model for all agents, ascending.
+
+        Args: `memory` keeps the results of calls that agents remember.
+        Raises: StepFailed for the first function that raises; StepAborted where a call could not be remembered.
+        """
         if not self._agents or self.step is None or step.number != self.step.number + 1:
             self._load(step)
         self.step = step
+        self.calls = None if memory is None else RememberedCalls(memory, self._threads)
         calls = self._calls(step)
         if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
             calls = iter(await asyncio.to_thread(list, calls))
         await self._finish(calls)
+        if memory is not None and memory.broken is not None:  # though the model went on
+            raise memory.broken
         step.state = encoded = self._encoded()
         for agent, kept in zip(self._agents, _decode(encoded)[1], strict=True):
             agent.state = kept  # as after a restart, where a tuple is a list
@@ -188,6 +215,8 @@ class Society:
                 raise self._failed(agent, late) from error
             if answer is not None:
                 raise self._failed(agent, unfit_answer(answer))
+            if self.calls is not None and self.calls.forgotten(agent.id):
+                raise self._failed(agent, RuntimeError("it ended before its me.remember(...): await that"))
 
     def _encoded(self) -> bytes:
         stopped = [place for place, agent in enumerate(self._agents) if agent.stopped]
@@ -199,7 +228,7 @@ class Society:
         except (TypeError, ValueError, OverflowError) as error:
             raise next(filter(None, map(self._unfit, self._agents)), error) from error
 
-    def _unfit(self, agent: Agent) -> StepFailed | None:
+    def _unfit(self, agent: Agent) -> Exception | None:
         """Return the error for a state that cannot be kept."""
         try:
             _encode(agent.state)
@@ -207,7 +236,9 @@ class Society:
             return self._failed(agent, error)
         return None
 
-    def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> StepFailed:
+    def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
+        if self.calls is not None and self.calls.memory.broken is not None:
+            return self.calls.memory.broken
         return step_failed(error, function, self._group, max(agent.step, 0), agent.id)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.cluster.run.agent import step_failed, unfit_answer
 from ray_messaging.errors import ConfigError
+from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.step import Step
 
@@ -48,7 +49,7 @@ class CrowdSociety:
         self._crowd: Crowd | None = None
         self._step = -1
 
-    async def run(self, step: Step) -> None:
+    async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed where it raises."""
         if self._crowd is None or step.number != self._step + 1:
             self.read(step.agents, step.state)

@@ -62,7 +62,7 @@ class RunActor:
             try:
                 async for step in loop.steps(until):
                     self._step = step.number
-                    await society.run(step)
+                    await society.run(step, loop.calls)
             except StepAborted:
                 continue
             if loop.committed < until - 1 or self._step < 0:

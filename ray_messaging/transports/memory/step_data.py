@@ -53,6 +53,7 @@ class Member:
     state: bytes | None = None
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
     sent: dict[str, tuple[int, int]] = field(default_factory=dict)
+    results: dict[str, bytes] = field(default_factory=dict)  # of calls in the step after `closed`
 
     @property
     def lease(self) -> str:

@@ -119,6 +119,7 @@ class MemorySteps:
         if at_once and member.closed + 1 < until:
             until = member.closed + 1
             data.abandon(member)
+            member.results.clear()
         member.until, member.changed = until, time.monotonic()
         self._seal()
         data.tell()
@@ -227,8 +228,22 @@ class MemorySteps:
         member.closed, member.open, member.changed = step, None, time.monotonic()
         member.sent.clear()
         member.numbers.clear()
+        member.results.clear()
         member.beat += 1
         self._seal()
+
+    async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
+        """Keep results of calls until the step is closed; return whether the attempt has the step open."""
+        member = self._data.members.get(group)
+        if member is None or member.attempt != attempt or member.open != step:
+            return False
+        member.results.update(results)
+        return True
+
+    async def remembered(self, group: str, step: int) -> dict[str, bytes]:
+        """Return the results that all attempts at a group's open step have kept."""
+        member = self._data.members.get(group)
+        return dict(member.results) if member is not None and member.closed + 1 == step else {}
 
     async def wait(self, news: str, block_s: float) -> str:
         """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""

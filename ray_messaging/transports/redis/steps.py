@@ -9,6 +9,7 @@ import msgspec
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.protocol import LARGE
 from ray_messaging.transports.redis.write_arguments import add_writes
 from ray_messaging.transports.steps.errors import (
     leaving,
@@ -43,6 +44,8 @@ from ray_messaging.transports.steps.values import (
     Waiting,
 )
 from ray_messaging.transports.transport import FrameFate, SendReply, SendRequest, SendStatus
+
+_RESULTS = 256  # of calls, in one reply
 
 
 class RedisSteps:
@@ -174,6 +177,30 @@ class RedisSteps:
         if following is None or following[0] <= 0:  # with a successor, the close of this step counts all the same
             return Committed(step, reply[1])
         return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
+
+    async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
+        """Keep results of calls until the step is closed; return whether the attempt has the step open."""
+        args: list[Any] = [attempt, step, len(results)]
+        for name, result in results.items():
+            args += [name, result]
+        large = [place for place, value in enumerate(args) if isinstance(value, bytes) and len(value) >= LARGE]
+        keys = [self._keys.step(group), self._results(group)]
+        return bool(await self._link.script("remember_calls", keys, args, large=large))
+
+    async def remembered(self, group: str, step: int) -> dict[str, bytes]:
+        """Return the results that all attempts at a group's open step have kept."""
+        key, prefix = self._results(group), b"%d:" % step
+        names = [name for name in await self._link.command("HKEYS", key) if name.startswith(prefix)]
+        found: dict[str, bytes] = {}
+        for low in range(0, len(names), _RESULTS):
+            part = names[low : low + _RESULTS]
+            values = await self._link.command("HMGET", key, *part)
+            pairs = zip(part, values, strict=True)
+            found |= {name.removeprefix(prefix).decode(): value for name, value in pairs if value is not None}
+        return found
+
+    def _results(self, group: str) -> str:
+        return f"{self._keys.step(group)}:results"
 
     async def wait(self, news: str, block_s: float) -> str:
         """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""

@@ -115,6 +115,15 @@ class StepStore(Protocol):
         Raises: Fenced, and nothing has happened.
         """
 
+    async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
+        """Keep results of calls until the step is closed: later attempts find what this one has kept.
+
+        Returns whether the attempt has the step open; else nothing is kept.
+        """
+
+    async def remembered(self, group: str, step: int) -> dict[str, bytes]:
+        """Return the results that all attempts at a group's open step have kept."""
+
     async def wait(self, news: str, block_s: float) -> str:
         """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""
 

@@ -5,30 +5,13 @@ import functools
 import pickle
 
 import pytest
+from support.step_society import open_step
 
 from ray_messaging import StepFailed
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.crowd import CrowdSociety
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.inbox import StepInbox
-from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_sends import StepSends
 
 AGENTS = 5
-
-
-def open_step(number=0, state=None):
-    places = AgentPlaces(AgentSet.of(range(AGENTS)))
-    return Step(
-        number,
-        seed=7,
-        agents=places,
-        inbox=StepInbox("exp", places, []),
-        sends=StepSends(places, number, 1, 64, 1000),
-        state=state,
-        state_bytes=10_000,
-    )
 
 
 async def run_one(model, **options):

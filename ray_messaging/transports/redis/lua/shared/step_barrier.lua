@@ -15,6 +15,7 @@
 --               each sign of life, changed = ms of the last change, state
 --               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
 -- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
+-- step:<group>:results  hash of the open step, for all its attempts: <step>:<name of a call> = its result
 local SUPERVISOR = ':rules'
 
 local function tell(prefix, what)

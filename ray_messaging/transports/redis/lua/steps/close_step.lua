@@ -54,7 +54,7 @@ redis.call('HSET', key, 'closed', ARGV[4], 'changed', milliseconds())
 if ARGV[7] == '+' then redis.call('HSET', key, 'state', ARGV[8]) end
 if ARGV[7] == '-' then redis.call('HDEL', key, 'state') end
 redis.call('HDEL', key, 'open')
-redis.call('UNLINK', key .. ':sent')
+redis.call('UNLINK', key .. ':sent', key .. ':results')
 redis.call('HINCRBY', key, 'beat', 1)
 if now[4] and step + 1 >= tonumber(now[4]) then
   redis.call('ZREM', prefix .. 'steps:closed', group)

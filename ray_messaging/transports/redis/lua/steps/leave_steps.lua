@@ -12,6 +12,7 @@ local ends = tonumber(group[2] or math.max(tonumber(now) + 2, tonumber(group[1])
 if ARGV[3] == '1' and closed + 1 < ends then
   ends = closed + 1
   abandon(ARGV[1], ARGV[2])
+  redis.call('UNLINK', KEYS[2] .. ':results')
 end
 redis.call('HSET', KEYS[2], 'until', ends, 'changed', milliseconds())
 if closed + 1 >= ends then redis.call('ZREM', ARGV[1] .. 'steps:closed', ARGV[2]) end

@@ -1,0 +1,107 @@
+"""Results of calls that a step has made, kept for its later attempts."""
+
+import asyncio
+from collections.abc import Iterator
+
+from ray_messaging.errors import MessagingError, PayloadTooLarge, StepAborted
+from ray_messaging.transports.steps.store import StepStore
+
+# One call of the server takes so many results, or the first ones that pass so many bytes.
+_BATCH, _BATCH_BYTES = 256, 2**20
+
+
+class CallMemory:
+    """Results of the calls that one group makes in one step, by name, on the server until the step is committed.
+
+    Results that come while a call of the server is under way go together in the next one.
+    Args: `limit` is the most bytes of one result; with `again` earlier attempts at this step may have left some.
+    """
+
+    def __init__(self, store: StepStore, group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
+        self.broken: StepAborted | None = None  # why no more can be kept
+        self._store = store
+        self._group = group
+        self._attempt = attempt
+        self._step = step
+        self._limit = limit
+        self._again = again
+        self._known: asyncio.Task[dict[str, bytes]] | None = None
+        self._new: dict[str, bytes] = {}
+        self._kept: asyncio.Future[None] | None = None  # done once all of `_new` are kept
+        self._writing: asyncio.Task[None] | None = None
+
+    async def recall(self, name: str) -> bytes | None:
+        """Return a result that an earlier attempt has kept; None: there is none. Raises StepAborted."""
+        if not self._again:
+            return None
+        if self._known is None:
+            self._known = asyncio.create_task(self._store.remembered(self._group, self._step))
+        try:
+            known = await asyncio.shield(self._known)
+        except MessagingError as error:
+            raise self._break(str(error)) from error
+        return known.get(name)
+
+    async def keep(self, name: str, result: bytes) -> None:
+        """Keep a result; return once the server has it. Raises PayloadTooLarge, StepAborted."""
+        if len(result) > self._limit:
+            raise PayloadTooLarge(
+                f"the result of a call has {len(result):,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}",
+                size=len(result),
+                limit=self._limit,
+            )
+        if self.broken is not None:
+            raise self.broken
+        if self._kept is None:
+            self._kept = asyncio.get_running_loop().create_future()
+        self._new[name] = result
+        kept = self._kept
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write(), name="ray_messaging call results")
+        await asyncio.shield(kept)
+
+    async def _write(self) -> None:
+        while self._kept is not None:
+            (new, self._new), (kept, self._kept) = (self._new, {}), (self._kept, None)
+            try:
+                for part in _parts(new):
+                    await self._write_part(part)
+            except Exception as error:  # noqa: BLE001 - those that wait for it raise it
+                kept.set_exception(error)
+            else:
+                kept.set_result(None)
+        self._writing = None
+
+    async def _write_part(self, part: dict[str, bytes]) -> None:
+        if self.broken is None:
+            try:
+                if await self._store.remember(self._group, self._attempt, self._step, part):
+                    return
+            except MessagingError as error:
+                raise self._break(str(error)) from error
+            self._break("it has another driver, or is closed")
+        assert self.broken is not None
+        raise self.broken
+
+    def _break(self, why: str) -> StepAborted:
+        self.broken = StepAborted(
+            f"step {self._step} of group {self._group!r} is not committed, because results of its calls could not be "
+            f"kept: {why}",
+            step=self._step,
+            group=self._group,
+        )
+        return self.broken
+
+
+def _parts(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Yield results in parts of a size that a server takes in one call."""
+    part: dict[str, bytes] = {}
+    size = 0
+    for name, result in results.items():
+        part[name] = result
+        size += len(result)
+        if len(part) == _BATCH or size >= _BATCH_BYTES:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part

@@ -1,0 +1,148 @@
+"""Calls that agents remember: once for each agent and place, whatever attempts their step has."""
+
+import asyncio
+import functools
+
+import pytest
+from support.step_society import open_step
+
+from ray_messaging import StepAborted, StepFailed
+from ray_messaging.cluster.run.agent import Society
+from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.transports.memory import MemoryServer, MemoryTransport
+from ray_messaging.transports.steps.values import Driver, StepSettings
+
+
+@pytest.fixture
+def attempt():
+    """Return a function that begins the next attempt at step 0 of a group: a step, and the memory of its calls."""
+    steps = MemoryTransport(MemoryServer(), "town").steps
+    starts = iter(range(9))
+
+    async def begin():
+        await steps.begin(StepSettings())
+        await steps.join("east")
+        taken = await steps.take("east", Driver("task", next(starts)), 30.0)
+        await steps.open("east", taken.attempt, 0)
+        return open_step(), CallMemory(steps, "east", taken.attempt, 0, limit=100, again=True)
+
+    return begin
+
+
+class Oracle:
+    """A model of which each call has another answer, and counts."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def ask(self, question):
+        self.calls += 1
+        return question, self.calls
+
+    async def ask_later(self, question):
+        await asyncio.sleep(0)
+        return self.ask(question)
+
+
+@pytest.mark.parametrize("name", ["ask", "ask_later", "by_partial"])
+async def test_a_step_that_runs_again_gets_the_answers_of_the_first_time(attempt, name):
+    oracle = Oracle()
+    oracle.by_partial = functools.partial(oracle.ask_later)
+
+    async def person(me, inbox):
+        function = getattr(oracle, name)
+        me.state["heard"] = [await me.remember(function, me.id), await me.remember(function, question="more")]
+
+    states = []
+    for _ in range(2):
+        society = Society("east", person)
+        await society.run(*await attempt())
+        states.append(society.states)
+    assert states[0] == states[1]
+    assert oracle.calls == 10
+    assert states[0][3]["heard"][0][0] == 3  # as a list: msgpack has no tuples
+    assert isinstance(states[0][3]["heard"][0], list)
+
+
+async def test_calls_of_one_agent_at_once_keep_their_places(attempt):
+    oracle = Oracle()
+
+    async def person(me, inbox):
+        me.state["heard"] = await asyncio.gather(*(me.remember(oracle.ask_later, n) for n in range(3)))
+
+    states = []
+    for _ in range(2):
+        society = Society("east", person)
+        await society.run(*await attempt())
+        states.append(society.states)
+    assert states[0] == states[1]
+    assert oracle.calls == 15
+
+
+async def test_an_exception_is_not_kept_and_a_second_try_takes_its_place(attempt):
+    calls = []
+
+    def think(agent):
+        calls.append(agent)
+        if calls.count(agent) == 1:
+            raise ConnectionError("the provider is busy")
+        return calls.count(agent)
+
+    async def person(me, inbox):
+        try:
+            me.state["n"] = await me.remember(think, me.id)
+        except ConnectionError:
+            me.state["n"] = await me.remember(think, me.id)
+
+    for _ in range(2):
+        society = Society("east", person)
+        await society.run(*await attempt())
+        assert society.states[0] == {"n": 2}
+    assert len(calls) == 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(object(), r"cannot keep a result of type object.*model_dump"), ("x" * 200, r"202 bytes.*payload_bytes is 100")],
+)
+async def test_a_result_that_cannot_be_kept(attempt, answer, text):
+    async def person(me, inbox):
+        await me.remember(lambda: answer)
+
+    with pytest.raises(StepFailed, match=text) as caught:
+        await Society("east", person).run(*await attempt())
+    assert caught.value.agent == 0
+
+
+def plain(me, inbox):
+    me.remember(print)
+
+
+async def careless(me, inbox):
+    task = asyncio.create_task(me.remember(asyncio.sleep, 0.0))
+    me.state["left"] = task is None
+
+
+@pytest.mark.parametrize(("model", "text"), [(plain, "needs an async model"), (careless, "await that")])
+async def test_a_model_that_cannot_wait_for_its_call(attempt, model, text):
+    with pytest.raises(StepFailed, match=text):
+        await Society("east", model).run(*await attempt())
+
+
+async def test_a_start_remembers_nothing(attempt):
+    with pytest.raises(StepFailed, match="cannot remember calls at its start"):
+        await Society("east", plain, start=lambda me: me.remember(print)).run(*await attempt())
+
+
+async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches_that(attempt):
+    step, memory = await attempt()
+    await attempt()
+
+    async def person(me, inbox):
+        try:
+            await me.remember(len, "no")
+        except StepAborted:
+            me.state["answer"] = "made up"
+
+    with pytest.raises(StepAborted, match="another driver"):
+        await Society("east", person).run(step, memory)

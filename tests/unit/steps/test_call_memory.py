@@ -1,0 +1,105 @@
+"""Results of calls: kept before they are returned, several in one call of the server, found by a later attempt."""
+
+import asyncio
+
+import pytest
+
+from ray_messaging import PayloadTooLarge, StepAborted
+from ray_messaging.errors import ConnectionFailed
+from ray_messaging.steps.call_memory import CallMemory
+
+
+class Store:
+    """A step store of one group: it answers when it is let."""
+
+    def __init__(self):
+        self.kept, self.calls, self.answer = {}, [], True
+        self.called, self.free = asyncio.Event(), asyncio.Event()
+
+    async def remember(self, group, attempt, step, results):
+        self.calls.append(list(results))
+        self.called.set()
+        await self.free.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.kept |= results if self.answer else {}
+        return self.answer
+
+    async def remembered(self, group, step):
+        self.calls.append("all")
+        return dict(self.kept)
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+def memory_of(store, *, again=False, limit=100):
+    return CallMemory(store, "east", 3, 5, limit=limit, again=again)
+
+
+async def test_results_that_come_during_a_call_go_together_in_the_next_one(store):
+    memory = memory_of(store)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(memory.keep("a", b"1"))
+        await store.called.wait()
+        for name in "bcd":
+            tasks.create_task(memory.keep(name, b"2"))
+        await asyncio.sleep(0)
+        assert not first.done()
+        store.free.set()
+    assert store.calls == [["a"], ["b", "c", "d"]]
+    assert store.kept == {"a": b"1", "b": b"2", "c": b"2", "d": b"2"}
+
+
+async def test_many_results_go_in_several_calls(store):
+    store.free.set()
+    memory = memory_of(store, limit=2**20)
+    async with asyncio.TaskGroup() as tasks:
+        for n in range(300):
+            tasks.create_task(memory.keep(f"{n}", bytes(2**19) if n < 3 else b"x"))
+    assert [len(call) for call in store.calls] == [2, 256, 42]
+
+
+async def test_a_later_attempt_asks_once_and_the_first_one_never(store):
+    store.kept = {"a": b"1"}
+    assert await memory_of(store).recall("a") is None
+    memory = memory_of(store, again=True)
+    assert await asyncio.gather(memory.recall("a"), memory.recall("b")) == [b"1", None]
+    assert store.calls == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(False, "another driver"), (ConnectionFailed("no server", host="h", port=1), "no server")],
+)
+async def test_a_result_that_cannot_be_kept_aborts_the_step(store, answer, text):
+    store.answer = answer
+    store.free.set()
+    memory = memory_of(store)
+    results = await asyncio.gather(memory.keep("a", b""), memory.keep("b", b""), return_exceptions=True)
+    assert [type(result) for result in results] == [StepAborted, StepAborted]
+    with pytest.raises(StepAborted, match=rf"step 5 of group 'east'.*{text}"):
+        await memory.keep("c", b"")
+    assert memory.broken.step == 5
+    assert len(store.calls) == 1
+
+
+async def test_a_result_above_the_limit_is_refused(store):
+    with pytest.raises(PayloadTooLarge, match=r"101 bytes.*payload_bytes is 100") as caught:
+        await memory_of(store).keep("a", bytes(101))
+    assert (caught.value.size, caught.value.limit) == (101, 100)
+
+
+async def test_a_caller_that_gives_up_does_not_stop_the_others(store):
+    memory = memory_of(store)
+    tasks = [asyncio.create_task(memory.keep(name, b"1")) for name in "ab"]
+    await store.called.wait()
+    tasks[0].cancel()
+    store.free.set()
+    assert [type(result) for result in await asyncio.gather(*tasks, return_exceptions=True)] == [
+        asyncio.CancelledError,
+        type(None),
+    ]
+    assert sorted(store.kept) == ["a", "b"]
