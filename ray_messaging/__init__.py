@@ -22,9 +22,12 @@ from ray_messaging.errors import (
     LogError,
     MailboxFull,
     MessagingError,
+    NoAnswer,
+    NoQuestion,
     NotListening,
     OutcomeUnknown,
     PayloadTooLarge,
+    QuestionBlocked,
     RuleError,
     ServerFailed,
     ServerRefused,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.compat.msg import Msg
     from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig, Steps
+    from ray_messaging.conversations.answers import Answers
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
     from ray_messaging.interception import rules
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
 # without Ray, a group without pyarrow (80 MB). Type checkers read the imports above.
 _MODULES = {"mqtt": "ray_messaging.mqtt", "rules": "ray_messaging.interception.rules"}
 _HOMES = {
+    "Answers": "ray_messaging.conversations.answers",
     "BlockedListener": "ray_messaging.cluster.handles.blocked_messages",
     "BlockedMessage": "ray_messaging.cluster.handles.blocked_messages",
     "EventLog": "ray_messaging.eventlog.event_log",
@@ -84,6 +89,7 @@ _HOMES = {
 
 __all__ = [
     "AlreadyExists",
+    "Answers",
     "BlockedListener",
     "BlockedMessage",
     "Closed",
@@ -115,10 +121,13 @@ __all__ = [
     "MessagingError",
     "MqttConfig",
     "Msg",
+    "NoAnswer",
+    "NoQuestion",
     "NotListening",
     "OutcomeUnknown",
     "Outgoing",
     "PayloadTooLarge",
+    "QuestionBlocked",
     "Receipt",
     "Receipts",
     "RedisConfig",

@@ -280,6 +280,7 @@ class MessagingConfig(_Settings):
     log_list_bytes: int = _setting(64 * 2**20, "bytes in the local log list; 0: none", ge=0)
     mirror: bool = _setting(False, "PUBLISH messages to mailboxes too, for foreign clients that listen")
     strict_senders: bool | None = _setting(None, "send only for one's own agents, or the user; None: if it is a group")
+    strict_answers: bool = _setting(True, "an answer counts only from the agent that was asked")
     delegate_rules: bool = _setting(True, "let senders apply rules that read ids only; False: ask for each batch")
 
     @model_validator(mode="before")

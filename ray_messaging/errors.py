@@ -17,6 +17,10 @@ MessagingError
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
 ├── StepTooLarge                more messages in a step than a group can read in one
 ├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender
+=======
+├── NoAnswer                    a question without an answer in its time, or without a recipient
+├── QuestionBlocked             a question that a rule blocked
+├── NoQuestion                  a reply to a message that expects no answer, or has one already
 ├── CommitFailed                processed messages that could not be committed: they were redelivered
 ├── FetchTooLarge               a complete fetch above its limits
 ├── NotListening                a fetch from a messager that does not listen
@@ -157,6 +161,33 @@ class UndeclaredSend(MessagingError, ValueError):
     group: str
     step: int
     hearers: tuple[str, ...]
+
+
+class NoAnswer(MessagingError, TimeoutError):
+    """A question has no answer: `agent` did not give one within `timeout` seconds, or the question never arrived.
+
+    `question` is its message id, and `fate` what became of it: "delivered", or "undeliverable".
+    """
+
+    agent: object
+    question: str
+    timeout: float | None
+    fate: str
+
+
+class QuestionBlocked(MessagingError, PermissionError):
+    """A `rule` blocked a question to `agent`, for a `reason`; `question` is its message id."""
+
+    agent: object
+    question: str
+    rule: str | None
+    reason: str | None
+
+
+class NoQuestion(MessagingError, ValueError):
+    """A reply that cannot be sent: the message `question` expects no answer, or this process has answered it."""
+
+    question: str
 
 
 class CommitFailed(MessagingError, RuntimeError):

@@ -46,6 +46,11 @@ class Message:
         self._payload = _UNSET
 
     @property
+    def slice(self) -> "Slice":
+        """Return its place: a row of a batch."""
+        return Slice(self._batch, self._row, self._row + 1, self._pattern)
+
+    @property
     def id(self) -> str:
         """Return the message's id. It is the same in receipts, in logs and after every retry."""
         return self._batch.message_id(self._row)
@@ -118,6 +123,23 @@ class Message:
         """Return the time of sending, in unix seconds."""
         times = self._batch.sent_at
         return times if isinstance(times, float) else float(times[self._row])
+
+    @property
+    def in_reply_to(self) -> str | None:
+        """Return the id of the question that this message answers; None: it answers none."""
+        extension = self._batch.extension
+        return None if extension is None or extension.in_reply_to is None else extension.in_reply_to[self._row]
+
+    @property
+    def expects_answer(self) -> bool:
+        """Tell whether this message is a question, which `reply` answers."""
+        expects = None if self._batch.extension is None else self._batch.extension.expects_answer
+        return expects is not None and bool(expects[self._row])
+
+    @property
+    def reply_mailbox(self) -> str:
+        """Return the mailbox that takes the answers of a question."""
+        return "" if self._batch.extension is None else self._batch.extension.reply_mailbox
 
     @property
     def labels(self) -> tuple[str, ...]:

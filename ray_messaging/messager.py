@@ -1,6 +1,7 @@
 """The messager, which sends and receives for the agents of one process."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -9,6 +10,8 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
+from ray_messaging.conversations.answers import Answers
+from ray_messaging.conversations.conversation import Conversation
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed
 from ray_messaging.message import Message, Messages, Outgoing
@@ -49,9 +52,9 @@ class Messager(names.ChannelNames):
     ) -> None:
         super().__init__(exp_id)
         self.settings = settings or MessagingConfig()
-        transport = open_transport(config, exp_id, self.settings)
+        make_transport = partial(open_transport, config, exp_id, self.settings)
         self.engine = Engine(
-            transport,
+            make_transport(),
             message_interceptor,
             name=name,
             settings=self.settings,
@@ -59,6 +62,7 @@ class Messager(names.ChannelNames):
             observer=observer,
         )
         self.name = self.engine.name
+        self._conversation = Conversation(self.engine, make_transport)
 
     def __repr__(self) -> str:
         return f"Messager(exp_id={self.exp_id!r}, name={self.name!r})"
@@ -71,7 +75,7 @@ class Messager(names.ChannelNames):
 
     async def close(self) -> None:
         """Send accepted messages, commit fetched ones, and disconnect, unless that is done."""
-        await self.engine.close()
+        await self._close(commit=True)
 
     async def __aenter__(self) -> Self:
         await self.init()
@@ -81,7 +85,13 @@ class Messager(names.ChannelNames):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After an exception, messages that were fetched may not be handled: they come again.
-        await self.engine.close(commit=error is None)
+        await self._close(commit=error is None)
+
+    async def _close(self, *, commit: bool) -> None:
+        try:
+            await self._conversation.close(commit=commit)
+        finally:
+            await self.engine.close(commit=commit)
 
     @property
     def message_interceptor(self) -> object:
@@ -142,6 +152,49 @@ class Messager(names.ChannelNames):
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
         return await self.engine.bulk_sender.relay(batches)
 
+    async def ask(
+        self,
+        from_id: AgentId | None,
+        to_id: AgentId,
+        payload: Payload,
+        *,
+        subtopic: str = names.AGENT_CHAT,
+        timeout: float | None = 60.0,
+    ) -> Message:
+        """Ask an agent; return its answer, the message with which it replies. Wait up to `timeout` seconds for it.
+
+        Raises: NoAnswer after that time, or at once where no mailbox takes the question; QuestionBlocked where a rule
+        blocks it; else as `send_message`. A later answer comes as an ordinary message of the next fetch.
+        """
+        return await self._conversation.ask(from_id, to_id, payload, subtopic, timeout)
+
+    async def ask_columns(
+        self,
+        from_ids: object,
+        to_ids: object,
+        payloads: object,
+        *,
+        subtopic: str = names.AGENT_CHAT,
+        timeout: float | None = 60.0,
+    ) -> Answers:
+        """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
+
+        `async for answer in answers` gives them as they come, `await answers.wait()` waits for all; both end after
+        `timeout` seconds. Raises as `send_columns`.
+        """
+        return await self._conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
+
+    async def reply(self, message: Message, payload: Payload) -> Receipt:
+        """Answer a question, a message whose `expects_answer` is true, and return the receipt of the answer.
+
+        Raises: NoQuestion where the message expects no answer, or this process has answered it; else as `send_message`.
+        """
+        return await self._conversation.reply(message, payload)
+
+    async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
+        """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
+        return await self._conversation.reply_columns(messages, payloads)
+
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""
         await self.engine.sending.flush()
@@ -151,6 +204,7 @@ class Messager(names.ChannelNames):
     async def subscribe_and_start_listening(self, channels: list[str]) -> None:
         """Listen on channels, and on patterns (Redis's * ? [ ], MQTT's + #); more can be added later."""
         await self.engine.subscribe(channels)
+        await self._conversation.resume()
 
     async def host_agents(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: IsDead | None = None
@@ -161,6 +215,7 @@ class Messager(names.ChannelNames):
         whether another owner is known to be dead: then there is no wait for its lease.
         """
         await self.engine.host(agents, subtopics, owner=owner, gone=gone)
+        await self._conversation.resume()
 
     async def fetch_messages(
         self,
@@ -179,7 +234,12 @@ class Messager(names.ChannelNames):
         many reads as that takes (see docs/receiving.md).
         Raises: NotListening, Fenced, FetchTooLarge, ConfigError for commit="acked" or complete=True on MQTT.
         """
-        return await self.engine.fetcher.fetch(limit, timeout, commit, complete=complete)
+        if self._conversation.handed_out:
+            await self._conversation.commit()
+        messages = await self.engine.fetcher.fetch(limit, timeout, commit, complete=complete)
+        if self._conversation.opened and commit == "next":
+            self._conversation.hand_out(messages)
+        return messages
 
     async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
         """Commit fetched messages now: one, some, or all that are not committed.
@@ -190,6 +250,8 @@ class Messager(names.ChannelNames):
         too many ranges would lie apart; Fenced.
         """
         await self.engine.fetcher.ack(messages)
+        if self._conversation.opened:
+            await self._conversation.commit(messages)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they arrive; the request for the next message commits the one before."""

@@ -189,6 +189,11 @@ def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
     return topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:{agent_id}:{topic}"
 
 
+def answer_mailbox(name: str) -> str:
+    """Build the name of the mailbox that takes the answers to a messager's questions."""
+    return f"{name[: NAME_LENGTH - 8]}.answers"
+
+
 def all_agents(exp_id: str) -> str:
     """Build the pattern of all channels of an experiment's agents."""
     return f"exps:{exp_id}:agents:*"

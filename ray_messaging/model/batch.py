@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.message_ids import MessageIdColumn
 
 
 class Origin(NamedTuple):
@@ -46,6 +47,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     rows: int
     origin: Origin | None = None  # of a batch that was read from a mailbox
     extension: Extension | None = None  # None: plain messages
+    replied: set[int] | None = None  # rows, questions, that this process has answered
 
     def __repr__(self) -> str:
         return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may be logged: no payloads
@@ -65,6 +67,13 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
             return f"{step}-{ordinal[row]}-{self.from_ids[row]}"
         number = row if self.numbers is None else int(self.numbers[row])
         return f"{self.sender}-{self.epoch}-{self.first + number}"
+
+    def message_ids(self, rows: NDArray[np.intp]) -> MessageIdColumn:
+        """Return the ids of some messages."""
+        if self.ordinal is not None:
+            return MessageIdColumn.of([self.message_id(row) for row in rows.tolist()])
+        numbers = rows if self.numbers is None else self.numbers[rows]
+        return MessageIdColumn(self.first + numbers.astype(np.int64), (f"{self.sender}-{self.epoch}-",))
 
     @property
     def ordinal(self) -> NDArray[np.uint32] | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
 
+from ray_messaging.addressing.channels import answer_mailbox
 from ray_messaging.errors import ConfigError
 from ray_messaging.message import Message, Messages, Slice
 from ray_messaging.transports.cursors import AckRange, Cursor, before
@@ -27,7 +28,7 @@ def spans_of(messages: Acked, mailbox: str) -> list[Span]:
 
     Messages that foreign clients published past the mailbox have no rows, and are not committed.
     """
-    return spans_in(_slices(messages), mailbox)
+    return spans_in(slices_of(messages), mailbox)
 
 
 def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
@@ -41,6 +42,8 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
                 spans[-1] = last._replace(high=high)
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
+        elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
+            continue  # a late answer, which has a mailbox of its own
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(
@@ -50,15 +53,16 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
     return spans
 
 
-def _slices(messages: Acked) -> Iterable[Slice]:
+def slices_of(messages: Acked) -> list[Slice]:
+    """Return messages as slices; raise ConfigError for anything else."""
     if isinstance(messages, Messages):
         return messages.slices
     found = [messages] if isinstance(messages, Message) else messages
     try:
-        return [Slice(one._batch, one._row, one._row + 1) for one in found]
+        return [one.slice for one in found]
     except (TypeError, AttributeError):
         raise ConfigError(
-            f"ack takes a Message, some of them, or what a fetch returned, not {type(messages).__name__}"
+            f"pass a Message, some of them, or what a fetch returned, not {type(messages).__name__}"
         ) from None
 
 

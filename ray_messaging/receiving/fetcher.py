@@ -153,6 +153,11 @@ class Fetcher:
             raise self.inbox.error.with_traceback(None)
         return self._commits
 
+    @property
+    def listens(self) -> bool:
+        """Tell whether this messager listens on something."""
+        return self._commits is not None
+
     def check_open(self) -> None:
         """Raise the error of a messager that cannot fetch."""
         if self.unavailable is not None:

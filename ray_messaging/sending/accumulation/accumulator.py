@@ -12,10 +12,12 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
+from ray_messaging.message import Message
 from ray_messaging.model.columns import LINE_END, encode_dict
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.accumulation.message_checks import MessageChecks
+from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
+from ray_messaging.sending.accumulation.message_checks import CheckedMessage, MessageChecks
 from ray_messaging.sending.accumulation.pending_batch import (
     LARGE_LINE,
     ROW_CELLS,
@@ -238,6 +240,37 @@ class Accumulator:
         await self.enter()
         return await self._append(from_id, to_id, topic, line, in_turn=True)
 
+    async def ask(self, checked: CheckedMessage, kind: Questions, answer: "asyncio.Future[Message]") -> Receipt:
+        """Accept one checked question when there is capacity; return its receipt. `answer` gets the answer."""
+        await self.enter()
+        rows, receipt = self._append_to(kind, checked)
+        rows.answers.append(answer)
+        return await receipt
+
+    async def reply(self, checked: CheckedMessage, kind: Replies, in_reply_to: str) -> Receipt:
+        """Accept one checked answer when there is capacity; return its receipt."""
+        await self.enter()
+        rows, receipt = self._append_to(kind, checked)
+        rows.in_reply_to.append(in_reply_to)
+        return await receipt
+
+    def _append_to(
+        self, kind: Questions | Replies, checked: CheckedMessage
+    ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
+        """Append a row to the open batch where that is of a kind, else to a new one; there is capacity."""
+        from_id, to_id, topic, line = checked
+        size = len(line) + 1
+        batch = self._batch_for(size if size > LARGE_LINE else 0, kind)
+        assert batch.conversation is not None
+        future = self._new_future()
+        batch.cells += (from_id, to_id, topic, line, time(), future)
+        batch.counted = len(batch.cells)
+        batch.nbytes += size
+        self.capacity.nbytes += size
+        self.capacity.rows += 1
+        self._send_loop.wake()
+        return batch.conversation, future
+
     def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
         """Accept messages with several recipients, as part of one batch; `enter` comes first."""
         now, large = time(), max(len(entry.line) + 1 for entry in entries)
@@ -310,10 +343,14 @@ class Accumulator:
             self._count()
         self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
 
-    def _batch_for(self, large: int) -> RowBatch:
-        """Return the batch to append to, which is counted; `large` is the size of the large payloads that come."""
-        if self._open is _NONE_OPEN or len(self._open) >= BATCH_ROWS or not self._open.holds(large):
-            batch = RowBatch(self._step)
+    def _batch_for(self, large: int, kind: Questions | Replies | None = None) -> RowBatch:
+        """Return the batch to append to, which is counted.
+
+        Args: `large` is the size of the large payloads that come; with a `kind` they are questions or answers.
+        """
+        opened = self._open
+        if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.holds(large) or not opened.is_of(kind):
+            batch = RowBatch(self._step, conversation=None if kind is None else ConversationRows(kind))
             self._open, self._cells, self._futures = batch, batch.cells, iter(())
             self._pending.append(batch)
         self._open.large += large

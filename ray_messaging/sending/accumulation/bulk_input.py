@@ -66,10 +66,8 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
         senders = IdColumn.constant(None if from_ids is None else check_id(from_ids), rows)
     else:
         senders = IdColumn.checked(from_ids, none=True)
-    shared = encode_payload(payloads, limit_bytes) if isinstance(payloads, dict | Msg) else None
-    if shared is None and (not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes)):
-        raise InvalidColumns(f"payloads must be a list of dicts or Msgs, or one for all, not {type(payloads).__name__}")
-    count = rows if shared is not None else len(payloads)  # type: ignore[arg-type]  # a Sequence, as of the line above
+    shared = _shared(payloads, limit_bytes)
+    count = rows if shared is not None else len(payloads)  # type: ignore[arg-type]  # a Sequence, else it raises
     if not len(senders) == rows == count:
         raise InvalidColumns(f"the columns differ in length: {len(senders)} from_ids, {rows} to_ids, {count} payloads")
     chunks: list[ColumnChunk] = []
@@ -81,6 +79,25 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
             lines = PayloadColumn.encode(payloads[part], limit_bytes)  # type: ignore[index]  # a Sequence, see above
         chunks += _within_bytes(ColumnChunk(senders.take(part), receivers.take(part), lines))
     return chunks
+
+
+def payload_column(payloads: object, rows: int, limit_bytes: int) -> PayloadColumn:
+    """Check and encode n payloads, or one for all; raise InvalidColumns, InvalidPayload, PayloadTooLarge."""
+    shared = _shared(payloads, limit_bytes)
+    if shared is not None:
+        return PayloadColumn.of([shared], np.zeros(rows, np.uint32))
+    if len(payloads) != rows:  # type: ignore[arg-type]  # a Sequence, else it raises
+        raise InvalidColumns(f"the columns differ in length: {rows} messages, {len(payloads)} payloads")  # type: ignore[arg-type]
+    return PayloadColumn.encode(payloads, limit_bytes)  # type: ignore[arg-type]  # as above
+
+
+def _shared(payloads: object, limit_bytes: int) -> bytes | None:
+    """Return the payload that is one for all, encoded; None: there is one each. Raises InvalidColumns."""
+    if isinstance(payloads, dict | Msg):
+        return encode_payload(payloads, limit_bytes)
+    if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
+        raise InvalidColumns(f"payloads must be a list of dicts or Msgs, or one for all, not {type(payloads).__name__}")
+    return None
 
 
 def _within_bytes(chunk: ColumnChunk) -> list[ColumnChunk]:

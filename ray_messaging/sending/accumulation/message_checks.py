@@ -1,6 +1,7 @@
 """The checks of messages before they are accepted."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ray_messaging.addressing.channels import OMITTED, Address, AgentId, SenderId, check_id, check_recipient
 from ray_messaging.message import Outgoing
@@ -11,6 +12,15 @@ from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_o
 from ray_messaging.sending.accumulation.pending_batch import Entry
 
 _ADDRESSES_KEPT = 200_000
+
+
+class CheckedMessage(NamedTuple):
+    """One message as it is accepted; `line` is the payload as JSON."""
+
+    from_id: AgentId | None
+    to_id: AgentId | None
+    topic: str
+    line: bytes
 
 
 class MessageChecks:
@@ -51,10 +61,8 @@ class MessageChecks:
         known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
         return agent_id, topic
 
-    def checked(
-        self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None
-    ) -> tuple[AgentId | None, AgentId | None, str, bytes]:
-        """Return a message as it is accepted: from_id, to_id, topic, payload as JSON.
+    def checked(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> CheckedMessage:
+        """Return a message as it is accepted.
 
         Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
         """
@@ -69,7 +77,7 @@ class MessageChecks:
             from_id = check_id(from_id)
             if self._allowed is not None:
                 self._allowed.check(from_id)
-        return from_id, recipient, topic, encode_payload(payload, self._payload_bytes)
+        return CheckedMessage(from_id, recipient, topic, encode_payload(payload, self._payload_bytes))
 
     def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
         """Check and encode messages; raises as `checked`, before any is sent."""

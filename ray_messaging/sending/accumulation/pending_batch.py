@@ -15,6 +15,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
 from ray_messaging.transports.transport import Conclusion
 
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS
@@ -84,6 +85,7 @@ class RowBatch(PendingBatch, eq=False):
     nbytes: int = 0
     large: int = 0
     shared: bool = False  # some rows have the same payload object
+    conversation: ConversationRows | None = None  # None: plain messages
 
     def __len__(self) -> int:
         return len(self.cells) // ROW_CELLS
@@ -95,6 +97,10 @@ class RowBatch(PendingBatch, eq=False):
     def holds(self, large: int) -> bool:
         """Tell whether so many more bytes of large payloads fit in."""
         return self.large == 0 or self.large + large <= BATCH_BYTES
+
+    def is_of(self, kind: Questions | Replies | None) -> bool:
+        """Tell whether the rows are of a kind (None: plain messages)."""
+        return kind is None if self.conversation is None else self.conversation.kind == kind
 
     def extend(self, entry: Entry, now: float) -> None:
         """Append a payload for its recipients, as part of a bulk send."""
@@ -111,7 +117,7 @@ class RowBatch(PendingBatch, eq=False):
         if topics.count(topics[0]) < len(topics):
             places = {name: place for place, name in enumerate(dict.fromkeys(topics))}
             table, topic = tuple(places), np.array([places[name] for name in topics], np.uint16)
-        return Batch(
+        batch = Batch(
             sender=sender,
             epoch=epoch,
             first=first,
@@ -124,6 +130,7 @@ class RowBatch(PendingBatch, eq=False):
             lines=once(lines) if self.shared else PayloadColumn.of(lines, nbytes=self.nbytes or -1),
             rows=len(lines),
         )
+        return batch if self.conversation is None else self.conversation.extend(batch)
 
 
 class TransactionBatch(RowBatch, eq=False):
@@ -181,6 +188,7 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
     lines: PayloadColumn
     sent_at: float
     extension: Extension | None = None
+    conversation: ConversationRows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -192,7 +200,7 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
         """Build the batch; its first message gets the number `first`."""
-        return Batch(
+        batch = Batch(
             sender=sender,
             epoch=epoch,
             first=first,
@@ -205,6 +213,7 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
             lines=self.lines,
             extension=self.extension,
         )
+        return batch if self.conversation is None else self.conversation.extend(batch)
 
 
 class EncodedBatch(PendingBatch, eq=False, kw_only=True):

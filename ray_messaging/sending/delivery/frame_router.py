@@ -101,6 +101,12 @@ class FrameRouter:
         if rows is not None and not len(rows):
             return {}
         whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
+        if batch.extension is not None and batch.extension.in_reply_to is not None:
+            asker = batch.extension.reply_mailbox
+            if asker in directory.records:  # else it has gone, and these are messages for its agents
+                opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+                in_flight.expect(opened, 1)
+                return {asker: None if whole else opened}
         if whole and batch.rows == 1:  # a lone message takes the shortest path
             address = batch.to_ids[0], batch.topics[0]
             listeners = directory.cached.get(address) or directory.mailboxes_of(*address)

@@ -1,0 +1,100 @@
+"""The mailbox of the answers to one messager's questions."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from ray_messaging.common.task_health import end
+from ray_messaging.conversations.open_questions import OpenQuestions, Rows
+from ray_messaging.engine import Engine
+from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.message import Slice
+from ray_messaging.receiving.ack_ranges import spans_in
+from ray_messaging.receiving.fetcher import Fetcher
+from ray_messaging.receiving.inbox import Piece
+
+logger = logging.getLogger(__name__)
+
+
+class AnswerMailbox:
+    """The mailbox that takes answers beside the inbox, so that a full inbox holds up no answer.
+
+    An answer that nobody waits for any more goes to the inbox as an ordinary message. It is committed with the messages
+    of the fetch that returns it.
+
+    Args: `engine` is for this mailbox alone; `fetcher` is that of the messager.
+    """
+
+    def __init__(self, engine: Engine, questions: OpenQuestions, fetcher: Fetcher) -> None:
+        self.engine = engine
+        self.late = 0
+        self._questions = questions
+        self._fetcher = fetcher
+        self._uncommitted = 0  # late answers, in the inbox or fetched
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Listen, and read from now on."""
+        await self.engine.open()
+        await self.engine.subscribe([])
+        self._task = asyncio.create_task(self._read(), name="ray_messaging answers")
+
+    async def close(self) -> None:
+        """Stop reading; a mailbox without a given name leaves the directory."""
+        if self._task is not None:
+            await end(self._task)
+        await self.engine.close()
+
+    async def _read(self) -> None:
+        fetcher = self.engine.fetcher
+        while True:
+            try:
+                messages = await fetcher.fetch(None, None, "acked")
+            except Closed:
+                return
+            except MessagingError:
+                logger.exception("the answers to %s are not read any more", self.engine.name)
+                return
+            done: list[Slice] = []
+            for found in messages.slices:
+                late = self._questions.answer(found)
+                if self._fetcher.listens:
+                    self._hold(found, late)
+                    done += _runs(found, np.setdiff1d(np.arange(found.low, found.high), late))
+                else:  # nothing could fetch them: the event log has them
+                    self.late += len(late)
+                    done.append(found)
+            fetcher.commits.acknowledge_some(spans_in(done, self.engine.name))
+            await fetcher.commits.write()
+
+    def _hold(self, found: Slice, late: Rows) -> None:
+        """Put late answers into the inbox."""
+        self.late += len(late)
+        self._uncommitted += len(late)
+        for part in _runs(found, late):
+            nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
+            self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
+
+    def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
+        """Return the slices that are late answers."""
+        if not self._uncommitted:
+            return []
+        name = self.engine.name
+        return [part for part in slices if part.batch.origin is not None and part.batch.origin.mailbox == name]
+
+    async def commit(self, late: Iterable[Slice]) -> None:
+        """Commit late answers that were fetched."""
+        commits = self.engine.fetcher.commits
+        self._uncommitted -= commits.acknowledge_some(spans_in(late, self.engine.name))
+        await commits.write()
+
+
+def _runs(found: Slice, rows: Rows) -> list[Slice]:
+    """Return some ascending rows of a slice as slices."""
+    if not len(rows):
+        return []
+    bounds = [0, *(np.flatnonzero(np.diff(rows) > 1) + 1).tolist(), len(rows)]
+    return [found._replace(low=int(rows[low]), high=int(rows[high - 1]) + 1) for low, high in pairwise(bounds)]

@@ -1,0 +1,51 @@
+"""Rows of a pending batch that are questions, or answers."""
+
+from asyncio import Future
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.message_ids import MessageIdColumn
+
+if TYPE_CHECKING:
+    from ray_messaging.message import Message
+
+
+class Questions(NamedTuple):
+    """Questions, whose answers go to a mailbox.
+
+    `sealed` gets each batch of them, once its messages have their ids and before it is sent, with the futures of the
+    answers to questions that were asked one by one.
+    """
+
+    mailbox: str
+    sealed: "Callable[[Batch, list[Future[Message]]], None]"
+
+
+class Replies(NamedTuple):
+    """Answers for a mailbox."""
+
+    mailbox: str
+
+
+class ConversationRows(msgspec.Struct, eq=False):
+    """The rows of one batch, all questions or all answers: the ids that they answer, the futures of their answers."""
+
+    kind: Questions | Replies
+    in_reply_to: list[str] = msgspec.field(default_factory=list)
+    answers: "list[Future[Message]]" = msgspec.field(default_factory=list)
+
+    def extend(self, batch: Batch) -> Batch:
+        """Give a sealed batch the columns of its questions or answers."""
+        if isinstance(self.kind, Replies):
+            replies = MessageIdColumn.of(self.in_reply_to)
+            batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox)
+        else:
+            expects = np.ones(batch.rows, np.bool_)
+            batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox)
+            self.kind.sealed(batch, self.answers)
+        return batch

@@ -1,0 +1,196 @@
+"""Questions and answers: ask, reply, late answers, what cannot be asked or answered."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from support.contracts import WAIT_S, fetch_all
+
+from ray_messaging import NoAnswer, NoQuestion, QuestionBlocked, rules
+from ray_messaging.interception.server.interceptor import Interceptor
+
+pytestmark = pytest.mark.beyond_mqtt("its messages have no extension")
+
+
+async def answer_all(messager, count, payload_of=lambda message: {"twice": 2 * message.payload["n"]}):
+    """Answer so many questions."""
+    for question in await fetch_all(messager, count):
+        assert await messager.reply(question, payload_of(question))
+
+
+@pytest.fixture
+async def pair(messagers):
+    return await messagers(name="west", host=[1, 2]), await messagers(name="east", host=[11, 12, "ann"])
+
+
+async def test_an_agent_asks_another_one(pair):
+    west, east = pair
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer_all(east, 1))
+        answer = await west.ask(1, 11, {"n": 4}, timeout=WAIT_S)
+    assert (answer.from_id, answer.to_id, answer.payload) == (11, 1, {"twice": 8})
+    assert answer.in_reply_to.startswith("west-")
+    assert not await west.fetch_messages(timeout=0.05)
+
+
+async def test_many_ask_at_once_and_each_gets_its_own_answer(pair):
+    west, east = pair
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer_all(east, 300))
+        answers = await asyncio.gather(
+            *(west.ask(1, (11, 12, "ann")[n % 3], {"n": n}, timeout=WAIT_S) for n in range(300))
+        )
+    assert [answer.payload["twice"] for answer in answers] == [2 * n for n in range(300)]
+
+
+async def test_a_full_inbox_holds_up_no_answer(messagers):
+    west = await messagers(name="west", host=[1], inbox_messages=4)
+    east = await messagers(name="east", host=[11])
+    for n in range(40):
+        await east.send_message(east.get_agent_chat_channel(1), {"n": n}, 11)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer_all(east, 1))
+        answer = await west.ask(1, 11, {"n": 4}, timeout=WAIT_S)
+    assert answer.payload == {"twice": 8}
+    assert len(await fetch_all(west, 40)) == 40
+
+
+async def test_the_user_asks_without_a_mailbox(messagers):
+    user, east = await messagers(), await messagers(name="east", host=[11])
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer_all(east, 1))
+        answer = await user.ask(None, 11, {"n": 4}, timeout=WAIT_S)
+    assert (answer.from_id, answer.to_id, answer.payload) == (11, None, {"twice": 8})
+
+
+async def test_columns_of_questions(pair):
+    west, east = pair
+    asked = [11, 12, "ann", 11]
+
+    async def serve():
+        found = []
+        while len(found) < 4:
+            messages = await east.fetch_messages(timeout=WAIT_S)
+            await east.reply_columns(messages, [{"n": message.payload["n"] + 1} for message in messages])
+            found += messages
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve())
+        answers = await west.ask_columns(1, asked, [{"n": n} for n in range(4)], timeout=WAIT_S)
+        came = [answer.payload["n"] async for answer in answers]
+    assert sorted(came) == [1, 2, 3, 4]
+    assert [answers[row].payload["n"] for row in range(4)] == [1, 2, 3, 4]
+    assert answers.answered.tolist() == [0, 1, 2, 3]
+    assert (answers.pending.size, answers.blocked.size, answers.late) == (0, 0, 0)
+    assert answers.to_pandas().fate.tolist() == ["answered"] * 4
+
+
+async def test_a_question_without_an_answer(pair):
+    west, east = pair
+    with pytest.raises(NoAnswer, match="gave no answer") as caught:
+        await west.ask(1, 11, {"n": 4}, timeout=0.05)
+    assert (caught.value.agent, caught.value.fate) == (11, "delivered")
+    [question] = await fetch_all(east, 1)
+    assert question.id == caught.value.question
+    assert question.expects_answer
+
+
+async def test_a_late_answer_is_an_ordinary_message(pair):
+    west, east = pair
+    with pytest.raises(NoAnswer) as caught:
+        await west.ask(1, 11, {"n": 4}, timeout=0.05)
+    await answer_all(east, 1)
+    [late] = await fetch_all(west, 1)
+    assert (late.in_reply_to, late.payload, late.to_id) == (caught.value.question, {"twice": 8}, 1)
+
+
+async def test_a_late_answer_comes_again_until_it_is_committed(messagers):
+    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
+    with pytest.raises(NoAnswer):
+        await west.ask(1, 11, {"n": 4}, timeout=0.05)
+    await answer_all(east, 1)
+    await fetch_all(west, 1)
+    await west.__aexit__(RuntimeError, RuntimeError("the model failed"), None)
+    again = await messagers(name="west", host=[1])
+    [late] = await fetch_all(again, 1)
+    assert late.payload == {"twice": 8}
+    await again.close()
+    last = await messagers(name="west", host=[1])
+    assert not await last.fetch_messages(timeout=0.1)
+
+
+async def test_a_question_for_nobody(pair):
+    west, _ = pair
+    with pytest.raises(NoAnswer, match="no mailbox listens") as caught:
+        await west.ask(1, 99, {"n": 4}, timeout=WAIT_S)
+    assert caught.value.fate == "undeliverable"
+
+
+async def test_a_blocked_question(messagers):
+    interceptor = Interceptor("x", [rules.BlackList([(1, 11)])])
+    west = await messagers(interceptor, name="west", host=[1, 2])
+    await messagers(interceptor, name="east", host=[11])
+    with pytest.raises(QuestionBlocked) as caught:
+        await west.ask(1, 11, {"n": 4}, timeout=WAIT_S)
+    assert (caught.value.rule, caught.value.agent) == ("black_list", 11)
+    answers = await west.ask_columns([1, 2], [11, 11], {"n": 4}, timeout=0.05)
+    await answers.wait()
+    assert (answers.blocked.tolist(), answers.pending.tolist()) == ([0], [1])
+    assert answers.to_pandas().fate.tolist() == ["blocked", "pending"]
+
+
+async def test_what_is_no_question_has_no_answer(pair):
+    west, east = pair
+    await west.send_message(west.get_agent_chat_channel(11), {"n": 1}, 1)
+    [message] = await fetch_all(east, 1)
+    with pytest.raises(NoQuestion, match="expects no answer"):
+        await east.reply(message, {})
+    with pytest.raises(NoQuestion, match="expects no answer"):
+        await east.reply_columns([message], {})
+
+
+async def test_a_question_has_one_answer(pair):
+    west, east = pair
+    asking = asyncio.create_task(west.ask(1, 11, {"n": 4}, timeout=WAIT_S))
+    [question] = await fetch_all(east, 1)
+    await east.reply(question, {"first": True})
+    with pytest.raises(NoQuestion, match="answered before"):
+        await east.reply(question, {"first": False})
+    assert (await asking).payload == {"first": True}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_an_answer_of_another_agent_counts_only_where_a_setting_says_so(messagers, strict):
+    west = await messagers(name="west", host=[1], strict_answers=strict)
+    east = await messagers(name="east", host=[11, 12], strict_senders=False)
+    asking = asyncio.create_task(west.ask(1, 11, {"n": 4}, timeout=0.5))
+    [question] = await fetch_all(east, 1)
+    question.slice.batch.to_ids = type(question.slice.batch.to_ids).of(
+        [12]
+    )  # as an agent would that answers for another
+    await east.reply(question, {"n": 5})
+    if strict:
+        with pytest.raises(NoAnswer):
+            await asking
+        assert (await fetch_all(west, 1))[0].from_id == 12
+    else:
+        assert (await asking).from_id == 12
+
+
+async def test_a_large_column_of_questions(messagers):
+    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=range(10, 20))
+    rows = 40_000
+
+    async def serve():
+        left = rows
+        while left:
+            messages = await east.fetch_messages(timeout=WAIT_S)
+            await east.reply_columns(messages, {"ok": True})
+            left -= len(messages)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve())
+        answers = await west.ask_columns(1, np.arange(rows) % 10 + 10, {"n": 1}, timeout=WAIT_S)
+        await answers.wait()
+    assert len(answers.answered) == rows
+    assert {answers[row].from_id for row in range(100)} == set(range(10, 20))
