@@ -46,11 +46,6 @@ class Message:
         self._payload = _UNSET
 
     @property
-    def slice(self) -> "Slice":
-        """Return its place: a row of a batch."""
-        return Slice(self._batch, self._row, self._row + 1, self._pattern)
-
-    @property
     def id(self) -> str:
         """Return the message's id. It is the same in receipts, in logs and after every retry."""
         return self._batch.message_id(self._row)
@@ -137,11 +132,6 @@ class Message:
         return expects is not None and bool(expects[self._row])
 
     @property
-    def reply_mailbox(self) -> str:
-        """Return the mailbox that takes the answers of a question."""
-        return "" if self._batch.extension is None else self._batch.extension.reply_mailbox
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """Return the labels that rules gave it."""
         return self._batch.labels_of(self._row)
@@ -204,6 +194,11 @@ class Slice(NamedTuple):
     low: int
     high: int
     pattern: bytes | None = None
+
+
+def slice_of(message: Message) -> Slice:
+    """Return a message as a slice of one row."""
+    return Slice(message._batch, message._row, message._row + 1, message._pattern)
 
 
 class Messages(Sequence[Message]):

@@ -22,7 +22,7 @@ from ray_messaging.conversations.lone_questions import LoneQuestions
 from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, MessagingError, NoAnswer, NoQuestion, QuestionBlocked
-from ray_messaging.message import Message, Messages, Slice
+from ray_messaging.message import Message, Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE, PayloadColumn
 from ray_messaging.model.extension import Extension
@@ -158,14 +158,14 @@ class Conversation:
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer one question. Raises as `Messager.reply`."""
-        engine, (batch, row, *_) = self._engine, message.slice
+        engine, (batch, row, *_) = self._engine, slice_of(message)
         _check_questions(batch, [row])
         to_id = message.from_id
         channel = payback_channel(engine.exp_id)
         if to_id is not None:
             channel = agent_channel(engine.exp_id, to_id, message.subtopic or AGENT_CHAT)
         checked = engine.checks.checked(channel, payload, message.to_id, None)
-        receipt = await engine.sending.reply(checked, Replies(message.reply_mailbox), message.id)
+        receipt = await engine.sending.reply(checked, Replies(_asker_of(batch)), message.id)
         _note_replied(batch, [row])
         return receipt
 
@@ -187,6 +187,11 @@ class Conversation:
         return receipts
 
 
+def _asker_of(batch: Batch) -> str:
+    """Return the mailbox that takes the answers to a batch of questions."""
+    return "" if batch.extension is None else batch.extension.reply_mailbox
+
+
 def _answers_to(part: Slice, lines: PayloadColumn, engine: Engine) -> Batch:
     """Build the answers to a slice of questions."""
     batch, rows = part.batch, np.arange(part.low, part.high)
@@ -196,7 +201,6 @@ def _answers_to(part: Slice, lines: PayloadColumn, engine: Engine) -> Batch:
         topics = (*topics, ":" + payback_channel(engine.exp_id))
         topic = np.zeros(len(rows), np.uint16) if topic is None else topic.copy()
         topic[users] = len(topics) - 1
-    assert batch.extension is not None
     return Batch(
         sender="",
         epoch=0,
@@ -209,7 +213,7 @@ def _answers_to(part: Slice, lines: PayloadColumn, engine: Engine) -> Batch:
         sent_at=time.time(),
         lines=lines,
         rows=len(rows),
-        extension=Extension(in_reply_to=batch.message_ids(rows), reply_mailbox=batch.extension.reply_mailbox),
+        extension=Extension(in_reply_to=batch.message_ids(rows), reply_mailbox=_asker_of(batch)),
     )
 
 

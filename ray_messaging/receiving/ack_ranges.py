@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ray_messaging.addressing.channels import answer_mailbox
 from ray_messaging.errors import ConfigError
-from ray_messaging.message import Message, Messages, Slice
+from ray_messaging.message import Message, Messages, Slice, slice_of
 from ray_messaging.transports.cursors import AckRange, Cursor, before
 from ray_messaging.wire.frames import FOREIGN_SENDER
 
@@ -59,7 +59,7 @@ def slices_of(messages: Acked) -> list[Slice]:
         return messages.slices
     found = [messages] if isinstance(messages, Message) else messages
     try:
-        return [one.slice for one in found]
+        return [slice_of(one) for one in found]
     except (TypeError, AttributeError):
         raise ConfigError(
             f"pass a Message, some of them, or what a fetch returned, not {type(messages).__name__}"
