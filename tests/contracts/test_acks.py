@@ -206,7 +206,7 @@ async def test_messages_of_another_messager_cannot_be_acknowledged(pair, message
     with pytest.raises(ConfigError, match="from 'other'"):
         await receiver.ack(foreign)
     for nonsense in (7, "x", [7], [None]):
-        with pytest.raises(ConfigError, match="ack takes a Message"):
+        with pytest.raises(ConfigError, match="pass a Message"):
             await receiver.ack(nonsense)
     with pytest.raises(ConfigError, match="commit must be 'next'"):
         await receiver.fetch_messages(commit="never")

@@ -8,6 +8,8 @@ from support.contracts import WAIT_S, fetch_all
 
 from ray_messaging import NoAnswer, NoQuestion, QuestionBlocked, rules
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.message import slice_of
+from ray_messaging.model.columns import IdColumn
 
 pytestmark = pytest.mark.beyond_mqtt("its messages have no extension")
 
@@ -165,9 +167,7 @@ async def test_an_answer_of_another_agent_counts_only_where_a_setting_says_so(me
     east = await messagers(name="east", host=[11, 12], strict_senders=False)
     asking = asyncio.create_task(west.ask(1, 11, {"n": 4}, timeout=0.5))
     [question] = await fetch_all(east, 1)
-    question.slice.batch.to_ids = type(question.slice.batch.to_ids).of(
-        [12]
-    )  # as an agent would that answers for another
+    slice_of(question).batch.to_ids = IdColumn.of([12])  # an agent answers in place of another one
     await east.reply(question, {"n": 5})
     if strict:
         with pytest.raises(NoAnswer):

@@ -8,6 +8,7 @@ from ray_messaging import errors, rules
 
 NAMES = [
     "AlreadyExists",
+    "Answers",
     "BlockedListener",
     "BlockedMessage",
     "Closed",
@@ -39,10 +40,13 @@ NAMES = [
     "MessagingError",
     "MqttConfig",
     "Msg",
+    "NoAnswer",
+    "NoQuestion",
     "NotListening",
     "OutcomeUnknown",
     "Outgoing",
     "PayloadTooLarge",
+    "QuestionBlocked",
     "Receipt",
     "Receipts",
     "RedisConfig",
