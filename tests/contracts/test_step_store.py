@@ -21,6 +21,7 @@ from ray_messaging.transports.steps.values import (
     Done,
     Driven,
     Driver,
+    News,
     Opened,
     Reason,
     Refused,
@@ -182,7 +183,7 @@ async def test_step_0_waits_until_so_many_have_joined(steps):
     waiting = await a.open(0)
     assert (waiting.reason, waiting.total) == (Reason.MISSING, 1)
     await steps.join("b")
-    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
     assert isinstance(await a.open(0), Opened)
 
 
@@ -239,7 +240,7 @@ async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
     waiting = await a.open(1)
     assert waiting.names == ("b",)
     assert await steps.leave("b", at_once=True) == 0
-    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
     assert await a.inbox(1) == []
     assert (await b.call(b.request(b.write("a@1", b"late")))).status is SendStatus.STEP_OVER
 
@@ -273,10 +274,10 @@ async def test_news_wakes_all_who_wait(steps, another):
     assert (waiting.reason, waiting.names, waiting.total) == (Reason.GROUPS, ("b",), 1)
     waiters = [asyncio.create_task(store.wait(waiting.news, WAIT_S)) for store in (steps, steps, another.steps)]
     await b.close()
-    places = await asyncio.wait_for(asyncio.gather(*waiters), WAIT_S)
+    places = [news.place for news in await asyncio.wait_for(asyncio.gather(*waiters), WAIT_S)]
     assert waiting.news not in places
     assert isinstance(await a.open(1), Opened)
-    assert await steps.wait(places[0], 0.01) == places[0]
+    assert await steps.wait(places[0], 0.01) == News(places[0])
 
 
 async def test_close_and_open_the_next_step_in_one_call(steps):
@@ -288,6 +289,42 @@ async def test_close_and_open_the_next_step_in_one_call(steps):
     assert isinstance(closed.following, Waiting)
     closed = await b.close(go_on=True)
     assert (closed.sealed, closed.following) == (0, Opened(1, (Cover("a", 0, a.attempt, 1),)))
+
+
+async def test_a_seal_opens_the_next_step_to_all_that_asked_for_it(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await b.send("a@1", b"x")
+    waiting = (await a.close(go_on=True)).following
+    assert (waiting.reason, waiting.names) == (Reason.GROUPS, ())
+    a.begin(1)
+    assert (await a.call(a.request(a.write("b@2", b"early")))).status is SendStatus.STEP_OVER
+    await b.close(go_on=True)
+    news = await steps.wait(waiting.news, WAIT_S)
+    assert (news.opened, news.boxes) == (1, 1)
+    assert (await steps.progress()).groups["a"].open == 1
+    a.begin(1)
+    assert await a.send("b@2", b"y") is FrameFate.WRITTEN
+    b.begin(1)
+    await b.close()
+    await a.close()
+    assert (await steps.progress()).latest == 1  # nobody asked for step 2
+
+
+async def test_a_paused_step_opens_to_all_that_asked_for_it_at_the_resume(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await steps.pause()
+    waiting = (await a.close(go_on=True)).following
+    await b.close(go_on=True)
+    news = await steps.wait(waiting.news, WAIT_S)
+    assert news.opened == 0
+    await steps.resume()
+    assert (await steps.wait(news.place, WAIT_S)).opened == 1
+    a.begin(1)
+    assert isinstance(await a.close(), Committed)
 
 
 async def test_only_groups_that_it_hears_hold_a_group_up(steps):
@@ -371,7 +408,7 @@ async def test_pause_and_advance(steps):
     assert waiting.reason is Reason.PAUSED
     assert await steps.pause() == 0
     await steps.resume(1)
-    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
     await run(a, b, step=1)
     assert (await steps.progress()).target == 1
     assert (await a.open(2)).reason is Reason.PAUSED
@@ -394,7 +431,7 @@ async def test_holds_keep_boxes_and_hold_groups_up_that_are_too_far_ahead(steps)
     assert await frames_of(steps, "b@1", await steps.covers("b@1")) == [b"0"]
     await steps.hold("log", 1)
     await steps.hold("log", 0)
-    assert await steps.wait(waiting.news, WAIT_S) != waiting.news
+    assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
     assert await steps.boxes(1) == []
     assert await steps.read_box("b@1") == []
     assert isinstance(await a.open(2), Opened)

@@ -187,9 +187,9 @@ class InterceptorActor:
         """Return the progress of the steps of all groups."""
         return await self._host.steps.progress()
 
-    async def wait_steps(self, news: str, block_s: float) -> str:
+    async def wait_steps(self, news: str, block_s: float) -> None:
         """Wait for news of the steps after a place in them."""
-        return await self._host.steps.wait(news, block_s)
+        await self._host.steps.wait(news, block_s)
 
     async def declare_senders(self, hears: Mapping[str, Collection[str]], at_step: int | None) -> None:
         """Declare which groups may send to a group."""

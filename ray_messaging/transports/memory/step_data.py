@@ -44,7 +44,8 @@ class Member:
     since: int
     closed: int
     until: int | None = None
-    open: int | None = None
+    asked: int | None = None  # the step that its driver has asked for
+    ahead: int | None = None  # a step that is open to it before it is to all
     attempt: int = 0
     driver: Driver | None = None
     lease_s: float = 0.0
@@ -80,6 +81,9 @@ class StepData:
     wait_for: WaitFor = WaitFor.ALL
     sealed: int = -1
     latest: int = -1
+    asked: int = -1  # the last step that some group has asked for
+    opened: int = -1  # the last step that is open to all groups that ask for it
+    opened_at: float = 0.0
     target: int | None = None
     dropped: int = -1
     joined: int = 0
@@ -156,7 +160,7 @@ class StepData:
             if (box := self.boxes.get(name)) is not None:
                 box.rows -= rows
                 box.nbytes -= nbytes
-        member.open = None
+        member.asked = member.ahead = None
         member.sent.clear()
         member.numbers.clear()
 
@@ -177,25 +181,46 @@ class StepData:
         needed = max((first for first in kept if first <= self.sealed + 1), default=0)
         self.hears[group] = {first: old for first, old in kept.items() if first >= needed} | {at: senders}
 
+    def open_of(self, member: Member) -> int | None:
+        """Return the step that a group has open; None: it has none, though it may have asked for one."""
+        step = member.asked
+        return step if step is not None and (step <= self.opened or step == member.ahead) else None
+
+    def release(self) -> None:
+        """Open the step after the last sealed one to all groups, once one asks for it and nothing speaks against it."""
+        step = self.sealed + 1
+        if self.opened < step <= self.asked and not self._shut(step) and not self._late_holds(step):
+            self.opened, self.opened_at = step, time.monotonic()
+            self.latest = max(self.latest, step)
+
+    def _shut(self, step: int) -> Waiting | None:
+        """Return what keeps all groups from opening a step."""
+        if step == 0 and self.joined < self.given.groups:
+            return self.waiting(step, Reason.MISSING, [], self.given.groups - self.joined)
+        if self.target is not None and step > self.target:
+            return self.waiting(step, Reason.PAUSED, [])
+        return None
+
+    def _late_holds(self, step: int) -> list[str]:
+        return [name for name, through in self.holds.items() if step - through > self.given.lag]
+
     def obstacle(self, group: str, step: int) -> Waiting | None:
         """Return the reason against opening a step; None: it can be opened."""
         settings = self.given
-        if step == 0 and self.joined < settings.groups:
-            return self._waiting(step, Reason.MISSING, [], settings.groups - self.joined)
-        if self.target is not None and step > self.target:
-            return self._waiting(step, Reason.PAUSED, [])
+        if shut := self._shut(step):
+            return shut
         if late := self._behind(step - 2, self.heard(group, step)):
-            return self._waiting(step, Reason.GROUPS, late)
+            return self.waiting(step, Reason.GROUPS, late)
         if step > self.sealed + settings.window:
-            return self._waiting(step, Reason.WINDOW, self._behind(step - settings.window - 1, None))
-        if late := [name for name, through in self.holds.items() if step - through > settings.lag]:
-            return self._waiting(step, Reason.HOLD, late)
+            return self.waiting(step, Reason.WINDOW, self._behind(step - settings.window - 1, None))
+        if late := self._late_holds(step):
+            return self.waiting(step, Reason.HOLD, late)
         return None
 
     def unfinished(self, step: int) -> Waiting | None:
         """Return the reason against the supervisor's step: it begins when all others have closed it."""
         late = [name for name in self._behind(step - 1, None) if name != SUPERVISOR]
-        return self._waiting(step, Reason.GROUPS, late) if late or step > self.latest else None
+        return self.waiting(step, Reason.GROUPS, late) if late or step > self.latest else None
 
     def _behind(self, closed: int, among: frozenset[str] | None) -> list[str]:
         return [
@@ -204,7 +229,8 @@ class StepData:
             if member.counts and member.closed <= closed and (among is None or name in among)
         ]
 
-    def _waiting(self, step: int, reason: Reason, names: list[str], total: int | None = None) -> Waiting:
+    def waiting(self, step: int, reason: Reason, names: list[str], total: int | None = None) -> Waiting:
+        """Return the answer to a driver that must wait."""
         total = len(names) if total is None else total
         return Waiting(step, reason, tuple(names[:_NAMES]), total, f"{self.news}-0")
 
@@ -221,6 +247,7 @@ class StepData:
             for step in [step for step in self.records if step < sealed - settings.horizon]:
                 del self.records[step]
             self.drop()
+            self.release()
             self.tell()
         elif self.wait_for == WaitFor.SENDERS or min(others, default=self.latest) > self.sealed:
             self.tell()  # perhaps the supervisor is the only one that the step waits for

@@ -29,8 +29,10 @@ from ray_messaging.transports.steps.values import (
     Driven,
     Driver,
     GroupProgress,
+    News,
     Opened,
     Progress,
+    Reason,
     Refused,
     StepSettings,
     StepTag,
@@ -88,6 +90,7 @@ class MemorySteps:
         data.members[group] = member
         data.joined += group != SUPERVISOR
         self._seal()  # where all others count from a later step, too
+        data.release()  # where it was the last one that step 0 waited for
         data.tell()
         return since
 
@@ -177,20 +180,34 @@ class MemorySteps:
         if step > member.closed + 1:
             raise too_far(group, step, member.closed)
         member.beat += 1
-        if member.open != step:
-            against = data.unfinished(step) if group == SUPERVISOR else data.obstacle(group, step)
-            if against is not None:
-                return against
-            data.abandon(member)
-            member.open, member.changed = step, time.monotonic()
-            data.latest = max(data.latest, step)
+        if (against := self._ask(group, member, step)) is not None:
+            return against
         box = data.boxes.get(box_name(group, step), Box(step))
         return Opened(step, tuple(box.covers.values()))
+
+    def _ask(self, group: str, member: Member, step: int) -> Waiting | None:
+        """Open a step to a group, if nothing speaks against it."""
+        data = self._data
+        if group == SUPERVISOR:
+            if member.asked != step:
+                if (against := data.unfinished(step)) is not None:
+                    return against
+                member.asked, member.ahead, member.changed = step, step, time.monotonic()
+        elif data.open_of(member) != step:
+            member.asked, data.asked = step, max(data.asked, step)
+            against = data.obstacle(group, step) if step > data.opened else None
+            if against is not None:
+                return against
+            member.changed = time.monotonic()
+            if step > data.sealed + 1:
+                member.ahead, data.latest = step, max(data.latest, step)
+            data.release()
+        return None
 
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes, atomically: nothing here awaits."""
         data, member = self._data, self._data.members.get(tag.group)
-        if member is None or member.attempt != tag.attempt or member.open != tag.sent:
+        if member is None or member.attempt != tag.attempt or data.open_of(member) != tag.sent:
             return SendReply(SendStatus.STEP_OVER)
         return BoxCall(data, member, request, tag, self._exp.verdict_status(request.interceptor_epoch)).run()
 
@@ -204,11 +221,15 @@ class MemorySteps:
             return Committed(step, data.sealed)  # it counts, whoever has the group now
         member = data.owned(group, attempt)
         if member.closed < step:
-            if member.open != step:
+            if data.open_of(member) != step:
                 raise not_closable(group, step, member.closed)
             if (refused := self._refused(group, member, step, closing)) is not None:
                 return refused
-            self._close(group, member, step, closing)
+            asks = go_on and group != SUPERVISOR and (member.until is None or step + 1 < member.until)
+            self._close(group, member, step, closing, asks=asks)
+            # Most groups wait for others after a close, and need not know for which.
+            if asks and data.wait_for == WaitFor.ALL and data.sealed < step:
+                return Committed(step, data.sealed, data.waiting(step + 1, Reason.GROUPS, []))
         return Committed(step, data.sealed, self._open(group, attempt, step + 1) if go_on else None)
 
     def _refused(self, group: str, member: Member, step: int, closing: Closing) -> Refused | None:
@@ -218,14 +239,16 @@ class MemorySteps:
         rows = sum(boxes.values())
         return Refused(step, rows, tuple(deaf)) if deaf or rows != closing.rows else None
 
-    def _close(self, group: str, member: Member, step: int, closing: Closing) -> None:
+    def _close(self, group: str, member: Member, step: int, closing: Closing, *, asks: bool) -> None:
         data = self._data
         for name, (rows, _) in member.sent.items():
             data.boxes[name].covers[group, step] = Cover(group, step, member.attempt, rows)
         data.records[step][group] = ClosedStep(member.attempt, closing.counts)
         if closing.state_changed:
             member.state = closing.state
-        member.closed, member.open, member.changed = step, None, time.monotonic()
+        member.closed, member.changed = step, time.monotonic()
+        member.asked = step + 1 if asks else None
+        data.asked = max(data.asked, step + 1 if asks else -1)
         member.sent.clear()
         member.numbers.clear()
         member.results.clear()
@@ -235,7 +258,7 @@ class MemorySteps:
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
         """Keep results of calls until the step is closed; return whether the attempt has the step open."""
         member = self._data.members.get(group)
-        if member is None or member.attempt != attempt or member.open != step:
+        if member is None or member.attempt != attempt or self._data.open_of(member) != step:
             return False
         member.results.update(results)
         return True
@@ -245,16 +268,16 @@ class MemorySteps:
         member = self._data.members.get(group)
         return dict(member.results) if member is not None and member.closed + 1 == step else {}
 
-    async def wait(self, news: str, block_s: float) -> str:
-        """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""
+    async def wait(self, news: str, block_s: float) -> News:
+        """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
         data = self._data
         try:
             async with asyncio.timeout(block_s):
                 while data.news <= number(news):
                     await data.told.wait()
         except TimeoutError:
-            return news
-        return f"{data.news}-0"
+            return News(news)
+        return News(f"{data.news}-0", data.opened, len(await self.boxes(data.opened)))
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 
@@ -287,42 +310,44 @@ class MemorySteps:
         data = self._data
         if through > data.holds.get(name, through - 1):
             data.holds[name] = through
-            data.drop()
-            data.tell()
+            self._handled()
+
+    def _handled(self) -> None:
+        """Do what a hold that has moved or ended makes possible."""
+        self._data.drop()
+        self._data.release()
+        self._data.tell()
 
     async def drop_hold(self, name: str) -> None:
         """End a hold."""
         self._data.holds.pop(name, None)
-        self._data.drop()
-        self._data.tell()
+        self._handled()
 
     async def pause(self) -> int:
         """Open no step that nobody has opened yet; return the last one that may be."""
         data = self._data
         data.target = data.latest if data.target is None else min(data.latest, data.target)
+        data.release()
         data.tell()
         return data.target
 
     async def resume(self, target: int | None = None) -> None:
         """Open steps up to a target from now on (None: all)."""
         self._data.target = target
+        self._data.release()
         self._data.tell()
 
     async def progress(self) -> Progress:
         """Return the progress of all groups."""
         data, now = self._data, time.monotonic()
-        groups = {
-            name: GroupProgress(
-                member.closed,
-                member.open,
-                member.driver,
-                int((now - member.changed) * 1000),
-                member.since,
-                member.until,
-            )
-            for name, member in data.members.items()
-            if member.counts
-        }
+        groups = {}
+        for name, member in data.members.items():
+            if member.counts:
+                step, changed = data.open_of(member), member.changed
+                if step is not None and step == data.opened:
+                    changed = max(changed, data.opened_at)  # it has waited until then
+                idle_ms = int((now - changed) * 1000)
+                groups[name] = GroupProgress(member.closed, step, member.driver, idle_ms, member.since, member.until)
         supervisor = groups.pop(SUPERVISOR, None)
         holds, news = dict(data.holds), f"{data.news}-0"
         return Progress(data.sealed, data.latest, data.target, groups, holds, news, data.wait_for, supervisor)

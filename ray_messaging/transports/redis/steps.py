@@ -33,6 +33,7 @@ from ray_messaging.transports.steps.values import (
     Driven,
     Driver,
     GroupProgress,
+    News,
     Opened,
     Progress,
     Reason,
@@ -57,7 +58,7 @@ class RedisSteps:
         self._steps = keys.steps()
         self._news = BlockingReads(link)
         self._reading = asyncio.Lock()
-        self._newest = "0-0"
+        self._newest = News("0-0")
 
     def close_connections(self) -> None:
         """Close the connection that waits for news."""
@@ -184,7 +185,7 @@ class RedisSteps:
         for name, result in results.items():
             args += [name, result]
         large = [place for place, value in enumerate(args) if isinstance(value, bytes) and len(value) >= LARGE]
-        keys = [self._keys.step(group), self._results(group)]
+        keys = [self._keys.step(group), self._results(group), self._steps]
         return bool(await self._link.script("remember_calls", keys, args, large=large))
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
@@ -202,19 +203,20 @@ class RedisSteps:
     def _results(self, group: str) -> str:
         return f"{self._keys.step(group)}:results"
 
-    async def wait(self, news: str, block_s: float) -> str:
-        """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""
+    async def wait(self, news: str, block_s: float) -> News:
+        """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
         try:
             async with asyncio.timeout(block_s):
                 await self._reading.acquire()
         except TimeoutError:
-            return news
+            return News(news)
         try:
-            if _place(self._newest) <= _place(news):  # else another one who waited here has seen it
+            if _place(self._newest.place) <= _place(news):  # else another one who waited here has seen it
                 found = await self._news.read({self._keys.steps("news"): news}, 1000, block_s)
                 if not found:
-                    return news
-                self._newest = found[0][1][-1][0].decode()
+                    return News(news)
+                place, (_, _, _, opened, _, boxes) = found[0][1][-1]
+                self._newest = News(place.decode(), int(opened), int(boxes))
             return self._newest
         finally:
             self._reading.release()

@@ -31,6 +31,10 @@ class BoxReader:
             self._frames += found
             more = len(found)
 
+    async def covers(self) -> list[Cover]:
+        """Return all that counts of the box so far."""
+        return await self._store.covers(self._box)
+
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
         """Return the frames that count, in the order of their arrival; raise FrameError if the server has lost some."""
         if not covers:

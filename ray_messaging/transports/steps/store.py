@@ -16,7 +16,8 @@ The protocol:
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open one.
 9. In WaitFor.SENDERS a group waits for the groups that it hears; a step that sends to one that does not hear it is not
    closed.
-10. A group that must wait gets a place in the news; `wait` returns when there is news after it.
+10. A group that must wait gets a place in the news; `wait` returns when there is news after it. Once nothing speaks
+    against the step, it is open to all groups that have asked for it, and the news say so.
 11. The supervisor is a member without a mailbox. It opens a step when all others have closed it; its close seals it.
     Its frames in the box of a mailbox are messages, or change those of the groups in the same step.
 12. Every call may be repeated, also late: it has its effect once, and a fenced driver's call has none.
@@ -35,6 +36,7 @@ from ray_messaging.transports.steps.values import (
     Done,
     Driven,
     Driver,
+    News,
     Opened,
     Progress,
     Refused,
@@ -124,8 +126,8 @@ class StepStore(Protocol):
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
         """Return the results that all attempts at a group's open step have kept."""
 
-    async def wait(self, news: str, block_s: float) -> str:
-        """Return the newest place in the news, once there is one after `news`; at the latest after `block_s`."""
+    async def wait(self, news: str, block_s: float) -> News:
+        """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 

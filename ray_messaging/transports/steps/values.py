@@ -102,13 +102,27 @@ class Reason(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """A step that cannot be opened yet: a few names that it waits for, their total, and a place in the news."""
+    """A step that cannot be opened yet: a few names that it waits for, their total, and a place in the news.
+
+    As the answer to a close it has no names.
+    """
 
     step: int
     reason: Reason
     names: tuple[str, ...]
     total: int
     news: str
+
+
+class News(NamedTuple):
+    """News that woke those who wait: their place, the last step that is open to all who asked, how many boxes it has.
+
+    After a wait for nothing `opened` is -1.
+    """
+
+    place: str
+    opened: int = -1
+    boxes: int = 0
 
 
 class Done(NamedTuple):

@@ -163,7 +163,7 @@ class StepMachine(RuleBasedStateMachine):
         reply = self.do(self.steps.send(attempt.last, tag))
         if reply.status is SendStatus.STEP_OVER:
             assert self.seen() == before
-            assert not self.owns(attempt) or self.data.members[attempt.group].open != attempt.step
+            assert not self.owns(attempt) or self.data.open_of(self.data.members[attempt.group]) != attempt.step
             return
         assert (reply.status, reply.fates) == (SendStatus.OK, [FrameFate.WRITTEN])
         attempt.numbers[box] = write.seq
@@ -274,7 +274,9 @@ class StepMachine(RuleBasedStateMachine):
     def some_group_can_go_on(self):
         counting = [member for member in self.data.members.values() if member.counts]
         members = [(name, member) for name, member in self.data.members.items() if member.counts]
-        against = [self.data.obstacle(name, member.closed + 1) for name, member in members if member.open is None]
+        against = [
+            self.data.obstacle(name, member.closed + 1) for name, member in members if self.data.open_of(member) is None
+        ]
         stuck = [waiting for waiting in against if waiting is not None and waiting.reason not in EXTERNAL]
         assert not counting or len(stuck) < len(counting)
 

@@ -77,7 +77,7 @@ def _passes(error: BaseException) -> bool:
 # Snippets that come before a script, by its name; both lie in the folders of `lua`.
 _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
-_STEPS = ("id_ceiling", "step_barrier")
+_STEPS = ("id_ceiling", "step_is_open", "step_barrier")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
 _SHARED: dict[str, tuple[str, ...]] = {
     "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
@@ -95,7 +95,8 @@ _SHARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("join_steps", "leave_steps", "open_step", "close_step"), _STEPS),
     **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders"), _STEPS),
     **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
-    "send_to_boxes": ("step_box",),
+    "send_to_boxes": ("step_box", "step_is_open"),
+    "remember_calls": ("step_is_open",),
 }
 
 

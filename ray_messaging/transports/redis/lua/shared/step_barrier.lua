@@ -3,23 +3,27 @@
 -- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, box_rows,
 --               box_bytes: see StepSettings; sealed = last step that all groups have closed, latest = last one that some group has opened,
 --               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
---               joined = how many groups have joined, news = last entry of steps:news
+--               joined = how many groups have joined, news = last entry of steps:news, asked = last step that some group has
+--               asked for, opened = last step that is open to all groups that ask for it, opened_ms = since when
 -- steps:hears   hash: group -> groups that may send to it: <first step read>:<names with commas, * for all>, with ; between,
 --               ascending by step (none: all)
 -- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
 -- steps:holds   hash: name -> last step the boxes of which it has handled
--- steps:news    stream: an entry (e = what) wakes those who wait
+-- steps:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step
 -- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, outside = rows from outside
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
---               open (none: no step is), attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with
---               each sign of life, changed = ms of the last change, state
+--               open = step that its driver has asked for (none: none), ahead = step that is open to it before it is to all,
+--               attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with each sign of life,
+--               changed = ms of the last change, state
 --               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
 -- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
 -- step:<group>:results  hash of the open step, for all its attempts: <step>:<name of a call> = its result
 local SUPERVISOR = ':rules'
 
 local function tell(prefix, what)
-  local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what)
+  local opened = redis.call('HGET', prefix .. 'steps', 'opened')
+  local boxes = redis.call('SCARD', prefix .. 'steps:' .. opened .. ':boxes')
+  local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what, 'o', opened, 'b', boxes)
   redis.call('HSET', prefix .. 'steps', 'news', news)
 end
 
@@ -70,6 +74,41 @@ local function publish_step(prefix, step)
   redis.pcall('PUBLISH', prefix .. 'own', ')')
 end
 
+-- The names of those who are too far behind, 16 at most, and how many there are, as an answer of open_step.
+local function waiting(reason, news, names, total)
+  local answer = {2, reason, total or #names, news or '0-0'}
+  for i = 1, math.min(#names, 16) do answer[#answer + 1] = names[i] end
+  return answer
+end
+
+-- What keeps all groups from opening a step: an answer of open_step, or nil.
+local function shut(step, news, target, groups, joined)
+  if step == 0 and tonumber(joined or 0) < tonumber(groups) then
+    return waiting('missing', news, {}, tonumber(groups) - tonumber(joined or 0))
+  end
+  if target and step > tonumber(target) then return waiting('paused', news, {}) end
+  return nil
+end
+
+-- The holds that are too far behind for a step.
+local function late_holds(prefix, step, lag)
+  local holds, late = redis.call('HGETALL', prefix .. 'steps:holds'), {}
+  for i = 1, #holds, 2 do
+    if step - tonumber(holds[i + 1]) > tonumber(lag) then late[#late + 1] = holds[i] end
+  end
+  return late
+end
+
+-- Open the step after the last sealed one to all groups that ask for it, once one does and nothing speaks against it.
+local function release(prefix)
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'opened', 'asked', 'latest', 'lag', 'target', 'groups', 'joined')
+  local step = tonumber(now[1]) + 1
+  if tonumber(now[2]) >= step or tonumber(now[3]) < step or shut(step, nil, now[6], now[7], now[8]) then return end
+  if #late_holds(prefix, step, now[5]) > 0 then return end
+  redis.call('HSET', prefix .. 'steps', 'opened', step, 'opened_ms', milliseconds(),
+             'latest', math.max(step, tonumber(now[4])))
+end
+
 -- Seal the steps that all groups have closed by now.
 local function seal(prefix)
   local lowest = redis.call('ZRANGE', prefix .. 'steps:closed', 0, 1, 'WITHSCORES')
@@ -82,6 +121,7 @@ local function seal(prefix)
       redis.call('UNLINK', string.format('%ssteps:%.0f', prefix, step - 1 - tonumber(now[2])))
     end
     drop_boxes(prefix)
+    release(prefix)
     tell(prefix, 'sealed')
   elseif now[4] == 'senders' or (lowest[1] == SUPERVISOR and tonumber(lowest[4] or now[3]) > before) then
     tell(prefix, 'closed')  -- the supervisor is the only one that the step waits for
@@ -92,7 +132,7 @@ end
 -- Give up the open step of a group: what its attempt has sent counts nowhere, nor against a limit.
 local function abandon(prefix, group)
   local key = prefix .. 'step:' .. group
-  redis.call('HDEL', key, 'open')
+  redis.call('HDEL', key, 'open', 'ahead')
   local sent = redis.call('HGETALL', key .. ':sent')
   for i = 1, #sent, 2 do
     local box, rows, bytes = sent[i]:match('^r:(.*)$'), sent[i + 1]:match('^(%d+):(%d+)$')
@@ -108,13 +148,6 @@ end
 local function has_group(attempt, mine)
   if attempt == mine then return 1 end
   return attempt and tonumber(attempt) > tonumber(mine) and 0 or -1
-end
-
--- The names of those who are too far behind, 16 at most, and how many there are, as an answer of open_step.
-local function waiting(reason, news, names, total)
-  local answer = {2, reason, total or #names, news or '0-0'}
-  for i = 1, math.min(#names, 16) do answer[#answer + 1] = names[i] end
-  return answer
 end
 
 local function behind(prefix, step, reason, news)
@@ -149,10 +182,8 @@ local function obstacle(prefix, group, step)
   local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'target', 'news', 'wait_for', 'window', 'lag', 'groups',
                          'joined')
   local sealed, news = tonumber(now[1]), now[3]
-  if step == 0 and tonumber(now[8] or 0) < tonumber(now[7]) then
-    return waiting('missing', news, {}, tonumber(now[7]) - tonumber(now[8] or 0))
-  end
-  if now[2] and step > tonumber(now[2]) then return waiting('paused', news, {}) end
+  local all = shut(step, news, now[2], now[7], now[8])
+  if all then return all end
   local hears = now[4] == 'senders' and heard(prefix, group, step)
   if hears then
     local late = {}
@@ -165,10 +196,7 @@ local function obstacle(prefix, group, step)
     return behind(prefix, step - 2, 'groups', news)
   end
   if step > sealed + tonumber(now[5]) then return behind(prefix, step - tonumber(now[5]) - 1, 'window', news) end
-  local holds, late = redis.call('HGETALL', prefix .. 'steps:holds'), {}
-  for i = 1, #holds, 2 do
-    if step - tonumber(holds[i + 1]) > tonumber(now[6]) then late[#late + 1] = holds[i] end
-  end
+  local late = late_holds(prefix, step, now[6])
   if #late > 0 then return waiting('hold', news, late) end
   return nil
 end
@@ -178,23 +206,35 @@ end
 -- group has left; {4, closed} it is beyond the next one
 local function open_step(prefix, group, attempt, step)
   local key = prefix .. 'step:' .. group
-  local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until')
+  local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat')
   local has = has_group(now[1], attempt)
   if has ~= 1 then return {has} end
   local closed = tonumber(now[2])
   if step <= closed or (now[4] and step >= tonumber(now[4])) then return {3, closed} end
   if step > closed + 1 then return {4, closed} end
-  redis.call('HINCRBY', key, 'beat', 1)
-  if now[3] ~= string.format('%.0f', step) then
-    local against
-    if group == SUPERVISOR then against = unfinished(prefix, step) else against = obstacle(prefix, group, step) end
-    if against then return against end
-    redis.call('HSET', key, 'open', step, 'changed', milliseconds())
-    redis.call('UNLINK', key .. ':sent')
-    if step > tonumber(redis.call('HGET', prefix .. 'steps', 'latest')) then
-      redis.call('HSET', prefix .. 'steps', 'latest', step)
+  local steps = redis.call('HMGET', prefix .. 'steps', 'opened', 'sealed', 'latest', 'asked')
+  local fields, against = {'beat', (now[6] or 0) + 1}, nil
+  if group == SUPERVISOR then
+    if now[3] ~= string.format('%.0f', step) then
+      against = unfinished(prefix, step)
+      if not against then fields = {'beat', fields[2], 'open', step, 'ahead', step, 'changed', milliseconds()} end
+    end
+  elseif not is_open(step, now[3], now[5], steps[1]) then
+    fields[3], fields[4] = 'open', step
+    if step > tonumber(steps[4]) then redis.call('HSET', prefix .. 'steps', 'asked', step) end
+    against = step > tonumber(steps[1]) and obstacle(prefix, group, step)
+    if not against then
+      fields[5], fields[6] = 'changed', milliseconds()
+      if step > tonumber(steps[2]) + 1 then
+        fields[7], fields[8] = 'ahead', step
+        redis.call('HSET', prefix .. 'steps', 'latest', math.max(step, tonumber(steps[3])))
+      elseif step > tonumber(steps[1]) then
+        release(prefix)
+      end
     end
   end
+  redis.call('HSET', key, unpack(fields))
+  if against then return against end
   local cover, answer = redis.call('HGETALL', string.format('%scover:%s@%.0f', prefix, group, step)), {1}
   for i = 1, #cover, 2 do
     local sent, from = cover[i]:match('^c:(-?%d+):(.*)$')

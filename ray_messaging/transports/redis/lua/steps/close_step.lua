@@ -10,7 +10,9 @@
 -- neither; {2, rows, mailboxes...}: so many rows are here, and these mailboxes do not hear the group; {3, closed}: not open
 local prefix, group, step = ARGV[1], ARGV[2], tonumber(ARGV[4])
 local record, key = prefix .. 'steps:' .. ARGV[4], KEYS[2]
-local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until')
+local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat')
+local steps = redis.call('HMGET', KEYS[1], 'opened', 'asked', 'wait_for', 'news')
+local go_on = ARGV[9] == '1' and group ~= SUPERVISOR and not (now[4] and step + 1 >= tonumber(now[4]))
 
 local function following()
   local sealed = tonumber(redis.call('HGET', KEYS[1], 'sealed'))
@@ -23,11 +25,11 @@ if has ~= 1 then
   if redis.call('HGET', record, 'k:' .. group) == ARGV[3] then return following() end
   return {has}
 end
-if now[3] ~= ARGV[4] then return {3, tonumber(now[2])} end
+if not is_open(step, now[3], now[5], steps[1]) then return {3, tonumber(now[2])} end
 
 -- First it is decided, then written.
 local sent, boxes, rows = redis.call('HGETALL', key .. ':sent'), {}, 0
-local checks, deaf, known = redis.call('HGET', KEYS[1], 'wait_for') == 'senders', {2, 0}, {[group] = true}
+local checks, deaf, known = steps[3] == 'senders', {2, 0}, {[group] = true}
 for i = 1, #sent, 2 do
   local box = sent[i]:match('^r:(.*)$')
   if box then
@@ -50,16 +52,19 @@ for _, box in ipairs(boxes) do
              string.format('%s:%.0f', ARGV[3], box[2]))
 end
 redis.call('HSET', record, 'k:' .. group, ARGV[3], 'n:' .. group, ARGV[6])
-redis.call('HSET', key, 'closed', ARGV[4], 'changed', milliseconds())
-if ARGV[7] == '+' then redis.call('HSET', key, 'state', ARGV[8]) end
+local fields = {'closed', ARGV[4], 'changed', milliseconds(), 'beat', (now[6] or 0) + 1}
+if go_on then fields[7], fields[8] = 'open', step + 1 else redis.call('HDEL', key, 'open') end
+if ARGV[7] == '+' then fields[#fields + 1], fields[#fields + 2] = 'state', ARGV[8] end
 if ARGV[7] == '-' then redis.call('HDEL', key, 'state') end
-redis.call('HDEL', key, 'open')
+redis.call('HSET', key, unpack(fields))
 redis.call('UNLINK', key .. ':sent', key .. ':results')
-redis.call('HINCRBY', key, 'beat', 1)
+if go_on and tonumber(steps[2]) <= step then redis.call('HSET', KEYS[1], 'asked', step + 1) end
 if now[4] and step + 1 >= tonumber(now[4]) then
   redis.call('ZREM', prefix .. 'steps:closed', group)
 else
   redis.call('ZADD', prefix .. 'steps:closed', step, group)
 end
-seal(prefix)
+-- Most groups wait for others after a close, and need not know for which.
+local sealed = seal(prefix)
+if go_on and steps[3] == 'all' and sealed < step then return {1, sealed, waiting('groups', steps[4], {})} end
 return following()

@@ -13,5 +13,6 @@ else
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 end
 drop_boxes(ARGV[1])
+release(ARGV[1])
 tell(ARGV[1], 'hold')
 return 1

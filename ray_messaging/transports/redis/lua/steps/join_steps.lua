@@ -16,5 +16,6 @@ redis.call('HDEL', KEYS[2], 'until')
 redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
 if ARGV[2] ~= SUPERVISOR then redis.call('HINCRBY', KEYS[1], 'joined', 1) end
 seal(ARGV[1])  -- where all others count from a later step, too
+release(ARGV[1])  -- where it was the last one that step 0 waited for
 tell(ARGV[1], 'joined')
 return since

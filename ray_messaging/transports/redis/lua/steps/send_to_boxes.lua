@@ -8,9 +8,9 @@
 --         note to :log@<the next step>
 -- Returns {status, fates of the writes...}: see SendStatus and FrameFate
 local prefix, step = ARGV[1], tonumber(ARGV[4])
-local group = redis.call('HMGET', KEYS[3], 'attempt', 'open')
-if group[1] ~= ARGV[3] or group[2] ~= ARGV[4] then return {9} end
-local limits = redis.call('HMGET', KEYS[2], 'box_rows', 'box_bytes', 'horizon')
+local group = redis.call('HMGET', KEYS[3], 'attempt', 'open', 'ahead')
+local limits = redis.call('HMGET', KEYS[2], 'box_rows', 'box_bytes', 'horizon', 'opened')
+if group[1] ~= ARGV[3] or not is_open(step, group[2], group[3], limits[4]) then return {9} end
 
 local writes, names, last = {}, {}, {}
 local arg = 7

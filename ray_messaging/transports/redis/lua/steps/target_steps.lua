@@ -12,5 +12,6 @@ if target == 'now' then
   if now[2] then target = math.min(target, tonumber(now[2])) end
 end
 if target == '' then redis.call('HDEL', KEYS[1], 'target') else redis.call('HSET', KEYS[1], 'target', target) end
+release(ARGV[1])
 tell(ARGV[1], 'target')
 return target == '' and -1 or tonumber(target)
