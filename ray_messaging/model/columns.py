@@ -246,6 +246,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
     _nbytes: int = -1  # -1: unknown
     _ends: NDArray[np.intp] | None = None
     raw: bool = False
+    _by_row: list[bytes] | None = None
 
     def __repr__(self) -> str:
         return f"PayloadColumn({self.count:,} payloads)"  # it may come into a log, which gets no payloads
@@ -308,6 +309,14 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._list
 
     @property
+    def by_row(self) -> "list[bytes]":
+        """Return the payload of each row."""
+        if self._by_row is None:
+            lines = self.list
+            self._by_row = lines if self.index is None else [lines[line] for line in self.index.tolist()]
+        return self._by_row
+
+    @property
     def nbytes(self) -> int:
         """Return the size of the lines in bytes, without making the blob."""
         if self._nbytes < 0:
@@ -340,7 +349,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
     def pack(self) -> None:
         """Keep only the blob: an object per line, kept for long, is expensive to free."""
         if not self.raw and self.blob:
-            self._list = self._ends = None
+            self._list = self._by_row = self._ends = None
 
     def row(self, row: int) -> bytes:
         """Return the payload of a row."""

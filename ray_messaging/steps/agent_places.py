@@ -1,6 +1,8 @@
 """Places of a group's agents in their canonical order: ints ascending, then strs."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any, overload
 
 import numpy as np
@@ -19,8 +21,9 @@ class AgentPlaces(Sequence[AgentId]):
         self.ints = agents.ints
         self.strings = sorted(agents.strings)
         self._low, self._high = (int(self.ints[0]), int(self.ints[-1])) if len(self.ints) else (0, -1)
-        # Consecutive ids, the common case, need no search.
-        self._consecutive = self._high - self._low == len(self.ints) - 1
+        # Ids at one distance, the common case, need no search.
+        self._distance = int(self.ints[1]) - self._low if len(self.ints) > 1 else 1
+        self._even = bool((np.diff(self.ints) == self._distance).all())
         self._place_of = {name: place for place, name in enumerate(self.strings, len(self.ints))}
 
     def __len__(self) -> int:
@@ -54,10 +57,17 @@ class AgentPlaces(Sequence[AgentId]):
         """Return the place of one agent; -1: it is none of these."""
         if isinstance(agent, str):
             return self._place_of.get(agent, -1)
-        if self._consecutive and type(agent) is int:
-            return agent - self._low if self._low <= agent <= self._high else -1
+        if self._even and type(agent) is int:
+            place, between = divmod(agent - self._low, self._distance)
+            return place if not between and self._low <= agent <= self._high else -1
         place = int(self.ints.searchsorted(agent))
         return place if place < len(self.ints) and self.ints[place] == agent else -1
+
+    @cached_property
+    def hashes(self) -> NDArray[np.uint64]:
+        """Return a number for each agent, uint64 (n,): an int itself, the hash of a str."""
+        named = [int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") for name in self.strings]
+        return np.concatenate([self.ints.astype(np.uint64), np.array(named, np.uint64)])
 
     def find(self, column: IdColumn) -> NDArray[np.int64]:
         """Return the place of each id, int64 (n,); -1: it is none of these agents."""
@@ -73,7 +83,7 @@ class AgentPlaces(Sequence[AgentId]):
         ints = self.ints
         if not len(ints):
             return np.full(len(values), -1, np.int64)
-        if self._consecutive:
+        if self._even and self._distance == 1:
             return np.where((values >= self._low) & (values <= self._high), values - self._low, -1)
         places = np.minimum(np.searchsorted(ints, values), len(ints) - 1)
         return np.where(ints[places] == values, places, -1)

@@ -65,8 +65,9 @@ class StepInbox:
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
         """Yield each agent with its messages, in canonical order; also agents without messages."""
+        exp_id, batch = self._exp_id, self._batch
         for agent, low, count in zip(self._agents, *self._spans, strict=True):
-            yield agent, self._slice(low, low + count)
+            yield agent, Messages(exp_id, [Slice(batch, low, low + count)] if batch is not None and count else [])
 
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]

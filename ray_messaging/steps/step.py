@@ -11,7 +11,7 @@ from ray_messaging.errors import ConfigError, InvalidParts, UnknownName
 from ray_messaging.message import Messages
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.inbox import StepInbox
-from ray_messaging.steps.random_numbers import agent_generator, uniform_rows
+from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transaction import check_state
 
@@ -28,6 +28,8 @@ class StepPart:
         self.seed = seed
         self.places = agents
         self._inbox = inbox
+        self.send = sends.send  # a method here would be one call more: a tenth of the whole send
+        self.generators = StepGenerators(seed, number, agents)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.places):,} agents, {len(self.messages):,} messages"
@@ -58,7 +60,9 @@ class StepPart:
 
     def rng(self, agent: AgentId) -> np.random.Generator:
         """Return the random numbers of one agent in this step; each call begins them anew. Raises InvalidAddress."""
-        return agent_generator(self.seed, self.number, check_id(agent))
+        checked = agent if type(agent) is int else check_id(agent)
+        place = self.places.place(checked)
+        return self.generators.at(place) if place >= 0 else agent_generator(self.seed, self.number, check_id(checked))
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `agents`.
@@ -68,23 +72,6 @@ class StepPart:
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
             raise ConfigError(f"uniform({k!r}): write how many numbers each agent gets")
         return uniform_rows(self.seed, self.number, self.places, k)
-
-    def send(
-        self,
-        from_id: AgentId,
-        to_id: AgentId,
-        payload: object,
-        *,
-        subtopic: str = AGENT_CHAT,
-        deliver_at: int | None = None,
-    ) -> None:
-        """Send one message, to be read in the next step or in `deliver_at`.
-
-        Raises: UnknownSender for a from_id that is none of these agents, InvalidAddress, InvalidPayload,
-        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead, Closed after the step,
-        InvalidParts while the step's parts are out.
-        """
-        self.sends.add(from_id, to_id, payload, subtopic, deliver_at)
 
     def send_columns(
         self,

@@ -1,6 +1,7 @@
 """The messages that a group sends in one step, as batches."""
 
 import time
+from array import array
 from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
@@ -8,23 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
-from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
+from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
+from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, UnknownSender
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
+from ray_messaging.model.columns import LINE_END, IdColumn, PayloadColumn, encode_dict, encode_payload
 from ray_messaging.model.extension import Extension
-from ray_messaging.sending.accumulation.bulk_input import columns_of
+from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_parts import PartTag, StepParts
 
-_Row = tuple[AgentId, AgentId, int, bytes]  # from_id, to_id, which send of its agent it is, payload
-_NOBODY: tuple[object, AgentId, int] = (object(), 0, -1)
+_NOBODY = object()
 
 
 class StepSends:
-    """The messages of one attempt at a step. Each gets its ordinal at the call: the n-th of its sender in the step.
+    """The messages of one attempt at a step. Each has an ordinal: it is the n-th of its sender in the step.
+
+    Single messages are kept as lists until there are enough for a batch. Those that follow each other from one sender
+    under one subtopic are a run, and only the first one's sender and subtopic are looked at.
 
     Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is all of
     it), `sent` counts the messages of each of its agents before the split.
@@ -47,15 +50,15 @@ class StepSends:
         self.horizon = horizon
         self._payload_bytes = payload_bytes
         self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by an agent's place
-        self._counts = self._sent.data  # the same memory: single numbers are read four times as fast
         self._batches: list[ColumnBatch | EncodedBatch] = []
-        # Single messages, by subtopic and step of delivery, until there are enough for a batch.
-        self._rows: dict[tuple[str, int], list[_Row]] = {}
-        self._row_count = self._row_bytes = 0
-        # Most calls have the sender and the subtopic of the call before: these were checked then.
-        self._given: tuple[object, AgentId, int] = _NOBODY  # from_id as it was given, its canonical form, its place
-        self._topic: str | None = None
-        self._topic_rows: list[_Row] = []
+        self._to_ids: list[AgentId] = []
+        self._lines: list[bytes] = []
+        self._runs = array("q")  # of each run: its first message, the place of its sender, and that of its route
+        self._routes: dict[tuple[str, int], int] = {}  # subtopic and step of delivery, each with its place
+        # The last run, as it was given.
+        self._from_id: object = _NOBODY
+        self._subtopic: object = None
+        self._deliver_at: object = None
         self._over = False
         self._thread: int | None = None  # that sends
 
@@ -63,33 +66,41 @@ class StepSends:
         settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes)
         return _revived, (*settings, self.tag, self._sent, self._sealed())
 
-    def add(
-        self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
+    def send(
+        self,
+        from_id: AgentId,
+        to_id: AgentId,
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
     ) -> None:
-        """Add one message.
+        """Send one message, to be read in the next step or in `deliver_at`.
 
-        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge, ConfigError; Closed after the step.
+        Raises: UnknownSender for a from_id that is none of these agents, InvalidAddress, InvalidPayload,
+        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead, Closed after the step,
+        InvalidParts while the step's parts are out.
         """
-        if deliver_at is not None or subtopic is not self._topic:
-            self._begin(subtopic, deliver_at)
-        if from_id is not self._given[0]:
-            self._given = self._hosted(from_id)
-        _, sender, place = self._given
-        line = encode_payload(payload, self._payload_bytes)
-        ordinal = self._counts[place]
-        self._topic_rows.append((sender, check_id(to_id), ordinal, line))
-        self._counts[place] = ordinal + 1
-        self._row_count += 1
-        self._row_bytes += len(line) + 1
-        if self._row_count >= BATCH_ROWS or self._row_bytes >= BATCH_BYTES:
-            self._close_rows()
+        if from_id is not self._from_id or subtopic is not self._subtopic or deliver_at is not self._deliver_at:
+            self._begin_run(from_id, subtopic, deliver_at)
+        # The common case of `check_id` and `encode_payload`, inlined: a call costs a tenth of the whole send.
+        recipient = to_id if type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX else check_id(to_id)
+        try:
+            line = encode_dict(payload) if type(payload) is dict else b""
+        except Exception:  # noqa: BLE001 - bad input: the full check finds out
+            line = b""
+        if not 0 < len(line) <= self._payload_bytes or LINE_END in line:
+            line = encode_payload(payload, self._payload_bytes)
+        self._lines.append(line)
+        self._to_ids.append(recipient)
 
     def add_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
-        """Add n messages given as columns; raises as `add`, and InvalidColumns, before any of them is added."""
+        """Add n messages given as columns; raises as `send`, and InvalidColumns, before any of them is added."""
         self._check_whole()
         self._check_thread()
+        self._close_rows()
         deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         found = [self.agents.find(chunk.from_ids) for chunk in chunks]
@@ -170,7 +181,7 @@ class StepSends:
 
     def end(self) -> None:
         """Refuse all that comes later: it would be lost."""
-        self._over, self._topic = True, None
+        self._over, self._from_id = True, _NOBODY
 
     def check_open(self) -> None:
         """Raise Closed where the step is over."""
@@ -181,24 +192,20 @@ class StepSends:
     @property
     def rows(self) -> int:
         """Return how many messages were added."""
-        return int(self._sent.sum())
+        return int(self._sent.sum()) + len(self._lines)
 
-    def _begin(self, subtopic: str, deliver_at: int | None) -> None:
-        """Add the next rows to those of a subtopic and a step of delivery; raise Closed where the step is over."""
+    def _begin_run(self, from_id: AgentId, subtopic: str, deliver_at: int | None) -> None:
+        """Begin a run of messages of one sender; raise InvalidAddress, UnknownSender, ConfigError, Closed."""
         self._check_whole()
         self._check_thread()
-        deliver, topic = self._deliver(deliver_at), check_subtopic(subtopic)
-        self._topic = topic if deliver_at is None else None
-        self._topic_rows = self._rows.setdefault((topic, deliver), [])
-
-    def _hosted(self, from_id: AgentId) -> tuple[object, AgentId, int]:
-        """Return an id as it was given, its canonical form and its place; raise InvalidAddress, UnknownSender."""
-        self._check_thread()
-        sender = check_id(from_id)
-        place = self.agents.place(sender)
+        if len(self._lines) >= BATCH_ROWS:
+            self._close_rows()
+        route = check_subtopic(subtopic), self._deliver(deliver_at)
+        place = self.agents.place(check_id(from_id))
         if place < 0:
             raise self._not_ours(from_id)
-        return from_id, sender, place
+        self._runs.extend((len(self._lines), place, self._routes.setdefault(route, len(self._routes))))
+        self._from_id, self._subtopic, self._deliver_at = from_id, subtopic, deliver_at
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return which send of its agent each row is, and count them."""
@@ -213,21 +220,31 @@ class StepSends:
         return ordinals.astype(np.uint32)
 
     def _close_rows(self) -> None:
-        for (topic, deliver), rows in self._rows.items():
-            if not rows:  # the first one was refused
-                continue
-            from_ids, to_ids, ordinals, lines = map(list, zip(*rows, strict=True))
-            self._add(
-                IdColumn.of(from_ids),
-                IdColumn.of(to_ids),
-                PayloadColumn.of(lines),
-                topic,
-                deliver,
-                np.array(ordinals, np.uint32),
-            )
-        self._rows.clear()
-        self._topic = None
-        self._row_count = self._row_bytes = 0
+        """Make batches of the single messages."""
+        runs, to_ids, lines, routes = self._runs, self._to_ids, self._lines, self._routes
+        self._runs, self._to_ids, self._lines, self._routes, self._from_id = array("q"), [], [], {}, _NOBODY
+        if not lines:
+            return
+        starts, senders, numbers = np.frombuffer(runs, np.int64).reshape(-1, 3).T
+        lengths = np.diff(starts, append=len(lines))
+        places = senders.repeat(lengths)
+        ordinals = self._ordinals(places)
+        columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(to_ids), PayloadColumn.of(lines))
+        if len(routes) == 1:
+            self._add_chunks(columns, *next(iter(routes)), ordinals)
+            return
+        of_row = numbers.repeat(lengths)
+        for route, number in routes.items():
+            rows = np.flatnonzero(of_row == number)
+            if len(rows):  # else the first one was refused
+                self._add_chunks(columns.take(rows), *route, ordinals[rows])
+
+    def _add_chunks(self, columns: ColumnChunk, topic: str, deliver: int, ordinals: NDArray[np.uint32]) -> None:
+        low = 0
+        for chunk in columns.within_limits():
+            high = low + len(chunk.from_ids)
+            self._add(*chunk, topic, deliver, ordinals[low:high])
+            low = high
 
     def _add(
         self,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
 from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
@@ -23,6 +24,18 @@ class ColumnChunk(NamedTuple):
     from_ids: IdColumn
     to_ids: IdColumn
     lines: PayloadColumn
+
+    def take(self, rows: NDArray[np.intp]) -> "ColumnChunk":
+        """Return some of the rows."""
+        return ColumnChunk(self.from_ids.take(rows), self.to_ids.take(rows), self.lines.take(rows))
+
+    def within_limits(self) -> "list[ColumnChunk]":
+        """Return the rows in order, in chunks that are halved until each is within the limits of a batch."""
+        rows = len(self.from_ids)
+        if (rows <= BATCH_ROWS and self.lines.nbytes <= BATCH_BYTES) or rows == 1:
+            return [self]
+        halves = self.take(np.arange(rows // 2)), self.take(np.arange(rows // 2, rows))
+        return [chunk for half in halves for chunk in half.within_limits()]
 
 
 def entries_of(
@@ -77,7 +90,7 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
             lines = PayloadColumn.of([shared], np.zeros(part.stop - low, np.uint32))
         else:
             lines = PayloadColumn.encode(payloads[part], limit_bytes)  # type: ignore[index]  # a Sequence, see above
-        chunks += _within_bytes(ColumnChunk(senders.take(part), receivers.take(part), lines))
+        chunks += ColumnChunk(senders.take(part), receivers.take(part), lines).within_limits()
     return chunks
 
 
@@ -98,18 +111,6 @@ def _shared(payloads: object, limit_bytes: int) -> bytes | None:
     if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
         raise InvalidColumns(f"payloads must be a list of dicts or Msgs, or one for all, not {type(payloads).__name__}")
     return None
-
-
-def _within_bytes(chunk: ColumnChunk) -> list[ColumnChunk]:
-    """Halve a chunk until its payloads are within the limit of a batch."""
-    rows = len(chunk.from_ids)
-    if chunk.lines.nbytes <= BATCH_BYTES or rows == 1:
-        return [chunk]
-    found = []
-    for half in (np.arange(rows // 2), np.arange(rows // 2, rows)):
-        part = ColumnChunk(chunk.from_ids.take(half), chunk.to_ids.take(half), chunk.lines.take(half))
-        found += _within_bytes(part)
-    return found
 
 
 def batches_of_entries(entries: Sequence[Entry], step: int | None) -> list[Batch]:

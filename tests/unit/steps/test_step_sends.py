@@ -35,7 +35,7 @@ def test_the_ordinal_counts_the_sends_of_each_agent(calls):
             sends.add_columns(from_ids, [7] * len(from_ids), payload, "a")
         for from_id in from_ids:
             if not columns:
-                sends.add(from_id, 7, payload, "a")
+                sends.send(from_id, 7, payload, subtopic="a")
             expected.append((from_id, counts[from_id], 7, "a", 4, b'{"n":%d}' % number))
             counts[from_id] += 1
     assert sends.rows == len(expected)
@@ -45,8 +45,8 @@ def test_the_ordinal_counts_the_sends_of_each_agent(calls):
 
 def test_a_message_is_read_in_the_next_step_or_later():
     sends = sends_of()
-    sends.add(1, 2, {}, "a")
-    sends.add(1, 2, {}, "a", deliver_at=np.int64(11))
+    sends.send(1, 2, {}, subtopic="a")
+    sends.send(1, 2, {}, subtopic="a", deliver_at=np.int64(11))
     assert [row[4] for row in rows_of(sends)] == [4, 11]
 
 
@@ -54,7 +54,7 @@ def test_a_message_is_read_in_the_next_step_or_later():
 def test_a_step_that_is_over_or_too_far_ahead_is_refused(deliver_at):
     sends = sends_of()
     with pytest.raises(ConfigError, match="from step 4 on, and at most 8 steps ahead, in step 11"):
-        sends.add(1, 2, {}, "a", deliver_at)
+        sends.send(1, 2, {}, subtopic="a", deliver_at=deliver_at)
     with pytest.raises(ConfigError, match="deliver_at"):
         sends.add_columns([1], [2], {}, "a", deliver_at)
     assert rows_of(sends) == []
@@ -64,19 +64,19 @@ def test_a_step_that_is_over_or_too_far_ahead_is_refused(deliver_at):
 def test_a_sender_of_another_group_is_refused_and_nothing_is_added(stranger):
     sends = sends_of()
     with pytest.raises(UnknownSender, match=repr(stranger)):
-        sends.add(stranger, 2, {}, "a")
+        sends.send(stranger, 2, {}, subtopic="a")
     with pytest.raises(UnknownSender, match=repr(stranger)):
         sends.add_columns([1, stranger, 2], [1, 1, 1], {}, "a")
     with pytest.raises(InvalidColumns):
         sends.add_columns([1, 2], [1], {}, "a")
-    sends.add(1, 2, {}, "a")
+    sends.send(1, 2, {}, subtopic="a")
     assert [row[:2] for row in rows_of(sends)] == [(1, 0)]
 
 
 def test_many_single_messages_become_batches_of_a_limited_size():
     sends = sends_of(range(10))
     for number in range(20_000):
-        sends.add(number % 10, 2, {}, "a")
+        sends.send(number % 10, 2, {}, subtopic="a")
     batches = sends.take()
     assert [len(batch) for batch in batches] == [16_384, 20_000 - 16_384]
     ordinals = np.concatenate([batch.extension.ordinal for batch in batches])
