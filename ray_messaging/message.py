@@ -42,7 +42,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     _row: int
     _pattern: bytes | None = None
     _payload: Any = _UNSET  # bytes, which JSON has not: they are not decoded yet
-    _msg: Any = _UNSET
+    _msg: Msg | None = _UNSET
 
     @property
     def id(self) -> str:

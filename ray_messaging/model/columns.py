@@ -309,7 +309,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._list
 
     @property
-    def by_row(self) -> "list[bytes]":
+    def by_row(self) -> Sequence[bytes]:
         """Return the payload of each row."""
         if self._by_row is None:
             lines = self.list
