@@ -99,6 +99,7 @@ class StepLoop:
         self._group = engine.name
         self.places = NO_PLACES
         self._record: Record | None = None  # that the places are of
+        self.until = 0  # the first step that does not run; it may fall while the steps run
         self.committed = -1  # the last step that was committed
         self.state: bytes | None = None  # and what it left
         self.fates: Counter[str] = Counter()  # of what the group sent in all steps up to `committed`
@@ -111,7 +112,7 @@ class StepLoop:
         Raises: ConfigError; StepAborted, StepTooLarge, Fenced, Closed: then the step is not committed, and a new driver
         runs it again.
         """
-        until = check_until(until)
+        self.until = check_until(until)
         taken = await self._take()
         sender = _AttemptSender(self._engine, self._store, taken.attempt, self._account)
         await sender.open()
@@ -124,7 +125,7 @@ class StepLoop:
             self.fates = Counter(self._account.total)
             found: Opened | Waiting | Done | None = None
             heard = False
-            while (number := self.committed + 1) < until:
+            while (number := self.committed + 1) < self.until:
                 box = BoxReader(self._store, box_name(self._group, number))
                 opened = await self._open(taken.attempt, number, found, box, ahead=heard)
                 if opened is None:
@@ -141,7 +142,7 @@ class StepLoop:
                 counts = await sender.send(step)
                 state = (step.state, step.state != self.state)
                 closing = Closing(sender.rows, counts.encode(), *state)
-                found = await self._close(taken.attempt, number, closing, go_on=number + 1 < until)
+                found = await self._close(taken.attempt, number, closing, go_on=number + 1 < self.until)
                 sender.end()
                 self.committed, self.state = number, step.state
                 self.fates = Counter(counts.total)
@@ -193,12 +194,12 @@ class StepLoop:
     async def _open(
         self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader, *, ahead: bool
     ) -> Opened | None:
-        """Wait until the step is open; None: the group does not count any more.
+        """Wait until the step is open; None: the group does not count any more, or the step is not to run.
 
         Args: `found` is the last answer; with `ahead` the box is read during the wait.
         """
         while not isinstance(found, Opened):
-            if isinstance(found, Done):
+            if isinstance(found, Done) or number >= self.until:
                 return None
             if found is not None:
                 if ahead:  # a group that heard nothing in the step before has most often an empty box

@@ -3,13 +3,11 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from support.cluster import wait_for
+from support.own_driver import Driver
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
 
@@ -70,87 +68,13 @@ def home():
     shutil.rmtree(path, ignore_errors=True)
 
 
-class Driver:
-    """A driver in a process group of its own, as a shell starts one."""
-
-    def __init__(self, body, home):
-        self.home = home
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT.format(body=body)],
-            env=environment | {"TMPDIR": str(home)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def wait_ready(self):
-        assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
-        assert len(self.servers()) == 1
-        assert len(self.folders()) == 1
-        assert len(self.related()) > 4  # Ray, the guard, the server, actors
-
-    def wait_end(self):
-        _, errors = self.process.communicate(timeout=60)
-        return self.process.returncode, errors
-
-    def servers(self):
-        """Return the processes with a working directory in our home: Valkey's is its data directory."""
-        return [pid for pid in processes() if where(pid).startswith(f"{self.home}/ray_messaging-valkey-")]
-
-    def related(self):
-        """Return all processes that belong to this run, guards too: they have its TMPDIR in their environment.
-
-        Not Ray's agents: when a raylet is killed, they may take a minute to notice.
-        """
-        mark = f"TMPDIR={self.home}".encode()
-        return [pid for pid in processes() if mark in environment_of(pid) and "Agent " not in command_of(pid) + " "]
-
-    def folders(self):
-        return list(self.home.glob("ray_messaging-valkey-*"))
-
-    def assert_nothing_left(self):
-        wait_for(lambda: not self.servers(), "the end of the server")
-        wait_for(lambda: not self.folders(), "the removal of its data")
-        try:
-            wait_for(lambda: not self.related(), "the end of all of its processes")
-        except AssertionError:
-            pytest.fail("left: " + "; ".join(map(command_of, self.related())))
-
-
-def processes():
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def where(pid):
-    try:
-        return str(Path(f"/proc/{pid}/cwd").readlink())
-    except OSError:
-        return ""
-
-
-def command_of(pid):
-    try:
-        return f"{pid} " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-    except OSError:
-        return f"{pid} gone"
-
-
-def environment_of(pid):
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [(RETURNS, 0, ""), (SHUTS_DOWN, 0, ""), (RAISES, 1, "RuntimeError: on purpose")],
     ids=["returns", "shuts down twice", "raises"],
 )
 def test_a_driver_that_ends_leaves_nothing(home, body, code, words):
-    driver = Driver(body, home)
+    driver = Driver(SCRIPT.format(body=body), home)
     driver.process.stdout.readline()
     found, errors = driver.wait_end()
     assert found == code, errors
@@ -163,7 +87,7 @@ def test_a_driver_that_ends_leaves_nothing(home, body, code, words):
 @pytest.mark.parametrize("body", [SENDS, SENDS_IN_A_BLOCK], ids=["bare", "in a with block"])
 def test_an_interrupted_driver_leaves_nothing(home, body):
     """Ctrl-C goes to the whole group of processes."""
-    driver = Driver(body, home)
+    driver = Driver(SCRIPT.format(body=body), home)
     driver.wait_ready()
     os.killpg(driver.process.pid, signal.SIGINT)
     code, errors = driver.wait_end()
@@ -173,7 +97,7 @@ def test_an_interrupted_driver_leaves_nothing(home, body):
 
 
 def test_a_killed_driver_leaves_nothing(home):
-    driver = Driver(SENDS, home)
+    driver = Driver(SCRIPT.format(body=SENDS), home)
     driver.wait_ready()
     driver.process.kill()
     driver.wait_end()

@@ -99,6 +99,8 @@ class InterceptorHost:
         await self.transport.connect()
         epoch, restarted = await self._ownership.take()
         await begin_steps(self.transport.steps, self._spec)
+        if self._spec.steps is not None and not restarted:
+            await self.steps.resume()  # the pause of a driver that died ends with it
         await self._take_rules(epoch, given, restarted=restarted)
         await self._wait_for_all_groups()
         self._heartbeat = Heartbeat(self._store, self.interceptor)

@@ -26,19 +26,20 @@ class ExperimentSteps:
     def __repr__(self) -> str:
         return f"ExperimentSteps({self._connection.exp_id!r})"
 
-    def _progress(self) -> Progress:
+    def progress(self) -> Progress:
+        """Return how far each group is, and the pause."""
         progress: Progress = self._connection.ask(self._interceptor.step_progress.remote())
         return progress
 
     @property
     def now(self) -> int:
         """Return the first step that some group has not committed."""
-        return self._progress().sealed + 1
+        return self.progress().sealed + 1
 
     @property
     def groups(self) -> list[str]:
         """Return the groups that each step waits for."""
-        return [name for name, group in self._progress().groups.items() if group.until is None]
+        return [name for name, group in self.progress().groups.items() if group.until is None]
 
     @property
     def wait_for(self) -> str:
@@ -46,7 +47,7 @@ class ExperimentSteps:
 
         It is "all" in spite of `Steps(wait_for="senders")` where a rule has rounds, so that it needs whole steps.
         """
-        return str(self._progress().wait_for)
+        return str(self.progress().wait_for)
 
     def declare(
         self,
@@ -79,12 +80,12 @@ class ExperimentSteps:
 
     def waiting_for(self) -> dict[str, int]:
         """Return the groups that hold up all others, each with the step that it has to commit."""
-        return self._progress().waiting_for()
+        return self.progress().waiting_for()
 
     def wait(self, until: int, *, timeout: float | None = None) -> None:
         """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (progress := self._progress()).sealed + 1 < until:
+        while (progress := self.progress()).sealed + 1 < until:
             left = _NEWS_S if deadline is None else min(_NEWS_S, deadline - time.monotonic())
             if left <= 0:
                 groups = ", ".join(f"{name} ({step})" for name, step in sorted(progress.waiting_for().items()))
@@ -96,17 +97,17 @@ class ExperimentSteps:
         last: int = self._connection.ask(self._interceptor.pause_steps.remote())
         return last
 
-    def resume(self) -> None:
-        """Let the steps go on after a pause."""
-        self._connection.ask(self._interceptor.resume_steps.remote(None))
+    def resume(self, last: int | None = None) -> None:
+        """Let the steps go on after a pause, up to a last one; None: without an end."""
+        self._connection.ask(self._interceptor.resume_steps.remote(last))
 
     def advance(self, n: int = 1) -> int:
         """Let n more steps run, and pause again; return the last one of them. Calls add up."""
         if n < 1:
             raise ConfigError(f"advance({n!r}): at least one step")
-        target = self._progress().target
+        target = self.progress().target
         last = (self.pause() if target is None else target) + n
-        self._connection.ask(self._interceptor.resume_steps.remote(last))
+        self.resume(last)
         return last
 
     def digest(self, step: int) -> bytes:

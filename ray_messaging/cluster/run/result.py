@@ -13,16 +13,19 @@ class Result:
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. `fates` counts the
     messages of all steps since the experiment began, by fate. `digests` maps each of the last 64 steps to the digest of
-    its messages, in hex, with `Steps(digest=True)`.
+    its messages, in hex, with `Steps(digest=True)`. `steps` is the first step that did not run; where Ctrl-C ended the
+    run before its time, `stopped` is True.
     """
 
     states: dict[Any, Any]
     steps: int
     fates: Counter[str] = field(default_factory=Counter)
     digests: dict[int, str] = field(default_factory=dict)
+    stopped: bool = False
 
     def __repr__(self) -> str:
-        return f"Result({len(self.states):,} states after {self.steps:,} steps, {dict(self.fates)})"
+        stopped = ", stopped" if self.stopped else ""
+        return f"Result({len(self.states):,} states after {self.steps:,} steps{stopped}, {dict(self.fates)})"
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the states: a row per agent, a column per key. Raises ImportError without pandas."""

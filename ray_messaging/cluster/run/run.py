@@ -1,10 +1,8 @@
 """`messaging.run`: start the groups, drive all steps, gather the result."""
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -12,7 +10,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray_messaging.cluster.handles.actor_calls import translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 from ray_messaging.cluster.lifecycle import leave, remote
+from ray_messaging.cluster.run.early_end import EarlyEnd
 from ray_messaging.cluster.run.plan import plan_groups, senders_of
+from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
 from ray_messaging.common.awaitables import is_async
@@ -65,14 +65,25 @@ def run(
             actors[name].run.remote(messaging, plan, model, until, options, shared_ref)
             for name, plan in plan_refs.items()
         ]
-        with Bar(until, shown=progress and sys.stderr.isatty()) as bar:
-            parts = _watch(refs, list(actors.values()), bar)
+        steps, all_actors = messaging.steps, list(actors.values())
+        with EarlyEnd(steps, all_actors) as end, RunProgress(steps, until, shown=progress) as bar:
+            parts = _watch(refs, end, bar)
+    except KeyboardInterrupt:
+        for actor in actors.values():  # at once, without a clean end
+            ray.kill(actor)
+        actors.clear()
+        raise
     finally:
         leave(list(actors.values()))
+    return _result(steps, parts, until)
+
+
+def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) -> Result:
+    ended = min(part.until for part in parts)
     states = {key: state for part in parts for key, state in part.states.items()}
     ordered = sorted(states, key=lambda key: (isinstance(key, str), key))  # ints before strs
     fates = sum((part.fates for part in parts), Counter[str]())
-    return Result({key: states[key] for key in ordered}, until, fates, _digests(messaging.steps, until))
+    return Result({key: states[key] for key in ordered}, ended, fates, _digests(steps, ended), stopped=ended < until)
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
@@ -112,40 +123,13 @@ def _results(refs: Sequence[Any]) -> list[Any]:
         raise translated(error, actor_name="a group of the run") from error
 
 
-def _watch(refs: Sequence[Any], actors: Sequence[Any], bar: "Bar") -> list[GroupResult]:
-    """Wait for all groups, and show the slowest one's step; raise the first error at once."""
+def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupResult]:
+    """Wait for all groups, and show the progress; raise the first error at once."""
     waiting = list(refs)
     while waiting:
         done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
         _results(done)
-        if bar.shown:
-            steps, _ = ray.wait([actor.step.remote() for actor in actors], num_returns=len(actors), timeout=_LOOK_S)
-            with suppress(RayActorError):  # it starts again
-                bar.update(min(ray.get(steps), default=0))
+        if waiting and end.asked:
+            end.tell()
+        bar.show()
     return [GroupResult(*part) for part in _results(refs)]
-
-
-class Bar:
-    """The progress of a run on the screen; nothing where it is not shown."""
-
-    def __init__(self, until: int, *, shown: bool) -> None:
-        self.shown = shown
-        if shown:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - only on a terminal
-
-            columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._progress = Progress(*columns, transient=True)
-            self._task = self._progress.add_task("steps", total=until)
-
-    def update(self, step: int) -> None:
-        """Show a step that runs."""
-        self._progress.update(self._task, completed=max(0, step))
-
-    def __enter__(self) -> Self:
-        if self.shown:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self.shown:
-            self._progress.stop()

@@ -8,7 +8,7 @@ from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import StepAborted
-from ray_messaging.steps.step_loop import step_loop
+from ray_messaging.steps.step_loop import StepLoop, step_loop
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class GroupResult(NamedTuple):
-    """Result of one group: its states, and the fates of all messages that it has sent in steps."""
+    """Result of one group: its states after the steps before `until`, and the fates of all that it sent in these."""
 
     states: dict[Any, Any]
     fates: "Counter[str]"
+    until: int
 
 
 class RunOptions(NamedTuple):
@@ -36,7 +37,8 @@ class RunActor:
 
     def __init__(self) -> None:
         self._messager: GroupMessager | None = None
-        self._step = -1
+        self._loop: StepLoop | None = None
+        self._last: int | None = None  # the step to end after, before the run's last one
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
         """Host the group's agents."""
@@ -57,21 +59,25 @@ class RunActor:
         society = society_of(plan, model, options, shared)
         await self.open(messaging, plan)
         assert self._messager is not None
+        ran = False
         while True:
-            loop = step_loop(self._messager.engine)
+            loop = self._loop = step_loop(self._messager.engine)
+            end = until if self._last is None else min(until, self._last + 1)
             try:
-                async for step in loop.steps(until):
-                    self._step = step.number
+                async for step in loop.steps(end):
+                    ran = True
                     await society.run(step, loop.calls)
             except StepAborted:
                 continue
-            if loop.committed < until - 1 or self._step < 0:
+            if loop.committed < loop.until - 1 or not ran:
                 society.read(loop.places, loop.state)
-            return GroupResult(society.states, loop.fates)
+            return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0))
 
-    async def step(self) -> int:
-        """Return the step that runs, or ran last; -1: none."""
-        return self._step
+    async def end_after(self, last: int) -> None:
+        """End the run after a step, unless it ends before."""
+        self._last = last
+        if self._loop is not None:
+            self._loop.until = min(self._loop.until, last + 1)
 
     async def close(self) -> None:
         """Leave the mailbox, which stays for a resume."""

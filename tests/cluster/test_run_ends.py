@@ -1,0 +1,97 @@
+"""A run that ends before its time: at Ctrl-C, or with its whole machine."""
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.cluster import wait_for
+from support.own_driver import Driver
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
+
+SCRIPT = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+from ray_messaging import Messaging, Steps
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+home = Path(os.environ["TMPDIR"])
+
+
+def person(me, inbox):
+    me.state["steps"] = me.state.get("steps", 0) + 1
+    me.state["heard"] = me.state.get("heard", 0) + sum(message.payload["n"] for message in inbox)
+    me.send((me.id + 1) % 10, {"n": me.id + me.step})
+    (home / f"reached-{me.step}").touch()
+    while me.step >= BARRIER and not (home / "go").exists():
+        time.sleep(0.01)
+
+
+def out(result):
+    print(json.dumps([result.steps, result.stopped, [result.states[n] for n in range(10)], result.digests]), flush=True)
+
+"""
+
+CTRL_C = """
+BARRIER = 3
+with Messaging.start("ends", steps=Steps(digest=True)) as messaging:
+    result = messaging.run(person, agents=10, groups=2, until=1000, progress=False)
+    out(result)
+    out(messaging.run(person, agents=10, groups=2, until=result.steps + 2, progress=False))
+"""
+
+DEAF = """
+BARRIER = 3
+with Messaging.start("ends", steps=Steps(digest=True)) as messaging:
+    messaging.run(person, agents=10, groups=2, until=1000, progress=False)
+"""
+
+
+@pytest.fixture
+def home():
+    """Give a short path: Ray puts sockets there, with paths of at most 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def reached(driver, home, step):
+    wait_for(
+        lambda: (home / f"reached-{step}").exists() or driver.process.poll() is not None, f"step {step}", timeout=60
+    )
+    assert driver.process.poll() is None, driver.process.stderr.read()
+
+
+def test_ctrl_c_ends_a_run_after_the_open_step(home):
+    driver = Driver(SCRIPT + CTRL_C, home)
+    reached(driver, home, 3)
+    os.killpg(driver.process.pid, signal.SIGINT)
+    assert "the run ends after the open step" in driver.process.stderr.readline() + driver.process.stderr.readline()
+    (home / "go").touch()
+    steps, stopped, states, digests = json.loads(driver.process.stdout.readline())
+    assert steps >= 4
+    assert stopped
+    assert {state["steps"] for state in states} == {steps}
+    assert len(digests) == steps
+    again, stopped, states, _ = json.loads(driver.process.stdout.readline())
+    assert (again, stopped) == (steps + 2, False)
+    assert {state["steps"] for state in states} == {steps + 2}
+    code, errors = driver.wait_end()
+    assert code == 0, errors
+    driver.assert_nothing_left()
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(home):
+    driver = Driver(SCRIPT + DEAF, home)
+    reached(driver, home, 3)
+    os.killpg(driver.process.pid, signal.SIGINT)
+    assert "the run ends after the open step" in driver.process.stderr.readline() + driver.process.stderr.readline()
+    os.killpg(driver.process.pid, signal.SIGINT)
+    code, errors = driver.wait_end()  # its model never ends
+    assert code in {-signal.SIGINT, 128 + signal.SIGINT, 1}, errors
+    assert "KeyboardInterrupt" in errors
+    driver.assert_nothing_left()
