@@ -12,6 +12,7 @@ from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.conversation import Conversation
+from ray_messaging.conversations.server import Handler, MessageServer
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed
 from ray_messaging.message import Message, Messages, Outgoing
@@ -126,6 +127,15 @@ class Messager(names.ChannelNames):
             raise self.engine.not_open(Closed)
         return await accumulator.accept(channel, payload, from_id, to_id)
 
+    async def send(
+        self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = names.AGENT_CHAT
+    ) -> Receipt:
+        """Send one message to an agent, as `Group.send`; from_id None is the user. Raises as `send_message`."""
+        accumulator = self.engine.accepting
+        if accumulator is None:
+            raise self.engine.not_open(Closed)
+        return await accumulator.accept(names.agent_channel(self.exp_id, to_id, subtopic), payload, from_id, to_id)
+
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.
 
@@ -139,8 +149,8 @@ class Messager(names.ChannelNames):
     ) -> Receipts:
         """Send n messages given as columns; one receipt for each. Raises as `send_message`, and InvalidColumns.
 
-        Args: from_ids and to_ids are integer arrays or sequences of ids (n,), from_ids may be one id for all; payloads
-        is a sequence of n dicts, or one dict for all.
+        Args: from_ids and to_ids are integer arrays or sequences of ids (n,), each may be one id for all; payloads is a
+        sequence of n dicts, or one dict for all.
         """
         bulk_sender = self.engine.bulk_sender
         columns = self.engine.checks.columns(from_ids, to_ids, payloads)
@@ -194,6 +204,18 @@ class Messager(names.ChannelNames):
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
         """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
         return await self._conversation.reply_columns(messages, payloads)
+
+    async def serve(self, handler: Handler, *, concurrency: int = 1000) -> None:
+        """Await `handler(message)` for each message, at most `concurrency` at once, until one fails.
+
+        A message is committed when its handler has ended well, in any order; if this process dies before, it comes
+        again. A value that the handler returns is the answer to the question. Nothing else may fetch meanwhile. After
+        an error the handlers that run end first, then it is raised; its message is not committed.
+
+        Raises: the error of a handler; NoQuestion where one returns a value for a message that expects no answer;
+        ConfigError.
+        """
+        await MessageServer(self, handler, concurrency).run()
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""

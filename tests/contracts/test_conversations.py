@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_all
 
-from ray_messaging import NoAnswer, NoQuestion, QuestionBlocked, rules
+from ray_messaging import ConfigError, InvalidColumns, NoAnswer, NoQuestion, QuestionBlocked, rules
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import slice_of
 from ray_messaging.model.columns import IdColumn
@@ -194,3 +194,78 @@ async def test_a_large_column_of_questions(messagers):
         await answers.wait()
     assert len(answers.answered) == rows
     assert {answers[row].from_id for row in range(100)} == set(range(10, 20))
+
+
+# -- serving ----------------------------------------------------------------------------------------------------------
+
+
+async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pair, messagers):
+    west, east = pair
+    gate, running = asyncio.Event(), []
+
+    async def handler(message):
+        running.append(message.payload["n"])
+        if message.payload["n"] == 0:
+            await gate.wait()
+        return {"twice": 2 * message.payload["n"]}
+
+    serving = asyncio.create_task(east.serve(handler))
+    answers = await west.ask_columns(1, 11, [{"n": n} for n in range(50)], timeout=WAIT_S)
+    came = []
+    async for answer in answers:
+        came.append(answer.payload["twice"])
+        if len(came) == 49:
+            break
+    assert sorted(came) == list(range(2, 100, 2))
+    assert sorted(running) == list(range(50))
+    serving.cancel()  # as if the process died: only the message in hand comes again
+    await asyncio.gather(serving, return_exceptions=True)
+    await east.__aexit__(RuntimeError, RuntimeError("died"), None)
+    again = await messagers(name="east", host=[11, 12, "ann"])
+    assert [message.payload["n"] for message in await fetch_all(again, 1)] == [0]
+    assert not await again.fetch_messages(timeout=0.05)
+
+
+async def test_no_more_handlers_run_at_once_than_asked(pair):
+    west, east = pair
+    running, most = 0, 0
+
+    async def handler(message):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return {}
+
+    serving = asyncio.create_task(east.serve(handler, concurrency=3))
+    answers = await west.ask_columns(1, 11, [{"n": n} for n in range(40)], timeout=WAIT_S)
+    await answers.wait()
+    assert (len(answers.answered), most) == (40, 3)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def test_a_handler_that_fails_ends_serving_with_its_error(pair):
+    west, east = pair
+
+    async def handler(message):
+        if message.payload["n"] == 1:
+            raise ValueError("no model")
+
+    await west.send_columns(1, 11, [{"n": n} for n in range(3)])
+    with pytest.raises(ValueError, match="no model"):
+        await east.serve(handler)
+    with pytest.raises(ConfigError, match="concurrency=0"):
+        await east.serve(handler, concurrency=0)
+
+
+async def test_send_and_columns_with_one_recipient_or_sender_for_all(pair):
+    west, east = pair
+    assert await west.send(1, 11, {"n": 0})
+    receipts = await west.send_columns([1, 2], 11, {"n": 1})
+    assert receipts.counts()["delivered"] == 2
+    found = await fetch_all(east, 3)
+    assert [(message.from_id, message.to_id) for message in found] == [(1, 11), (1, 11), (2, 11)]
+    with pytest.raises(InvalidColumns, match="3 from_ids, 2 payloads"):
+        await west.send_columns([1, 2, 1], 11, [{}, {}])

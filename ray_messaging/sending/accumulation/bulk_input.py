@@ -73,16 +73,20 @@ def entries_of(
 
 def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:
     """Check and encode columns, in chunks of at most a batch; raise InvalidColumns, InvalidAddress, InvalidPayload."""
-    receivers = IdColumn.checked(to_ids)
-    rows = len(receivers)
-    if from_ids is None or isinstance(from_ids, int | str | np.integer):
-        senders = IdColumn.constant(None if from_ids is None else check_id(from_ids), rows)
-    else:
-        senders = IdColumn.checked(from_ids, none=True)
+    senders = None if from_ids is None or _is_one(from_ids) else IdColumn.checked(from_ids, none=True)
+    receivers = None if _is_one(to_ids) else IdColumn.checked(to_ids)
     shared = _shared(payloads, limit_bytes)
-    count = rows if shared is not None else len(payloads)  # type: ignore[arg-type]  # a Sequence, else it raises
-    if not len(senders) == rows == count:
-        raise InvalidColumns(f"the columns differ in length: {len(senders)} from_ids, {rows} to_ids, {count} payloads")
+    lengths = [None if each is None else len(each) for each in (receivers, senders)]
+    lengths.append(None if shared is not None else len(payloads))  # type: ignore[arg-type]  # a Sequence, else it raises
+    rows = next((length for length in lengths if length is not None), 1)
+    if any(length not in {None, rows} for length in lengths):
+        names = ("to_ids", "from_ids", "payloads")
+        found = [f"{length} {name}" for name, length in zip(names, lengths, strict=True) if length is not None]
+        raise InvalidColumns(f"the columns differ in length: {', '.join(found)}")
+    if senders is None:
+        senders = IdColumn.constant(None if from_ids is None else check_id(from_ids), rows)
+    if receivers is None:
+        receivers = IdColumn.constant(check_id(to_ids), rows)
     chunks: list[ColumnChunk] = []
     for low in range(0, rows, BATCH_ROWS):
         part = slice(low, min(rows, low + BATCH_ROWS))
@@ -92,6 +96,11 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
             lines = PayloadColumn.encode(payloads[part], limit_bytes)  # type: ignore[index]  # a Sequence, see above
         chunks += ColumnChunk(senders.take(part), receivers.take(part), lines).within_limits()
     return chunks
+
+
+def _is_one(ids: object) -> bool:
+    """Tell whether this is one id for all rows, and no column."""
+    return isinstance(ids, int | str | np.integer)
 
 
 def payload_column(payloads: object, rows: int, limit_bytes: int) -> PayloadColumn:
