@@ -280,6 +280,20 @@ async def test_news_wakes_all_who_wait(steps, another):
     assert await steps.wait(places[0], 0.01) == News(places[0])
 
 
+async def test_a_wait_for_news_goes_on_when_that_of_another_messager_ends(steps, another):
+    a, b = await pair(steps)
+    await a.open(0)
+    await a.close()
+    await b.open(0)
+    waiting = await a.open(1)
+    first, second = (asyncio.create_task(store.wait(waiting.news, WAIT_S)) for store in (another.steps, steps))
+    assert await steps.wait(waiting.news, 0.05) == News(waiting.news)
+    first.cancel()
+    await asyncio.wait([first])
+    await b.close()
+    assert (await asyncio.wait_for(second, WAIT_S)).place != waiting.news
+
+
 async def test_close_and_open_the_next_step_in_one_call(steps):
     a, b = await pair(steps)
     await a.open(0)

@@ -1,15 +1,14 @@
 """Steps of an experiment on a Redis or Valkey server."""
 
-import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import LARGE
+from ray_messaging.transports.redis.step_news import StepNewsReader
 from ray_messaging.transports.redis.write_arguments import add_writes
 from ray_messaging.transports.steps.errors import (
     leaving,
@@ -56,9 +55,7 @@ class RedisSteps:
         self._link = link
         self._keys = keys
         self._steps = keys.steps()
-        self._news = BlockingReads(link)
-        self._reading = asyncio.Lock()
-        self._newest = News("0-0")
+        self._news = StepNewsReader(link, keys.steps("news"))
 
     def close_connections(self) -> None:
         """Close the connection that waits for news."""
@@ -205,21 +202,7 @@ class RedisSteps:
 
     async def wait(self, news: str, block_s: float) -> News:
         """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
-        try:
-            async with asyncio.timeout(block_s):
-                await self._reading.acquire()
-        except TimeoutError:
-            return News(news)
-        try:
-            if _place(self._newest.place) <= _place(news):  # else another one who waited here has seen it
-                found = await self._news.read({self._keys.steps("news"): news}, 1000, block_s)
-                if not found:
-                    return News(news)
-                place, (_, _, _, opened, _, boxes) = found[0][1][-1]
-                self._newest = News(place.decode(), int(opened), int(boxes))
-            return self._newest
-        finally:
-            self._reading.release()
+        return await self._news.wait(news, block_s)
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 
@@ -334,10 +317,6 @@ def _opening(reply: list[Any], group: str, attempt: int, step: int) -> Opened | 
     if code == 4:
         raise too_far(group, step, rest[0])
     raise _not_ours(code, group, attempt)
-
-
-def _place(news: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in news.split("-"))
 
 
 def _int(value: bytes | None) -> int | None:

@@ -1,0 +1,74 @@
+"""News of an experiment's steps, which all messagers of a process read together."""
+
+import asyncio
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.steps.values import News
+
+
+class _Round:
+    """The newest of the news that this process has read, and whether some messager reads on.
+
+    Each step wakes all that wait for it. With one read for all groups of a process, the server wakes processes only.
+    """
+
+    def __init__(self) -> None:
+        self.newest = News("0-0")
+        self.reading = False
+        self.done = asyncio.Event()  # set when a read has ended; replaced by the next one
+
+
+# By event loop, server and stream. Its entries live as long as the readers that share them.
+_ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
+
+
+class StepNewsReader:
+    """Reader of one stream of news, for one messager. It waits for another messager's read where one is under way."""
+
+    def __init__(self, link: RedisLink, stream: str) -> None:
+        self._reads = BlockingReads(link)
+        self._server = link.config.server, link.config.port, link.config.db
+        self._stream = stream
+        self._round: _Round | None = None
+
+    def close(self) -> None:
+        """Close the connection; the next read opens another one."""
+        self._reads.close()
+
+    async def wait(self, news: str, block_s: float) -> News:
+        """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
+        loop = asyncio.get_running_loop()
+        if self._round is None:
+            self._round = _ROUNDS.setdefault((loop, *self._server, self._stream), _Round())
+        shared, deadline = self._round, loop.time() + block_s
+        while _place(shared.newest.place) <= _place(news):
+            left = deadline - loop.time()
+            if left <= 0:
+                return News(news)
+            if not shared.reading:
+                await self._read(shared, news, left)
+                continue
+            try:
+                async with asyncio.timeout(left):
+                    await shared.done.wait()
+            except TimeoutError:
+                return News(news)
+        return shared.newest
+
+    async def _read(self, shared: _Round, news: str, block_s: float) -> None:
+        shared.reading, shared.done = True, asyncio.Event()
+        try:
+            found = await self._reads.read({self._stream: news}, 1000, block_s)
+            if found:
+                place, (_, _, _, opened, _, boxes) = found[0][1][-1]
+                shared.newest = News(place.decode(), int(opened), int(boxes))
+        finally:
+            shared.reading = False
+            shared.done.set()
+
+
+def _place(news: str) -> tuple[int, ...]:
+    return tuple(map(int, news.split("-")))
