@@ -4,23 +4,35 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from operator import index
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.msg import Payload
 from ray_messaging.errors import ConfigError, MessagingError
-from ray_messaging.message import Message
-
-if TYPE_CHECKING:
-    from ray_messaging.messager import Messager
+from ray_messaging.message import Message, Messages
+from ray_messaging.receipt import Receipt
+from ray_messaging.receiving.fetcher import CommitMode
 
 Handler = Callable[[Message], Awaitable[Payload | None]]
+
+
+class Served(Protocol):
+    """The messager whose messages are handled."""
+
+    async def fetch_messages(self, *, limit: int | None, timeout: float | None, commit: CommitMode) -> Messages:
+        """Return new messages."""
+
+    async def reply(self, message: Message, payload: Payload) -> Receipt:
+        """Answer a question."""
+
+    async def ack(self, messages: list[Message]) -> None:
+        """Commit messages."""
 
 
 class MessageServer:
     """Handlers of one messager's messages, at most `concurrency` at once; each message is committed by itself."""
 
-    def __init__(self, messager: "Messager", handler: Handler, concurrency: int) -> None:
+    def __init__(self, messager: Served, handler: Handler, concurrency: int) -> None:
         self._messager = messager
         self._handler = handler
         self._concurrency = check_concurrency(concurrency)
