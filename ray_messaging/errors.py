@@ -13,6 +13,7 @@ MessagingError
 ├── AlreadyExists               an experiment, group or agent claim that exists already
 ├── TransactionError            a transaction that cannot be opened or continued
 ├── InvalidParts                parts of a step that do not fit together
+├── NotRepeatable               a model that gives another result when it runs again
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
 ├── StepTooLarge                more messages in a step than a group can read in one
@@ -129,6 +130,20 @@ class InvalidParts(MessagingError, ValueError):
     """
 
     step: int
+
+
+class NotRepeatable(MessagingError, AssertionError):
+    """A model gave another result when it ran again (`ray_messaging.testing.check_repeatable`).
+
+    `step` and `agent` say where it did so first; `mine` and `theirs` are the two messages or states that differ (None:
+    one of them is missing), `what` is "message" or "state".
+    """
+
+    step: int
+    agent: int | str | None
+    what: str
+    mine: object
+    theirs: object
 
 
 class StepAborted(MessagingError, RuntimeError):

@@ -161,14 +161,17 @@ class StepSends:
                 "step, by `step.split(n)`"
             )
 
-    def _sealed(self) -> list[EncodedBatch]:
-        """Return the batches with their payloads as bytes, which pickle fast."""
+    def batches(self) -> list[Batch]:
+        """Return the messages so far, with their payloads as one blob, which pickles fast."""
         self._close_rows()
         batches = [batch.seal("", 0, 0) for batch in self._batches]
         for batch in batches:
             assert batch.lines is not None
             batch.lines.pack()
-        return [EncodedBatch(step=self.step, batch=batch) for batch in batches]
+        return batches
+
+    def _sealed(self) -> list[EncodedBatch]:
+        return [EncodedBatch(step=self.step, batch=batch) for batch in self.batches()]
 
     def take(self) -> list[ColumnBatch | EncodedBatch]:
         """Return the batches, and forget them; the step is over. Raises InvalidParts while parts are out."""

@@ -43,6 +43,7 @@ NAMES = [
     "NoAnswer",
     "NoQuestion",
     "NotListening",
+    "NotRepeatable",
     "OutcomeUnknown",
     "Outgoing",
     "PayloadTooLarge",

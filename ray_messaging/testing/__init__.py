@@ -1,0 +1,5 @@
+"""Helpers for tests of your models."""
+
+from ray_messaging.testing.repeatability import check_repeatable
+
+__all__ = ["check_repeatable"]

@@ -1,0 +1,141 @@
+"""Check of a model: the same agents do the same, however often and in whatever groups and processes it runs."""
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import ray.cloudpickle as cloudpickle
+
+from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
+from ray_messaging.testing.trial import Attempt, Deeds, Trial, run_trial
+
+_GROUPS = 2
+_CHILD = "ray_messaging.testing.child"
+_AGAIN = (
+    "when the step ran again",
+    "Use me.rng for random numbers, me.step for the time, and me.state for all that is kept; remember the answers of "
+    "models",
+)
+_GROUPED = (
+    "with the agents in two groups",
+    "Keep nothing in Python objects that agents share, and use neither the group's name nor its size",
+)
+_ELSEWHERE = (
+    "in another process, which begins each step anew and hashes strs in another way",
+    "Sort sets before you iterate over them or sum them up, and keep all in me.state, nothing in globals or closures",
+)
+
+
+def check_repeatable(
+    model: Any,  # noqa: ANN401 - a function of the user's
+    *,
+    agents: object,
+    until: int,
+    graph: object = None,
+    start: Any = None,  # noqa: ANN401 - a function of the user's
+    shared: object = None,
+    by: str = "agent",
+    seed: int = 0,
+) -> None:
+    """Check that a model gives the same result whenever it runs; it needs neither Ray nor a server.
+
+    It runs each step twice, then all agents in two groups, and then in another process that hashes strs otherwise and
+    begins each step with a fresh copy of the model. Messages and states of each agent have to be equal. Some causes
+    need luck or time to show: run it with enough agents and steps.
+
+    Args: as those of `Messaging.run`.
+    Raises: NotRepeatable with the first step, agent and message or state that differ; StepFailed where the model fails
+    at once.
+    """
+    options = RunOptions(start, by, 1, None)
+    trial = Trial(model, agents, 1, until, graph, shared, options, seed)
+    packed = _packed((model, start, shared))  # before it runs
+    with ThreadPoolExecutor(1) as pool:  # the caller may have a running event loop
+        twice = pool.submit(asyncio.run, run_trial(trial, twice=True)).result()
+        steps = [first for first, _ in twice]
+        _compare(steps, [again for _, again in twice], *_AGAIN)
+        try:
+            grouped = pool.submit(asyncio.run, run_trial(trial._replace(groups=_GROUPS))).result()
+        except StepFailed as error:
+            raise _failed(error, *_GROUPED) from error
+        _compare(steps, [step[0] for step in grouped], *_GROUPED)
+    _compare(steps, _elsewhere(trial, packed), *_ELSEWHERE)
+
+
+def _elsewhere(trial: Trial, packed: bytes) -> list[Attempt]:
+    """Return the steps of a run in another process."""
+    plain = trial._replace(model=None, shared=None, groups=_GROUPS + 1, options=trial.options._replace(start=None))
+    env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    done = subprocess.run(  # noqa: S603 - this very Python
+        [sys.executable, "-m", _CHILD],
+        input=cloudpickle.dumps((sys.path, plain, packed)),
+        env=env,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode:
+        raise MessagingError(f"the process that runs the model again ended with {done.returncode}: see its stderr")
+    found = pickle.loads(done.stdout)  # noqa: S301 - of our own process
+    if isinstance(found, StepFailed):
+        raise _failed(found, *_ELSEWHERE)
+    steps: list[Attempt] = found
+    return steps
+
+
+def _packed(objects: tuple[Any, ...]) -> bytes:
+    """Pickle a model with the globals that it uses, so that each copy has its own; by name where that cannot be."""
+    module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
+    if module is not None and module.__name__ != "__main__":
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            with suppress(Exception):  # of any kind: a global may be a lock, or a client
+                return bytes(cloudpickle.dumps(objects))
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+    return bytes(cloudpickle.dumps(objects))
+
+
+def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint: str) -> None:
+    """Raise NotRepeatable for the first difference."""
+    for step, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        for agent, deeds in one.items():
+            if deeds != other[agent]:
+                what, first, second = _difference(deeds, other[agent])
+                raise NotRepeatable(
+                    f"step {step} is not repeatable: agent {agent!r} has another {what} {when}: {first}, and then "
+                    f"{second}. {hint} (docs/repeatability.md)",
+                    step=step,
+                    agent=agent,
+                    what=what,
+                    mine=first,
+                    theirs=second,
+                )
+
+
+def _difference(one: Deeds, other: Deeds) -> tuple[str, object, object]:
+    """Return the first message that differs, or else the states."""
+    for place in range(max(len(one.sent), len(other.sent))):
+        mine, theirs = (deeds.sent[place] if place < len(deeds.sent) else None for deeds in (one, other))
+        if mine != theirs:
+            return "message", mine, theirs
+    return "state", msgspec.msgpack.decode(one.state), msgspec.msgpack.decode(other.state)
+
+
+def _failed(error: StepFailed, when: str, hint: str) -> NotRepeatable:
+    """Return the error for a model that fails in one run only."""
+    return NotRepeatable(
+        f"step {error.step} is not repeatable: the model fails {when}: {error}. {hint} (docs/repeatability.md)",
+        step=error.step,
+        agent=error.agent,
+        what="failure",
+        mine=None,
+        theirs=str(error),
+    )

@@ -1,0 +1,124 @@
+"""One run of a model on a memory server, with a record of each agent's deeds in each step."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.cluster.run.plan import GroupPlan, plan_groups
+from ray_messaging.cluster.run.run_actor import RunOptions, society_of
+from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.config import Steps
+from ray_messaging.messager import Messager
+from ray_messaging.steps.step import Step
+from ray_messaging.transports.memory import MemoryServer
+
+
+class Sent(NamedTuple):
+    """One message that an agent sent."""
+
+    to_id: AgentId | None
+    payload: str
+    subtopic: str
+    deliver_at: int
+
+
+class Deeds(NamedTuple):
+    """Deeds of one agent in one step: its messages in order, and the state that it left, encoded."""
+
+    sent: list[Sent]
+    state: bytes
+
+
+class Trial(NamedTuple):
+    """A run: the model, its agents in some groups, and how it runs."""
+
+    model: Any
+    agents: object
+    groups: int
+    until: int
+    graph: object
+    shared: object
+    options: RunOptions
+    seed: int
+
+
+Attempt = dict[AgentId, Deeds]
+Copy = Callable[[], Any]  # of the model
+
+
+async def run_trial(trial: Trial, *, twice: bool = False, copy: Copy | None = None) -> list[list[Attempt]]:
+    """Run a model; return for each step the attempts at it, each with the deeds of all agents.
+
+    Args: `twice` gives up a first attempt at each step. `copy` gives each group and step a copy of its own, as after a
+    restart.
+    Raises: StepFailed.
+    """
+    plans = plan_groups(trial.agents, trial.groups, trial.graph, 1)
+    server = MemoryServer(steps=Steps(seed=trial.seed, groups=len(plans)))
+    steps: list[list[Attempt]] = [[{} for _ in range(1 + twice)] for _ in range(trial.until)]
+    async with AsyncExitStack() as stack:
+        messagers = []
+        for plan in plans:
+            messager = await stack.enter_async_context(Messager(server, "trial", name=plan.name))
+            await messager.host_agents(plan.agents, SUBTOPICS)
+            messagers.append(messager)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for plan, messager in zip(plans, messagers, strict=True):
+                    tasks.create_task(_live(trial, plan, messager, copy, steps))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from several.exceptions[0].__cause__
+    return steps
+
+
+async def _live(
+    trial: Trial, plan: GroupPlan, messager: Messager, copy: Copy | None, steps: list[list[Attempt]]
+) -> None:
+    """Run one group, and add the deeds of its agents."""
+    society = society_of(plan, trial.model, trial.options, trial.shared)
+    for number, attempts in enumerate(steps):
+        for attempt in attempts:
+            if copy is not None:
+                model, start, shared = copy()
+                society = society_of(plan, model, trial.options._replace(start=start), shared)
+            async for step in messager.steps(until=number + 1):
+                await society.run(step)
+                states = _by_agent(step, society.states) if isinstance(society, CrowdSociety) else society.states
+                attempt.update(_deeds(step, states))
+                if attempt is not attempts[-1]:
+                    break
+
+
+def _deeds(step: Step, states: dict[Any, Any]) -> Attempt:
+    found: Attempt = {agent: Deeds([], _encoded(states[agent])) for agent in step.agents}
+    rows = []
+    for batch in step.sends.batches():
+        extension, lines = batch.extension, batch.lines
+        assert extension is not None
+        assert extension.ordinal is not None
+        assert lines is not None
+        deliver = np.broadcast_to(np.asarray(extension.deliver), batch.rows).tolist()
+        senders = zip(batch.from_ids.tolist(), extension.ordinal.tolist(), batch.to_ids.tolist(), deliver, strict=True)
+        for row, (from_id, ordinal, to_id, at) in enumerate(senders):
+            assert from_id is not None
+            rows.append((ordinal, from_id, Sent(to_id, lines.row(row).decode(), batch.topic_of(row), at)))
+    for _, from_id, sent in sorted(rows, key=lambda row: row[0]):
+        found[from_id].sent.append(sent)
+    return found
+
+
+def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, Any]:
+    """Return the state of each agent of a crowd; arrays of other lengths are of the group, and left out."""
+    (arrays,) = states.values()
+    columns = {name: array.tolist() for name, array in arrays.items() if array.shape[:1] == (len(step.agents),)}
+    return {agent: {name: column[at] for name, column in columns.items()} for at, agent in enumerate(step.agents)}
+
+
+def _encoded(state: Any) -> bytes:  # noqa: ANN401 - a state of any shape
+    return msgspec.msgpack.encode(state, order="deterministic")
