@@ -159,6 +159,10 @@ class StepFailed(MessagingError, RuntimeError):
     `agent`, `step` and `group` say where; `agent` is None where the model runs by group.
     """
 
+    agent: int | str | None
+    step: int
+    group: str
+
 
 class StepTooLarge(MessagingError, ValueError):
     """A group would read more in one step than its limit.

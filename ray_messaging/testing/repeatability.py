@@ -15,14 +15,14 @@ import ray.cloudpickle as cloudpickle
 
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
-from ray_messaging.testing.trial import Attempt, Deeds, Trial, run_trial
+from ray_messaging.testing.trial import Answers, Attempt, Deeds, Trial, run_trial
 
 _GROUPS = 2
 _CHILD = "ray_messaging.testing.child"
 _AGAIN = (
     "when the step ran again",
-    "Use me.rng for random numbers, me.step for the time, and me.state for all that is kept; remember the answers of "
-    "models",
+    "Use me.rng for random numbers, me.step for the time, me.state for all that is kept; ask models and services by "
+    "me.remember",
 )
 _GROUPED = (
     "with the agents in two groups",
@@ -57,26 +57,27 @@ def check_repeatable(
     """
     options = RunOptions(start, by, 1, None)
     trial = Trial(model, agents, 1, until, graph, shared, options, seed)
+    answers = Answers()
     packed = _packed((model, start, shared))  # before it runs
     with ThreadPoolExecutor(1) as pool:  # the caller may have a running event loop
-        twice = pool.submit(asyncio.run, run_trial(trial, twice=True)).result()
+        twice = pool.submit(asyncio.run, run_trial(trial, answers, twice=True)).result()
         steps = [first for first, _ in twice]
         _compare(steps, [again for _, again in twice], *_AGAIN)
         try:
-            grouped = pool.submit(asyncio.run, run_trial(trial._replace(groups=_GROUPS))).result()
+            grouped = pool.submit(asyncio.run, run_trial(trial._replace(groups=_GROUPS), answers)).result()
         except StepFailed as error:
             raise _failed(error, *_GROUPED) from error
         _compare(steps, [step[0] for step in grouped], *_GROUPED)
-    _compare(steps, _elsewhere(trial, packed), *_ELSEWHERE)
+    _compare(steps, _elsewhere(trial, packed, answers), *_ELSEWHERE)
 
 
-def _elsewhere(trial: Trial, packed: bytes) -> list[Attempt]:
+def _elsewhere(trial: Trial, packed: bytes, answers: Answers) -> list[Attempt]:
     """Return the steps of a run in another process."""
     plain = trial._replace(model=None, shared=None, groups=_GROUPS + 1, options=trial.options._replace(start=None))
     env = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     done = subprocess.run(  # noqa: S603 - this very Python
         [sys.executable, "-m", _CHILD],
-        input=cloudpickle.dumps((sys.path, plain, packed)),
+        input=cloudpickle.dumps((sys.path, plain, packed, answers)),
         env=env,
         stdout=subprocess.PIPE,
         check=False,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -13,10 +13,14 @@ from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups
 from ray_messaging.cluster.run.run_actor import RunOptions, society_of
 from ray_messaging.cluster.spec import SUBTOPICS
-from ray_messaging.config import Steps
+from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.messager import Messager
+from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.step import Step
 from ray_messaging.transports.memory import MemoryServer
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps.store import StepStore
 
 
 class Sent(NamedTuple):
@@ -52,11 +56,34 @@ Attempt = dict[AgentId, Deeds]
 Copy = Callable[[], Any]  # of the model
 
 
-async def run_trial(trial: Trial, *, twice: bool = False, copy: Copy | None = None) -> list[list[Attempt]]:
+class Answers:
+    """Results of remembered calls, by step and call: they are the same in all trials. In the place of a StepStore."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[str, bytes]] = {}
+
+    async def remembered(self, _group: str, step: int) -> dict[str, bytes]:
+        """Return the results of a step's calls."""
+        return dict(self._kept.get(step, {}))
+
+    async def remember(self, _group: str, _attempt: int, step: int, results: dict[str, bytes]) -> bool:
+        """Keep results of a step's calls."""
+        self._kept.setdefault(step, {}).update(results)
+        return True
+
+    def of(self, plan: GroupPlan, step: int) -> CallMemory:
+        """Return the memory of one group in one step."""
+        limit = MessagingConfig().payload_bytes
+        return CallMemory(cast("StepStore", self), plan.name, 0, step, limit=limit, again=True)
+
+
+async def run_trial(
+    trial: Trial, answers: Answers, *, twice: bool = False, copy: Copy | None = None
+) -> list[list[Attempt]]:
     """Run a model; return for each step the attempts at it, each with the deeds of all agents.
 
-    Args: `twice` gives up a first attempt at each step. `copy` gives each group and step a copy of its own, as after a
-    restart.
+    Args: `answers` keeps the results of remembered calls. `twice` gives up a first attempt at each step. `copy` gives
+    each group and step a copy of the model, as after a restart.
     Raises: StepFailed.
     """
     plans = plan_groups(trial.agents, trial.groups, trial.graph, 1)
@@ -71,14 +98,19 @@ async def run_trial(trial: Trial, *, twice: bool = False, copy: Copy | None = No
         try:
             async with asyncio.TaskGroup() as tasks:
                 for plan, messager in zip(plans, messagers, strict=True):
-                    tasks.create_task(_live(trial, plan, messager, copy, steps))
+                    tasks.create_task(_live(trial, plan, messager, answers, copy, steps))
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several.exceptions[0].__cause__
     return steps
 
 
 async def _live(
-    trial: Trial, plan: GroupPlan, messager: Messager, copy: Copy | None, steps: list[list[Attempt]]
+    trial: Trial,
+    plan: GroupPlan,
+    messager: Messager,
+    answers: Answers,
+    copy: Copy | None,
+    steps: list[list[Attempt]],
 ) -> None:
     """Run one group, and add the deeds of its agents."""
     society = society_of(plan, trial.model, trial.options, trial.shared)
@@ -88,7 +120,7 @@ async def _live(
                 model, start, shared = copy()
                 society = society_of(plan, model, trial.options._replace(start=start), shared)
             async for step in messager.steps(until=number + 1):
-                await society.run(step)
+                await society.run(step, answers.of(plan, number))
                 states = _by_agent(step, society.states) if isinstance(society, CrowdSociety) else society.states
                 attempt.update(_deeds(step, states))
                 if attempt is not attempts[-1]:

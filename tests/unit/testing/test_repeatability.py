@@ -88,6 +88,14 @@ def with_a_model(me, inbox):
     tell(me, f"answer {calls['model']}")
 
 
+async def with_a_remembered_model(me, inbox):
+    def ask():
+        calls["model"] += 1
+        return calls["model"]
+
+    tell(me, await me.remember(ask))
+
+
 def with_the_grouping(crowd, step):
     crowd.state["x"] = np.full(len(crowd.ids), len(crowd.ids))
 
@@ -112,7 +120,7 @@ def closure():
     return with_a_closure
 
 
-@pytest.mark.parametrize("model", [pytest.param(clean, marks=pytest.mark.long), clean_async])
+@pytest.mark.parametrize("model", [pytest.param(clean, marks=pytest.mark.long), clean_async, with_a_remembered_model])
 def test_a_clean_model_passes(model):
     check(model, start=lambda me: {"word": float(me.rng.normal())})
 
