@@ -1,13 +1,32 @@
 """Frames of boxes as batches."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
-from ray_messaging.transports.steps.values import OUTSIDE, BoxFrame
+from ray_messaging.steps.supervision.amendments import amended, is_amendment
+from ray_messaging.transports.steps.values import OUTSIDE, SUPERVISOR, BoxFrame
 from ray_messaging.wire.frames import decode
 
+FIRST_ADDED = 2**30  # ordinals from here on are of messages that a rule added
 FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
+
+
+def batches_of(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
+    """Decode the frames that count of a box for a step, as the supervisor has left them. Raises FrameError."""
+    batches: list[Batch] = []
+    amendments: list[Batch] = []
+    for frame in frames:
+        batch = batch_of(frame, step)
+        (amendments if amends(frame, batch) else batches).append(batch)
+    return amended(batches, amendments) if amendments else batches
+
+
+def amends(frame: BoxFrame, batch: Batch) -> bool:
+    """Tell whether a frame amends others of its box; else its rows are messages."""
+    return frame.tag.group == SUPERVISOR and is_amendment(batch)
 
 
 def batch_of(frame: BoxFrame, step: int) -> Batch:

@@ -76,6 +76,11 @@ class StepInbox:
 
 def in_canonical_order(batches: Sequence[Batch]) -> Batch:
     """Return the rows of some batches as one batch, in canonical order."""
+    return joined_in_order(batches)[0]
+
+
+def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
+    """Return the rows of some batches as one batch, in canonical order; and each one's place before, as indices."""
     rows = [batch.rows for batch in batches]
     extensions = [batch.extension or Extension() for batch in batches]
     to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
@@ -87,7 +92,7 @@ def in_canonical_order(batches: Sequence[Batch]) -> Batch:
     lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows)
     assert lines.index is not None
     lines.index = lines.index[order]
-    return Batch(
+    joined = Batch(
         sender="",
         epoch=0,
         first=0,
@@ -102,6 +107,7 @@ def in_canonical_order(batches: Sequence[Batch]) -> Batch:
         labels=_labels(batches, rows, order),
         extension=Extension(ordinal=ordinals[order]),
     )
+    return joined, order
 
 
 def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 - an array, or one value

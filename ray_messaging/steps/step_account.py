@@ -1,6 +1,7 @@
 """The account of one step of a group: the fates of its messages, and their digest."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -47,7 +48,7 @@ class StepAccount:
             if count := outcome.codes.count(code):
                 self._fates[fate] += count
         if self._digest:
-            self._sum += sum_of(digest_rows(batch, outcome))
+            self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks))
 
     def take(self) -> StepCounts:
         """Return the counts of the step, and begin the next one."""
@@ -58,8 +59,8 @@ class StepAccount:
         return counts
 
 
-def digest_rows(batch: Batch, outcome: Outcome) -> "list[DigestRow]":
-    """Return the rows of a batch as they count for the digest."""
+def digest_rows(batch: Batch, codes: Sequence[int], blocks: Mapping[int, tuple[str, str]]) -> list[DigestRow]:
+    """Return the rows of a batch as they count for the digest: with their fates, and rule and reason if blocked."""
     extension, lines = batch.extension, batch.lines
     assert extension is not None
     assert extension.ordinal is not None
@@ -69,7 +70,7 @@ def digest_rows(batch: Batch, outcome: Outcome) -> "list[DigestRow]":
     from_ids, to_ids, ordinals = batch.from_ids.tolist(), batch.to_ids.tolist(), extension.ordinal.tolist()
     rows = []
     for row in range(batch.rows):
-        rule = outcome.blocks[row][0] if row in outcome.blocks else None
+        rule = blocks[row][0] if row in blocks else None
         rows.append(
             DigestRow(
                 batch.step,
@@ -78,7 +79,7 @@ def digest_rows(batch: Batch, outcome: Outcome) -> "list[DigestRow]":
                 ordinals[row],
                 to_ids[row],
                 batch.topic_of(row),
-                FATES[outcome.codes[row]],
+                FATES[codes[row]],
                 rule,
                 batch.labels_of(row),
                 lines.row(row),

@@ -185,7 +185,7 @@ class InterceptorActor:
 
     async def step_progress(self) -> Progress:
         """Return the progress of the steps of all groups."""
-        return await self._host.steps.progress()
+        return await self._host.step_progress()
 
     async def wait_steps(self, news: str, block_s: float) -> None:
         """Wait for news of the steps after a place in them."""

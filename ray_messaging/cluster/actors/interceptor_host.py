@@ -12,14 +12,15 @@ from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.cluster.actors.heartbeat import Heartbeat
 from ray_messaging.cluster.actors.pending_changes import PendingChanges
+from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, check_step_rules
 from ray_messaging.cluster.ownership import Ownership
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError
-from ray_messaging.interception.rules import BlackList, Rule
-from ray_messaging.interception.rules.rule import counts_rounds
+from ray_messaging.interception.rules import BlackList, Rule, StepRule
+from ray_messaging.interception.rules.step_rule import forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -30,7 +31,7 @@ from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.steps.values import Progress, StepSettings
 from ray_messaging.transports.transport import Limits
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class InterceptorHost:
         self._saving = asyncio.Lock()
         self._waits_for_all = False
         self._watchdog: Watchdog | None = None
+        self._step_rules: StepRuleRunner | None = None  # None: the experiment has no steps
 
     @property
     def interceptor(self) -> Interceptor:
@@ -107,6 +109,10 @@ class InterceptorHost:
         if self._spec.log_dir is None:
             await self._retire_log()
         self._watch_rules()
+        if self._spec.steps is not None:
+            settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
+            self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor)
+            await self._step_rules.follow()
         self.lane_address = await self._lane.start(host)
 
     def _watch_rules(self) -> None:
@@ -127,7 +133,7 @@ class InterceptorHost:
         if not tables[black_list.name]:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
-            if rule.state is not None:
+            if rule.state is not None and not isinstance(rule, StepRule):
                 rule.state.load({})  # pairs that it was inserted with may have been removed since
                 rule.restored()
         settings = self._spec.settings
@@ -146,7 +152,9 @@ class InterceptorHost:
         self._interceptor = interceptor
 
     def _given(self) -> list[Rule]:
-        return [self._store.admit(data) for data in self._spec.rules]
+        rules = [self._store.admit(data) for data in self._spec.rules]
+        check_step_rules(rules, steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
+        return rules
 
     async def _retire_log(self) -> None:
         """Remove the event log of an earlier run: senders would wait for it, and nothing reads on."""
@@ -170,6 +178,8 @@ class InterceptorHost:
         await self._wait_for_all_groups()
         async with self._saving:  # the rules stored last must be those in force
             await self._store.save_rules(self.interceptor.rules.now)
+        if self._step_rules is not None:
+            await self._step_rules.follow()
 
     async def change_rules(self, call: str, change: Callable[[RuleSet], Rule]) -> dict[str, Any]:
         """Insert or remove rules; return the description of the changed rule. Raises RuleError.
@@ -193,19 +203,32 @@ class InterceptorHost:
         steps, rules = self._spec.steps, self.interceptor.rules
         if steps is None or steps.wait_for != "senders" or self._waits_for_all:
             return
-        for rule in filter(counts_rounds, rules):
+        for rule in rules:
+            if not forces_all([rule]):
+                continue
             await self.steps.wait_for_all()
             self._waits_for_all = True
             logger.info(
-                "each group waits for all others before a step, although Steps has wait_for='senders': rule %r has "
-                "rounds, so it needs whole steps",
+                "each group waits for all others before a step, although Steps has wait_for='senders': rule %r acts "
+                "between two steps",
                 rule.name,
             )
             return
 
     def admitted(self, rule: Rule) -> Rule:
-        """Return this process's copy of a rule; an object that is no rule is returned, and refused by the change."""
-        return self._store.admit(pickled(rule)) if isinstance(rule, Rule) else rule
+        """Return this process's copy of a rule; an object that is no rule is returned, and refused by the change.
+
+        Raises: RuleError for a rule that this experiment cannot have.
+        """
+        if not isinstance(rule, Rule):
+            return rule
+        check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
+        return self._store.admit(pickled(rule))
+
+    async def step_progress(self) -> Progress:
+        """Return the progress of the steps of all groups; raise ConfigError where there are none."""
+        progress = await self.steps.progress()
+        return progress if self._step_rules is None else self._step_rules.named(progress)
 
     @property
     def black_lists(self) -> list[BlackList]:
@@ -255,8 +278,9 @@ class InterceptorHost:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of the lane server."""
-        return [TaskHealth("lane", self._lane.serving, busy=False, age_s=0.0)]
+        """Return the health of the lane server, and of the supervisor of steps."""
+        step_rules = [] if self._step_rules is None else self._step_rules.health()
+        return [TaskHealth("lane", self._lane.serving, busy=False, age_s=0.0), *step_rules]
 
     async def stats(self) -> dict[str, Any]:
         """Return counters, the number of waiting messages in each mailbox, and the counts of dead letters."""
@@ -314,6 +338,8 @@ class InterceptorHost:
 
     async def _stop_verdicts(self) -> None:
         """Stop verdicts, heartbeat and writes."""
+        if self._step_rules is not None:
+            await self._step_rules.close()
         await self._lane.close()
         if self._heartbeat is not None:
             await self._heartbeat.close()

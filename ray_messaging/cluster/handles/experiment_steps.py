@@ -11,7 +11,7 @@ from ray_messaging.interception.rules.support.graphs import read_network
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.sealed_counts import digest_of
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.steps.values import Progress
+from ray_messaging.transports.steps.values import SUPERVISOR, Progress
 
 _NEWS_S = 5.0  # the longest wait in one call
 
@@ -110,6 +110,11 @@ class ExperimentSteps:
         self.resume(last)
         return last
 
+    def fates_by_rules(self, step: int) -> dict[str, int]:
+        """Return how rules that judge whole steps have changed the counts of fates, up to a committed step."""
+        left = self._connection.ask(self._interceptor.closed_step.remote(step)).get(SUPERVISOR)
+        return {} if left is None else dict(left.total)
+
     def digest(self, step: int) -> bytes:
         """Return the digest of what was sent in a step that all groups have committed, 32 bytes.
 
@@ -127,7 +132,10 @@ class ExperimentSteps:
 
         Per group it is `group.fates(step)`; the event log has the fate of each message.
         """
-        return sum((Counter(counts.fates) for counts in self._sealed(step).values()), Counter[str]())
+        found = Counter[str]()
+        for counts in self._sealed(step).values():
+            found.update(counts.fates)  # those of rules may be below 0
+        return +found
 
     def _sealed(self, step: int) -> dict[str, StepCounts]:
         found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))

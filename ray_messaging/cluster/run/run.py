@@ -83,6 +83,9 @@ def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) ->
     states = {key: state for part in parts for key, state in part.states.items()}
     ordered = sorted(states, key=lambda key: (isinstance(key, str), key))  # ints before strs
     fates = sum((part.fates for part in parts), Counter[str]())
+    if ended:
+        steps.wait(ended)  # also for rules that judge the last step
+        fates.update(steps.fates_by_rules(ended - 1))
     return Result({key: states[key] for key in ordered}, ended, fates, _digests(steps, ended), stopped=ended < until)
 
 

@@ -14,18 +14,20 @@ from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.writing.log_errors import box_lost
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
-from ray_messaging.eventlog.writing.rows.entries import delivered, noted, payload_bytes, pieces
+from ray_messaging.eventlog.writing.rows.entries import delivered, noted, payload_bytes, pieces, without
 from ray_messaging.eventlog.writing.stream_reader import CHUNK_ROWS, PIECE_BYTES
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
-from ray_messaging.steps.box_frames import FIRST_OUTSIDE, batch_of
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amends, batch_of
 from ray_messaging.steps.canonical_order import canonical_order, id_ranks
 from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
     NOTES,
     OUTSIDE,
     PUBLICATIONS,
+    SUPERVISOR,
     BoxFrame,
     Cover,
     Progress,
@@ -119,8 +121,11 @@ class StepBoxes:
             last = step + self._settings.horizon
             names = await asyncio.gather(*map(self._names, range(step, last + 1)))
             parts: list[Part] = []
+            changed: list[Part] = []  # as the rules left them at the end of the step
             for box in [name for found in names for name in found]:
-                parts += await self._parts(box, step, position)
+                for part, by_rules in await self._parts(box, step, position):
+                    (changed if by_rules else parts).append(part)
+            parts = await asyncio.to_thread(_superseded, parts, changed) if changed else parts
             counts = await self._counts(step)
             rows = await asyncio.to_thread(in_order, self._exp_id, parts)
             found = await asyncio.to_thread(_sent, parts)
@@ -146,16 +151,25 @@ class StepBoxes:
         rows = await asyncio.to_thread(in_order, self._exp_id, parts)
         return StepRows(rows, StepPosition(position.handled, outside))
 
-    async def _parts(self, box: str, step: int, position: StepPosition) -> list[Part]:
-        """Return the rows of a box that were sent in a step; of the step's own box those from outside."""
+    async def _parts(self, box: str, step: int, position: StepPosition) -> list[tuple[Part, bool]]:
+        """Return the rows of a box that were sent in a step, and whether they are the supervisor's notes.
+
+        Of the step's own box, it returns those from outside.
+        """
         at = _step_of(box)
         covers = [cover for cover in await self._covers(box) if _belongs(cover, at, step)]
         if not covers or box.startswith(PUBLICATIONS):
             return []
         if at == step:
-            return self._fresh(box, await self._frames(box, covers, _START), position.outside)
+            found = self._fresh(box, await self._frames(box, covers, _START), position.outside)
+            return [(part, False) for part in found]
         frames = await self._frames(box, covers, self._after.get(box, _START), step)
-        return [part for frame in frames if (part := self._part(box, frame)) is not None]
+        notes = box.startswith(NOTES)
+        return [
+            (part, notes and frame.tag.group == SUPERVISOR)
+            for frame in frames
+            if (part := self._part(box, frame)) is not None
+        ]
 
     async def _frames(self, box: str, covers: list[Cover], after: str, step: int | None = None) -> list[BoxFrame]:
         """Return the frames that covers name; frames of dead attempts are dropped page by page."""
@@ -193,6 +207,8 @@ class StepBoxes:
         mailbox, _, at = box.rpartition("@")
         try:
             batch = batch_of(frame, int(at))
+            if mailbox != NOTES and amends(frame, batch):
+                return None  # a note has its rows
             if batch.lines is None or batch.ordinal is None:
                 raise FrameError("this is no valid frame of a step")  # noqa: TRY301 - one way out
             # The streams of boxes number their entries each for itself: one entry may be in several boxes.
@@ -222,6 +238,17 @@ class StepBoxes:
         for each in closed.values():
             counts.update(StepCounts.decode(each.counts).fates)
         return counts
+
+
+def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
+    """Return parts without the messages that are among the changed ones, and these."""
+    keys = message_keys([part.batch for part in (*changed, *parts)])
+    ends = np.cumsum([len(part.batch) for part in (*changed, *parts)])
+    gone = np.isin(keys, keys[: ends[len(changed) - 1]])
+    cut = [
+        without(part, gone[end - len(part.batch) : end]) for part, end in zip(parts, ends[len(changed) :], strict=True)
+    ]
+    return [*(part for part in cut if part is not None), *changed]
 
 
 def in_order(exp_id: str, parts: Sequence[Part]) -> list[pa.RecordBatch]:

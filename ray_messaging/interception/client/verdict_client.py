@@ -70,6 +70,11 @@ def verdict_client_for(
     Raises: ConfigError.
     """
     if isinstance(interceptor, Interceptor):
+        if interceptor.rules.whole and not interceptor.supervised:
+            raise ConfigError(
+                f"rule {interceptor.rules.whole[0].name!r} judges whole steps, and nobody would ask it: pass it to "
+                "Messaging.start(..., steps=Steps(), rules=[...])"
+            )
         return LocalVerdictClient(interceptor)
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)

@@ -16,10 +16,12 @@ from ray_messaging.interception.rules.round_quota import RoundQuota
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.rules.sample import Sample
 from ray_messaging.interception.rules.sender_ban import SenderBan
+from ray_messaging.interception.rules.step_rule import Added, StepRule, StepVerdicts
 from ray_messaging.interception.server.state.table import Table
 
 __all__ = [
     "ALLOW",
+    "Added",
     "AllowGraph",
     "BlackList",
     "Block",
@@ -34,6 +36,8 @@ __all__ = [
     "Sample",
     "SenderBan",
     "SlowRule",
+    "StepRule",
+    "StepVerdicts",
     "Table",
     "Verdict",
     "block",

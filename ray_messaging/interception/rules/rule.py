@@ -160,11 +160,6 @@ class SlowRule(Rule):
         return None
 
 
-def counts_rounds(rule: Rule) -> bool:
-    """Tell whether a rule has rounds, so that it must see all messages of a step before any of the next."""
-    return type(rule).new_round is not Rule.new_round
-
-
 def checked(verdict: object) -> Verdict:
     """Return a rule's answer if it is a verdict; raise TypeError otherwise."""
     if (

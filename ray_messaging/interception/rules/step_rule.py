@@ -12,7 +12,7 @@ from ray_messaging.model.batch import Batch
 class Added(NamedTuple):
     """A message that a rule adds to a step; `deliver_at` is the step in which it is read (None: the next one)."""
 
-    to_id: AgentId | None
+    to_id: AgentId
     payload: Payload
     from_id: AgentId | None = None
     subtopic: str = AGENT_CHAT

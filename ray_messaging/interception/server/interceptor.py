@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VIOLATIONS = ":violations"  # the name of their table; no rule's name begins with a colon on the server
+ROUNDS = ":rounds"
 ANSWERS = ":answers"
 _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
 
@@ -74,9 +75,11 @@ class Interceptor:
     ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
+        self.supervised = False  # rules that judge whole steps are asked
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
+        self.rounds: Table[int] = Table()  # "step": the last one that ended a round
         self.failures = RuleFailures()
         self.rules = RuleSet(rules, self)
         self.delegation = RuleDelegation(self.rules, epoch, publish_snapshot)
@@ -85,9 +88,9 @@ class Interceptor:
         self._writer = None if store is None else StateWriter(store, self._tables, epoch)
         self._follow_rules()
         self._state = StateSaver(self._writer, keep_s, self._is_deferred)
-        calls = RuleCalls(self.watch)
-        self._slow_rules = SlowRuleRunner(exp_id, self.rules, self, self._state, calls, self.watch, keep_s)
-        self._closer = RuleCloser(self.rules, self._slow_rules, calls)
+        self.calls = RuleCalls(self.watch)
+        self._slow_rules = SlowRuleRunner(exp_id, self.rules, self, self._state, self.calls, self.watch, keep_s)
+        self._closer = RuleCloser(self.rules, self._slow_rules, self.calls)
         self._saving: dict[str, asyncio.Task[bytes]] = {}  # answers that wait until their counts are saved
         self._forwarded = 0
         self._fenced: Fenced | None = None
@@ -181,7 +184,7 @@ class Interceptor:
     def _run_rules(self, batch: Batch) -> RulePipeline:
         """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
         pipeline = RulePipeline(batch, self.exp_id, self.watch)
-        pipeline.run(self.rules.now)
+        pipeline.run(self.rules.each)
         self.count(batch, pipeline.verdict)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
@@ -226,10 +229,13 @@ class Interceptor:
         """Count a batch as judged, and violations by sender; deferred rows are counted later."""
         self.judged += batch.rows - len(verdict.deferred)
         if verdict.blocked:
-            self.blocked += len(verdict.blocked)
             rows = np.fromiter(verdict.blocked, np.intp, len(verdict.blocked))
-            for from_id, count in Counter(batch.from_ids.take(rows).tolist()).items():
-                self.violations[from_id] = self.violations.get(from_id, 0) + count
+            self._count_violations(Counter(batch.from_ids.take(rows).tolist()))
+
+    def _count_violations(self, violations: Mapping[AgentId | None, int]) -> None:
+        self.blocked += sum(violations.values())
+        for from_id, count in violations.items():
+            self.violations[from_id] = self.violations.get(from_id, 0) + count
 
     def encode(self, verdict: BatchVerdict, rows: int) -> bytes:
         """Encode the verdict on a batch; one that cannot be sent becomes a block of all its rows."""
@@ -273,7 +279,7 @@ class Interceptor:
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
-        for rule in self.rules:
+        for rule in self.rules.each:
             if rule.state is not None and tables.get(rule.name):
                 self._restore(rule)
         self._state.answers.load(answers, self.epoch)
@@ -325,6 +331,17 @@ class Interceptor:
                 failures.append(rule.name)
         return failures
 
+    async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
+        """End the round of a step, and count messages that were blocked at its end; a repeated call does nothing."""
+
+        def end() -> None:
+            self._count_violations(violations)
+            self.new_round()
+            self.rounds["step"] = number
+
+        if self.rounds.get("step", -1) < number:
+            await self.change(end)
+
     async def store_all(self) -> None:
         """Save all state, in place of the server's."""
         for table in self._tables.values():
@@ -344,13 +361,14 @@ class Interceptor:
 
     def _follow_rules(self) -> None:
         """Make the saved tables those of the current rules."""
-        tables = {rule.name: rule.state for rule in self.rules if rule.state is not None}
-        for name in set(self._tables) - set(tables) - {VIOLATIONS}:
+        # The state of rules that judge a whole step is kept with the steps.
+        tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
+        for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS}:
             if self._writer is None:
                 del self._tables[name]
             else:
                 self._writer.drop(name)
-        self._tables |= {VIOLATIONS: self.violations} | tables
+        self._tables |= {VIOLATIONS: self.violations, ROUNDS: self.rounds} | tables
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -54,13 +54,14 @@ class RuleDelegation:
         """Start again with the current rules; earlier snapshots are revoked."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
+        self._delegated = self._rules.each
         self._packed = b""
         self._since = time.monotonic()
         # Tables of other rules are not watched: they may change with every batch.
-        possible = self.enabled and can_delegate(self._seen)
-        self._tables: list[Table[Any]] = [rule.state for rule in self._seen if rule.state is not None and possible]
+        possible = self.enabled and can_delegate(self._delegated)
+        self._tables: list[Table[Any]] = [rule.state for rule in self._delegated if rule.state is not None and possible]
         self._changes = self._count_changes()
-        self._can = possible and entry_count(self._seen) <= MAX_ENTRIES
+        self._can = possible and entry_count(self._delegated) <= MAX_ENTRIES
         self._start_revoking()
 
     def _count_changes(self) -> int:
@@ -143,7 +144,7 @@ class RuleDelegation:
         if self.offer == 0 or number != self.number:
             return _NOTHING
         if not self._packed:
-            self._packed = encode_snapshot(snapshot_of(self.number, self._seen))
+            self._packed = encode_snapshot(snapshot_of(self.number, self._delegated))
         return self._packed
 
     async def renew(self) -> None:

@@ -39,7 +39,8 @@ class Deferred(NamedTuple):
 class RulePipeline:
     """The rules applied to one batch: the first block wins, rewrites compose, later rules see the remaining rows.
 
-    `verdict` is the result by row, `deferred` the messages that wait for a slow rule, by row.
+    `verdict` is the result by row, `deferred` the messages that wait for a slow rule, by row; `rest` are the messages
+    that no rule has blocked or deferred, with the payloads that they have by now.
     """
 
     def __init__(self, batch: Batch, exp_id: str, watch: Watch) -> None:
@@ -47,13 +48,13 @@ class RulePipeline:
         self.deferred: dict[int, Deferred] = {}
         self._exp_id = exp_id
         self._watch = watch
-        self._rest = batch
+        self.rest = batch
         self._rows: NDArray[np.intp] | None = None  # the remaining rows, numbered as in the batch; None: all of them
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
         """Apply rules in order; the batch has `passed` others, by name, before."""
         for place, rule in enumerate(rules):
-            if not self._rest.rows:
+            if not self.rest.rows:
                 return
             if isinstance(rule, SlowRule):
                 before = (*passed, *(other.name for other in rules[:place]))
@@ -61,10 +62,10 @@ class RulePipeline:
             else:
                 found = self._apply(rule)
             if found:
-                self._take(rule, found)
+                self.take(rule, found)
 
     def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
-        batch, watch = self._rest, self._watch
+        batch, watch = self.rest, self._watch
         try:
             watch.calls += 1  # Watch.enter and Watch.leave, inlined: two calls less for each rule and batch
             watch.rule = rule
@@ -75,7 +76,7 @@ class RulePipeline:
                 if watch.struck:
                     watch.take_back()
             if found:
-                found = {_row(row, batch.rows): checked(verdict) for row, verdict in found.items()}
+                found = checked_rows(found, batch.rows)
             elif not isinstance(found, Mapping):
                 raise TypeError(f"{found!r} is no mapping of rows to verdicts")
         except FAILURES as error:
@@ -86,7 +87,7 @@ class RulePipeline:
     def _ask_at_once(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
         """Return the verdicts that a slow rule knows already; defer the other rows."""
         found: dict[int, Verdict] = {}
-        batch, slow = self._rest, []
+        batch, slow = self.rest, []
         for row in range(len(batch)):
             try:
                 self._watch.enter(rule)
@@ -119,7 +120,7 @@ class RulePipeline:
             self.verdict.labels[name].discard(place)
         return single
 
-    def _take(self, rule: Rule, verdicts: Mapping[int, Verdict]) -> None:
+    def take(self, rule: Rule, verdicts: Mapping[int, Verdict]) -> None:
         """Add a rule's verdicts to the result; blocked rows leave the batch, rewritten ones change."""
         blocked: list[int] = []
         changed: dict[int, bytes] = {}
@@ -139,16 +140,16 @@ class RulePipeline:
                 changed[row] = line
                 self.verdict.rewritten[place] = (rule.name, line)
         if changed:
-            self._rest = self._rest.with_payloads(changed)
+            self.rest = self.rest.with_payloads(changed)
         if blocked:
             self._drop(blocked)
 
     def _drop(self, rows: list[int]) -> NDArray[np.intp]:
         """Remove rows from the rest; return those that stay."""
-        stay = np.ones(len(self._rest), np.bool_)
+        stay = np.ones(len(self.rest), np.bool_)
         stay[rows] = False
         kept = np.flatnonzero(stay)
-        self._rest = self._rest.take(kept)
+        self.rest = self.rest.take(kept)
         self._rows = kept if self._rows is None else self._rows[kept]
         return kept
 
@@ -202,6 +203,11 @@ def _sendable(verdict: Verdict) -> bytes | None:
     if verdict.payload is None or verdict.blocked:
         return None
     return encode_payload(verdict.payload, PAYLOAD_LIMIT)
+
+
+def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
+    """Return verdicts by row of a batch; raise TypeError, ValueError where they are none."""
+    return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 
 
 def _row(row: object, count: int) -> int:

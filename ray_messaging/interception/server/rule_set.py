@@ -6,16 +6,20 @@ from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Context, Rule
+from ray_messaging.interception.rules.step_rule import StepRule
 
 
 class RuleSet:
     """Rules in order, each with a unique name.
 
-    `now` is the tuple of the current rules; each change replaces it.
+    `now` is the tuple of the current rules; each change replaces it. `each` are those that judge messages one by one,
+    `whole` those that judge a whole step.
     """
 
     def __init__(self, rules: Iterable[Rule] = (), context: Context | None = None) -> None:
         self.now: tuple[Rule, ...] = ()
+        self.each: tuple[Rule, ...] = ()
+        self.whole: tuple[StepRule, ...] = ()
         self._context = context
         self.wants_payload = False
         for rule in rules:
@@ -81,6 +85,8 @@ class RuleSet:
 
     def _set(self, rules: list[Rule]) -> None:
         self.now = tuple(rules)
+        self.each = tuple(rule for rule in rules if not isinstance(rule, StepRule))
+        self.whole = tuple(rule for rule in rules if isinstance(rule, StepRule))
         self.wants_payload = any(rule.needs_payload for rule in rules)
 
     @property

@@ -224,7 +224,7 @@ class SlowRuleRunner:
         version = self._ledger.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         pipeline = RulePipeline(batch.with_payloads(lines) if lines else batch, self._exp_id, self._watch)
-        pipeline.run([rule for rule in self._rules.now if rule.name not in passed], passed)
+        pipeline.run([rule for rule in self._rules.each if rule.name not in passed], passed)
         deferred = [
             each._replace(so_far=joined(of_row(so_far, row), each.so_far)) for row, each in pipeline.deferred.items()
         ]

@@ -94,6 +94,37 @@ def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
         begin = end
 
 
+def without(part: Part, gone: NDArray[np.bool_]) -> Part | None:
+    """Return a part without the marked rows; None: no row is left."""
+    stay = np.flatnonzero(~gone)
+    if len(stay) == len(gone):
+        return part
+    if not len(stay):
+        return None
+    places = np.full(len(gone), -1)
+    places[stay] = np.arange(len(stay))
+    return Part(
+        batch=part.batch.take(stay),
+        rows=stay.astype(np.int32) if part.rows is None else part.rows[stay],
+        entry=part.entry,
+        mailbox=part.mailbox,
+        fates=part.fates[stay] if isinstance(part.fates, np.ndarray) else part.fates,
+        note=None if part.note is None else _moved_note(part.note, places),
+    )
+
+
+def _moved_note(note: LogNote, places: NDArray[np.intp]) -> LogNote:
+    """Return a note on other rows: those at -1 are gone."""
+
+    def moved(rows: bytes) -> bytes:
+        found = places[np.frombuffer(rows, "<u4")]
+        return found[found >= 0].astype("<u4").tobytes()
+
+    why = tuple(Why(why.rule, why.reason, moved(why.rows)) for why in note.why)
+    before = tuple(Before(rows, each.line) for each in note.before if (rows := moved(each.rows)))
+    return LogNote(note.fate, note.mailbox, why, before, note.counted)
+
+
 def _before(part: Part) -> tuple[Before, ...]:
     return () if part.note is None else part.note.before
 

@@ -1,0 +1,84 @@
+"""Runner of the rules that act at the end of each step."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ray_messaging.common.task_health import TaskHealth, end
+from ray_messaging.errors import RuleError, UnknownName
+from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.rules.step_rule import StepRule, forces_all
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.steps.reviewer import RuleReviewer
+from ray_messaging.steps.supervision.supervisor import Supervisor
+from ray_messaging.transports.steps.store import StepStore
+from ray_messaging.transports.steps.values import SUPERVISOR, Progress, StepSettings
+from ray_messaging.transports.transport import Transport
+
+_FAILING_S = 1.0  # a supervisor that fails for so long is reported
+
+
+class StepRuleRunner:
+    """Runner of a supervisor, for as long as a rule of the interceptor acts at the end of a step.
+
+    Args: `settings` are those of the experiment's steps.
+    """
+
+    def __init__(
+        self, transport: Transport, store: StepStore, settings: StepSettings, interceptor: Interceptor
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._interceptor = interceptor
+        self._reviewer = RuleReviewer(interceptor, settings.horizon)
+        self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch)
+        self._task: asyncio.Task[None] | None = None
+        self._following = asyncio.Lock()
+
+    async def follow(self) -> None:
+        """Begin or end supervision, as the rules of now need it."""
+        async with self._following:
+            needed = forces_all(self._interceptor.rules)
+            if needed and self._task is None:
+                await self._store.join(SUPERVISOR)
+                self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
+            elif not needed:
+                await self.close()
+                with suppress(UnknownName):  # there was none
+                    await self._store.leave(SUPERVISOR, at_once=True)
+
+    def named(self, progress: Progress) -> Progress:
+        """Return the progress of the steps with the rule that they wait for."""
+        asking = self._reviewer.judge.asking
+        return progress if asking is None else progress._replace(supervised_by=f"rule {asking.name!r}")
+
+    def health(self) -> list[TaskHealth]:
+        """Return the health of the supervisor, if there is one."""
+        if self._task is None:
+            return []
+        error, alive = self._supervisor.error, not self._task.done()
+        age_s = time.monotonic() - self._supervisor.failed_at if error else 0.0
+        return [TaskHealth("step rules", alive, bool(error), age_s, error, _FAILING_S)]
+
+    async def close(self) -> None:
+        """End the supervisor's work here; it stays a member of the steps."""
+        task, self._task = self._task, None
+        if task is not None:
+            await end(task)
+
+
+def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> None:
+    """Raise RuleError for a rule that judges whole steps where that cannot be."""
+    for rule in rules:
+        if isinstance(rule, StepRule) and not steps:
+            raise RuleError(
+                f"rule {rule.name!r} judges whole steps, and this experiment has none: start it with steps=Steps()",
+                rule=rule.name,
+            )
+        if isinstance(rule, StepRule) and mirror:
+            raise RuleError(
+                f"rule {rule.name!r} judges whole steps, but mirror=True publishes messages that it may block: start "
+                "the experiment without mirror",
+                rule=rule.name,
+            )

@@ -1,0 +1,1 @@
+"""Rules in an experiment with steps."""

@@ -1,0 +1,127 @@
+"""The judge of whole steps, which asks the rules that see one."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
+from ray_messaging.common.limits import PAYLOAD_LIMIT
+from ray_messaging.interception.rules.rule import ALLOW, Verdict
+from ray_messaging.interception.rules.step_rule import Added, StepRule, StepVerdicts
+from ray_messaging.interception.server.rule_calls import RuleCalls
+from ray_messaging.interception.server.rule_pipeline import FAILURES, RulePipeline, checked_rows, failed
+from ray_messaging.interception.server.state.table import Fields
+from ray_messaging.interception.server.watchdog import Watch
+from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import encode_payload
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, Fields]).decode
+
+
+class AddedMessage(NamedTuple):
+    """A message that a rule adds, checked: its payload is a line of JSON."""
+
+    rule: str
+    from_id: AgentId | None
+    to_id: AgentId
+    subtopic: str
+    deliver: int
+    line: bytes
+
+
+class StepReview(NamedTuple):
+    """The verdicts on the messages of a step, and the messages that rules add to it."""
+
+    verdict: BatchVerdict
+    added: list[AddedMessage]
+
+
+class StepJudge:
+    """The judge of whole steps of one experiment.
+
+    The state of its rules is kept with the steps: where a step is judged again, they begin with the state before it.
+
+    Args: `rules` returns the rules that see a step, in order; `horizon` is how many steps ahead a message may be sent.
+    """
+
+    def __init__(
+        self, exp_id: str, rules: Callable[[int], tuple[StepRule, ...]], calls: RuleCalls, watch: Watch, horizon: int
+    ) -> None:
+        self.asking: StepRule | None = None  # the rule that is at work
+        self._exp_id = exp_id
+        self._rules = rules
+        self._calls = calls
+        self._watch = watch
+        self._horizon = horizon
+        self._first: dict[int, tuple[StepRule, Fields]] = {}  # rules by id, with the state with which they came
+
+    def reads(self, number: int) -> bool:
+        """Tell whether a rule sees a step."""
+        return bool(self._rules(number))
+
+    async def review(self, number: int, batch: Batch) -> StepReview:
+        """Return what the rules say about a step; a rule that fails blocks all of it."""
+        pipeline = RulePipeline(batch, self._exp_id, self._watch)
+        added: list[AddedMessage] = []
+        for rule in self._rules(number):
+            rows, more = await self._ask(rule, number, pipeline.rest)
+            added += more
+            pipeline.take(rule, rows)
+        return StepReview(pipeline.verdict, added)
+
+    async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
+        """Return a rule's verdicts by row, and the messages that it adds; a failure is a verdict on all rows."""
+        self.asking = rule
+        try:
+            found = await self._calls.run(
+                rule, lambda: rule.check_step(number, batch, self._exp_id), rule.time_limit_s, "verdict"
+            )
+        finally:
+            self.asking = None
+        try:
+            if isinstance(found, BaseException):
+                raise found
+            if not isinstance(found, StepVerdicts):
+                raise TypeError(f"{found!r} is no answer about a step: return StepVerdicts(rows, add)")
+            return checked_rows(found.rows, batch.rows), [self._added(rule, number, each) for each in found.add]
+        except FAILURES as error:
+            verdict = failed(rule, error, max(1, batch.rows))
+            return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
+
+    def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
+        """Return an added message as it is sent; raise TypeError, ValueError, MessagingError for a wrong one."""
+        if not isinstance(message, Added):
+            raise TypeError(f"{message!r} is no message to add: write Added(to_id, payload)")
+        deliver = number + 1 if message.deliver_at is None else message.deliver_at
+        if not isinstance(deliver, int) or not number < deliver <= number + self._horizon:
+            raise ValueError(
+                f"deliver_at={message.deliver_at!r} in step {number}: a message can be read in the steps {number + 1} "
+                f"to {number + self._horizon}"
+            )
+        return AddedMessage(
+            rule.name,
+            None if message.from_id is None else check_id(message.from_id),
+            check_id(message.to_id),
+            check_subtopic(message.subtopic),
+            deliver,
+            encode_payload(message.payload, PAYLOAD_LIMIT),
+        )
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def dump(self, number: int) -> bytes | None:
+        """Return the state that the rules have after a step; None: they keep none."""
+        tables = {rule.name: rule.state.dump() for rule in self._rules(number) if rule.state is not None}
+        return _encode(tables) if tables else None
+
+    def load(self, state: bytes | None, number: int) -> None:
+        """Give the rules of a step the state of the step before; a rule without one there begins anew."""
+        tables = _decode(state) if state is not None else {}
+        for rule in self._rules(number):
+            if rule.state is not None:
+                first = self._first.setdefault(id(rule), (rule, rule.state.dump()))
+                rule.state.load(tables.get(rule.name, first[1]))
+                rule.restored()

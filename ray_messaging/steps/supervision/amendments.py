@@ -1,0 +1,84 @@
+"""Amendments: frames in a box by which the supervisor blocks or changes messages of groups in the same box.
+
+An amendment is a batch with the ids and ordinals of the messages. Its sender says what becomes of them: messages of
+BLOCKED are not there, and those of CHANGED have the payloads and labels of the amendment.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.joining import joined_arrays
+from ray_messaging.steps.canonical_order import id_ranks
+
+BLOCKED, CHANGED = ":blocked", ":changed"
+
+
+class _Place(NamedTuple):
+    """Row of one of several batches."""
+
+    batch: int
+    row: int
+
+
+def is_amendment(batch: Batch) -> bool:
+    """Tell whether a batch of the supervisor amends others; else its rows are messages."""
+    return batch.sender in {BLOCKED, CHANGED}
+
+
+def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
+    """Return batches of a box as amendments leave them. Each batch, and each amendment, is of one step."""
+    found = list(batches)
+    for step in dict.fromkeys(each.step for each in amendments):
+        changes = [each for each in amendments if each.step == step]
+        targets = [place for place, batch in enumerate(found) if batch.step == step and batch.rows]
+        hits = _hits([found[place] for place in targets], changes)
+        for place, rows in zip(targets, hits, strict=True):
+            if rows:
+                found[place] = _apply(found[place], rows, changes)
+    return [batch for batch in found if batch.rows]
+
+
+def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[dict[int, _Place]]:
+    """Return which rows of each target are amended, with the place of the amendment."""
+    keys = message_keys([*amendments, *targets])
+    ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
+    amending = int(ends[len(amendments) - 1])
+    places = [_Place(at, row) for at, batch in enumerate(amendments) for row in range(batch.rows)]
+    order = np.argsort(keys[:amending], kind="stable")
+    ours = keys[:amending][order]
+    found: list[dict[int, _Place]] = []
+    for low, high in zip(ends[len(amendments) - 1 : -1].tolist(), ends[len(amendments) :].tolist(), strict=True):
+        wanted = keys[low:high]
+        at = np.minimum(np.searchsorted(ours, wanted), amending - 1)
+        rows = np.flatnonzero(ours[at] == wanted)
+        found.append({row: places[order[at[row]]] for row in rows.tolist()})
+    return found
+
+
+def _apply(batch: Batch, rows: dict[int, _Place], amendments: Sequence[Batch]) -> Batch:
+    changed = {row: place for row, place in rows.items() if amendments[place.batch].sender == CHANGED}
+    lines: dict[int, bytes] = {}
+    labels = {name: set(marked.tolist()) for name, marked in batch.labels.items()}
+    for row, place in changed.items():
+        amendment = amendments[place.batch]
+        assert amendment.lines is not None
+        lines[row] = amendment.lines.row(place.row)
+        for name in amendment.labels_of(place.row):
+            labels.setdefault(name, set()).add(row)
+    made = batch.with_payloads(lines)
+    made.labels = {name: np.array(sorted(marked), np.uint32) for name, marked in labels.items()}
+    stay = np.ones(batch.rows, np.bool_)
+    stay[[row for row in rows if row not in changed]] = False
+    return made if stay.all() else made.take(np.flatnonzero(stay))
+
+
+def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
+    """Return a number for each row that is equal for the same from_id and ordinal; the batches are of one step."""
+    _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
+    ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
+    keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)
+    return keys

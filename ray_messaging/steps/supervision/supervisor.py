@@ -1,0 +1,220 @@
+"""The supervisor: it closes each step after all groups, with the rules' verdicts on the whole of it."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
+from ray_messaging.errors import Fenced, MessagingError, StepAborted
+from ray_messaging.interception.server.steps.judge import StepReview
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.sending.delivery.frame_router import CALL_BYTES
+from ray_messaging.steps.digests import SIZE
+from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_transport import StepTransport
+from ray_messaging.steps.supervision.changes import StepChanges, Write
+from ray_messaging.steps.supervision.sent_messages import sent_messages
+from ray_messaging.transports.steps.store import StepStore
+from ray_messaging.transports.steps.values import (
+    SUPERVISOR,
+    Closing,
+    Committed,
+    Done,
+    Driver,
+    Opened,
+    StepSettings,
+    Taken,
+    Waiting,
+)
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest, SendStatus, Transport
+
+logger = logging.getLogger(__name__)
+
+_NEWS_S = 5.0  # the longest wait for news in one call
+_LEASE_S = 10.0
+_ATTEMPT_BITS = 12  # of one interceptor; a later interceptor has a higher epoch
+
+
+class StepReviewer(Protocol):
+    """The rules, as the supervisor asks them. Each call names a step; a step may come again after a fault."""
+
+    def reads(self, number: int) -> bool:
+        """Tell whether a rule sees the step."""
+
+    async def review(self, number: int, batch: Batch) -> StepReview:
+        """Return the verdicts on the step's messages, and the messages to add."""
+
+    async def end(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
+        """End the round of the step, once; count blocked messages by sender."""
+
+    def dump(self, number: int) -> bytes | None:
+        """Return the state that the rules have after a step; None: they keep none."""
+
+    def load(self, state: bytes | None, number: int) -> None:
+        """Give the rules of a step the state of the step before."""
+
+
+class Supervisor:
+    """The member of an experiment's steps that closes each of them after all groups.
+
+    A fault in the middle of a step begins the step anew, under a higher attempt: nothing of the earlier one counts.
+
+    Args: `epoch` is the interceptor's.
+    """
+
+    def __init__(
+        self, transport: Transport, store: StepStore, settings: StepSettings, reviewer: StepReviewer, epoch: int
+    ) -> None:
+        self.error = ""  # why the last attempt failed; "": it goes on
+        self.failed_at = 0.0  # monotonic, s: the first failure since a step was closed
+        self._transport = transport
+        self._store = store
+        self._settings = settings
+        self._reviewer = reviewer
+        self._epoch = epoch
+        self._start = epoch << _ATTEMPT_BITS
+        self._directory = Directory(transport.exp_id, transport.patterns)  # of mailboxes with steps
+        self._state: bytes | None = None
+        self._total: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Close the steps until the supervisor leaves them, or a later interceptor has them."""
+        backoff = Backoff(STEP_SUPERVISOR_RETRY)
+        while True:
+            self._start += 1
+            try:
+                await self._drive()
+            except Fenced as error:
+                logger.info("a later interceptor supervises the steps: %s", error)
+                return
+            except MessagingError as error:
+                self.failed_at = self.failed_at if self.error else time.monotonic()
+                self.error = f"{type(error).__name__}: {error}"
+                logger.warning("the rules' step begins anew: %s", self.error)
+                await backoff.sleep()
+            else:
+                return
+
+    async def _drive(self) -> None:
+        """Close one step after the other, under one attempt."""
+        taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), _LEASE_S)
+        assert isinstance(taken, Taken)  # all interceptors are one driver
+        self._state, self._total = taken.state, await self._counted(taken.closed)
+        self._reviewer.load(taken.state, taken.closed + 1)
+        sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt)
+        number, found = taken.closed + 1, None
+        while await self._opened(number, taken.attempt, found):
+            sender.begin(number)
+            closing = await self._closing(number, taken.attempt, sender)
+            closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
+            if not isinstance(closed, Committed):
+                raise StepAborted(
+                    f"the server has {closed.rows:,} messages of the rules in step {number}, and {closing.rows:,} were "
+                    "acknowledged",
+                    step=number,
+                    group=SUPERVISOR,
+                )
+            self._state, self.error = closing.state, ""
+            number, found = number + 1, closed.following
+
+    async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
+        """Wait until all groups have closed a step; False: the supervisor has left."""
+        while not isinstance(found, Opened):
+            if isinstance(found, Done):
+                return False
+            if found is not None:
+                await self._store.wait(found.news, _NEWS_S)
+            found = await self._store.open(SUPERVISOR, attempt, number)
+        return True
+
+    async def _counted(self, closed: int) -> Counter[str]:
+        """Return what the rules have changed of the fates of all messages up to a step."""
+        mine = (await self._store.closed_step(closed)).get(SUPERVISOR)
+        return Counter() if mine is None else Counter(StepCounts.decode(mine.counts).total)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    async def _closing(self, number: int, attempt: int, sender: StepTransport) -> Closing:
+        """Ask the rules about a step, write what they change, and return the closing."""
+        changes, violations = await self._changes(number, attempt)
+        for call in _calls(changes.writes):
+            await self._send(sender, call, attempt)
+        await self._reviewer.end(number, violations)
+        self._total.update(changes.fates)
+        digest = (changes.digest % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._settings.digest else b""
+        counts = StepCounts(_counts(changes.fates), digest, _counts(self._total))
+        state = self._reviewer.dump(number)
+        return Closing(sender.rows, counts.encode(), state, state != self._state)
+
+    async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None]]:
+        """Return what the rules change in a step, and the blocked messages by sender."""
+        changes = StepChanges(number, attempt, self._directory, digest=self._settings.digest)
+        violations: Counter[AgentId | None] = Counter()
+        if not self._reviewer.reads(number):
+            return changes, violations
+        sent = await sent_messages(self._store, number, self._settings.horizon)
+        batch = _no_messages(number) if sent is None else sent.batch
+        review = await self._reviewer.review(number, batch)
+        verdict = review.verdict
+        if review.added or verdict.blocked or verdict.rewritten or verdict.labels:
+            delta = await self._transport.load_directory(self._directory.version)
+            self._directory.update(*delta._replace(changed=[each for each in delta.changed if each.exclusive]))
+        if sent is not None:
+            changes.apply(sent, verdict)
+        changes.add(review.added)
+        violations.update(batch.from_ids.take(np.fromiter(verdict.blocked, np.intp)).tolist())
+        return changes, violations
+
+    async def _send(self, sender: StepTransport, writes: Sequence[FrameWrite], attempt: int) -> None:
+        reply = await sender.send(SendRequest(SUPERVISOR, attempt, 0, self._epoch, writes))
+        lost = [fate.name for fate in reply.fates if fate not in (FrameFate.WRITTEN, FrameFate.DUPLICATE)]
+        if reply.status is not SendStatus.OK or lost:
+            raise StepAborted(
+                f"the server did not take what the rules changed in step {sender.step} ({reply.status.name}, {lost})",
+                step=sender.step,
+                group=SUPERVISOR,
+            )
+
+
+def _calls(writes: Sequence[Write]) -> Iterator[list[FrameWrite]]:
+    """Yield numbered writes in calls of limited size; each has at most one write for plain channels."""
+    numbers: Counter[str] = Counter()
+    call: list[FrameWrite] = []
+    volume = 0
+    for write in writes:
+        published = write.name == "" and any(other.mailbox == "" for other in call)
+        if call and (published or volume + write.nbytes > CALL_BYTES):
+            yield call
+            call, volume = [], 0
+        numbers[write.name] += 1
+        call.append(FrameWrite(write.name, numbers[write.name], write.rows, write.frame, write.publish, write.noted))
+        volume += write.nbytes
+    if call:
+        yield call
+
+
+def _counts(fates: Counter[str]) -> dict[str, int]:
+    return {fate: count for fate, count in sorted(fates.items()) if count}
+
+
+def _no_messages(number: int) -> Batch:
+    return Batch(
+        sender="",
+        epoch=0,
+        first=0,
+        from_ids=IdColumn.of([]),
+        to_ids=IdColumn.of([]),
+        topics=("",),
+        step=number,
+        lines=PayloadColumn.of([]),
+        rows=0,
+        extension=Extension(ordinal=np.zeros(0, np.uint32)),
+    )

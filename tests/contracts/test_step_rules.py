@@ -1,0 +1,345 @@
+"""Rules that judge whole steps: verdicts before delivery, on every server and after every fault."""
+
+import asyncio
+import json
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+from support.step_society import AGENTS, FRIENDS, SEED
+
+from ray_messaging import ConfigError, EventLog, Messager, StepAborted
+from ray_messaging.common.task_health import end
+from ray_messaging.config import MessagingConfig
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.interception.rules import Added, Rule, StepRule, StepVerdicts, Table, block, label, rewrite
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.steps.reviewer import RuleReviewer
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.supervision.supervisor import Supervisor
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
+
+STEPS = 4
+
+
+@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("valkey", "redis"))])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def society(server, exp_id, tmp_path):
+    found = Society(server, exp_id, tmp_path / "log")
+    yield found
+    await found.close()
+
+
+class Society:
+    """Groups in steps under rules, with their supervisor and log."""
+
+    def __init__(self, server, exp_id, folder):
+        self.server, self.exp_id, self.folder = server, exp_id, folder
+        self.opened, self.transports, self.tasks = [], [], []
+        self.interceptor = self.store = None
+        self.heard = {}
+
+    async def begin(self, *rules, groups=2, doom=None, **settings):
+        """Begin an experiment with rules, a log and groups; return the groups. `doom` is a call of the supervisor."""
+        self.settings = StepSettings(seed=SEED, groups=groups, digest=True, **settings)
+        transport = await self.transport()
+        self.store = transport.steps
+        await self.store.begin(self.settings)
+        self.interceptor = Interceptor(self.exp_id, rules)
+        await self.store.join(SUPERVISOR)
+        await self.supervise(doom=doom)
+        self.writer = LogWriter(await self.transport(), Folder(self.folder), self.exp_id, segment_age_s=1e9)
+        await self.writer.start()
+        return [await self.group(number, groups) for number in range(groups)]
+
+    async def supervise(self, epoch=1, doom=None):
+        """Start a supervisor; a higher epoch is a later interceptor's."""
+        reviewer = RuleReviewer(self.interceptor, self.settings.horizon)
+        transport = await self.transport()
+        self.supervisor = Supervisor(transport, transport.steps, self.settings, reviewer, epoch)
+        self.supervisor._epoch = -1  # an interceptor of this process has no epoch on the server
+        if doom is not None:
+            doom.come_to(transport.steps)
+        self.tasks.append(asyncio.create_task(self.supervisor.run()))
+        return self.tasks[-1]
+
+    async def transport(self):
+        transport = open_transport(self.server, self.exp_id, MessagingConfig())
+        await transport.connect()
+        self.transports.append(transport)
+        return transport
+
+    async def group(self, number, count):
+        messager = Messager(self.server, self.exp_id, self.interceptor, name=f"group{number}")
+        self.opened.append(messager)
+        await messager.init()
+        await messager.host_agents(range(number, AGENTS, count), ["agent-chat", "user-chat"])
+        return messager
+
+    async def live(self, messager, until=STEPS):
+        """Let each agent tell its friends a word in each step, some of it for a later one."""
+        async with aclosing(messager.steps(until=until)) as steps:
+            async for step in steps:
+                for agent, inbox in step.by_agent():
+                    self.heard[step.number, agent] = [
+                        (message.from_id, message.payload["word"], message.labels) for message in inbox
+                    ]
+                    for n, friend in enumerate(FRIENDS[agent]):
+                        later = step.number + 1 + (agent + n) % 3
+                        step.send(agent, friend, {"word": f"{step.number} {agent} {n}"}, deliver_at=later)
+
+    async def run(self, groups, until=STEPS):
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(self.live(group, until) for group in groups))
+            while (progress := await self.store.progress()).sealed < until - 1:
+                await self.store.wait(progress.news, 5.0)
+
+    async def digests(self, until=STEPS):
+        """Return the digests as the groups and the supervisor counted them, and as the log has them."""
+        await self.writer.close()
+        log = EventLog.open(self.folder)
+        counted = []
+        for step in range(until):
+            left = [StepCounts.decode(each.counts) for each in (await self.store.closed_step(step)).values()]
+            counted.append(step_digest([int.from_bytes(each.digest, "little") for each in left]))
+        return counted, [log.digest(step) for step in range(until)]
+
+    async def fates(self, until=STEPS):
+        found = Counter()
+        for step in range(until):
+            for each in (await self.store.closed_step(step)).values():
+                found.update(StepCounts.decode(each.counts).fates)
+        return +found
+
+    async def close(self):
+        for task in self.tasks:
+            await end(task)
+        for messager in self.opened:
+            await messager.close()
+        if self.interceptor is not None:
+            await self.interceptor.close()
+        for transport in self.transports:
+            await transport.close()
+
+
+class Censor(StepRule):
+    """A rule that blocks, rewrites and labels by the word, adds messages, and counts steps."""
+
+    def __init__(self):
+        self.state = Table()
+        self.seen = []
+
+    async def check_step(self, number, batch, exp_id):
+        lines = [json.loads(batch.lines.row(row))["word"] for row in range(len(batch))]
+        self.seen.append((number, lines))
+        count = self.state["steps"] = self.state.get("steps", 0) + 1
+        rows = {}
+        for row, word in enumerate(lines):
+            _, agent, n = map(int, word.split())
+            if agent % 7 == 0:
+                rows[row] = block(f"word {n}")
+            elif agent % 7 == 1:
+                rows[row] = rewrite({"word": word.replace(" ", "-")}, "mended")
+            elif agent % 7 == 2:
+                rows[row] = label("odd")
+        added = [Added(agent, {"word": f"news {count}"}, from_id="censor") for agent in (3, 5)]
+        return StepVerdicts(rows, [*added, Added(10**6, {"word": "to nobody"}, deliver_at=number + 2)])
+
+
+def expected(until=STEPS):
+    """Return what each agent hears in each step under the Censor."""
+    heard = {(step, agent): [] for step in range(until) for agent in range(AGENTS)}
+    for step in range(until):
+        for agent in range(AGENTS):
+            for n, friend in enumerate(FRIENDS[agent]):
+                later, word = step + 1 + (agent + n) % 3, f"{step} {agent} {n}"
+                if later < until and agent % 7:
+                    entry = (agent, word.replace(" ", "-"), ("mended",)) if agent % 7 == 1 else (agent, word, ())
+                    heard[later, friend].append((step, (agent, word, ("odd",)) if agent % 7 == 2 else entry))
+        for agent in (3, 5):
+            if step + 1 < until:
+                heard[step + 1, agent].append((step, ("censor", f"news {step + 1}", ())))
+    order = lambda row: (row[0], isinstance(row[1][0], str), row[1][0])  # noqa: E731
+    return {key: [entry for _, entry in sorted(rows, key=order)] for key, rows in heard.items()}
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+async def test_groups_hear_what_the_rule_leaves(society, groups):
+    await society.run(await society.begin(Censor(), groups=groups))
+    assert society.heard == expected()
+
+
+async def test_digests_fates_and_log_follow_the_rule(society):
+    await society.run(await society.begin(Censor(), groups=3))
+    counted, logged = await society.digests()
+    assert counted == logged
+    log = EventLog.open(society.folder)
+    rows = log.query().to_pylist()
+    assert len({row["message_id"] for row in rows}) == len(rows)
+    assert +Counter(row["fate"] for row in rows) == await society.fates()
+    blocked = [row for row in rows if row["fate"] == "blocked"]
+    assert {(row["rule"], int(row["from_id"]) % 7) for row in blocked} == {("censor", 0)}
+    assert {row["reason"] for row in blocked} == {f"word {n}" for n in range(4)}
+    mended = [row for row in rows if row["labels"] == ["mended"]]
+    assert {(row["rule"], int(row["from_id"]) % 7) for row in mended} == {("censor", 1)}
+    assert all(json.loads(row["payload_before"])["word"].replace(" ", "-") in row["payload"] for row in mended)
+    added = [row for row in rows if row["from_id"] == "censor"]
+    assert Counter((row["fate"], row["rule"]) for row in added) == {("delivered", "censor"): 2 * STEPS}
+    assert log.balance().sends == len(rows)
+
+
+async def test_the_digests_do_not_depend_on_the_groups(society, server, exp_id, tmp_path):
+    await society.run(await society.begin(Censor(), groups=1))
+    other = Society(server, f"{exp_id}-other", tmp_path / "other")
+    try:
+        await other.run(await other.begin(Censor(), groups=4))
+        assert await other.digests() == await society.digests()
+    finally:
+        await other.close()
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+CALLS = ["take", "open", "boxes", "covers", "read_box", "send", "close"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_supervisor_that_dies_at_a_call_has_a_successor(society, monkeypatch, call, after):
+    doom = Doom(monkeypatch, call, at=1 if call == "take" else 3, after=after)
+    groups = await society.begin(Censor(), groups=2, doom=doom)
+    running = asyncio.create_task(society.run(groups))
+    async with asyncio.timeout(30):
+        await doom.dead.wait()
+    await end(society.tasks[0])
+    society.interceptor.rules.get("censor").state.load({})  # as in a new process
+    await society.supervise(epoch=2)
+    await running
+    assert society.heard == expected()
+    counted, logged = await society.digests()
+    assert counted == logged
+
+
+class Doom:
+    """A call of a step store that does not return the n-th time: its caller has died."""
+
+    def __init__(self, monkeypatch, name, *, at, after):
+        self.monkeypatch, self.name, self.left, self.after = monkeypatch, name, at, after
+        self.dead = asyncio.Event()
+
+    def come_to(self, store):
+        self.call = getattr(store, self.name)
+        self.monkeypatch.setattr(store, self.name, self)
+
+    async def __call__(self, *args, **more):
+        self.left -= 1
+        if self.left:
+            return await self.call(*args, **more)
+        if self.after:
+            await self.call(*args, **more)
+        self.dead.set()
+        return await asyncio.Event().wait()
+
+
+async def test_a_server_out_of_reach_begins_the_step_anew_with_the_state_before(society, monkeypatch):
+    rule = Censor()
+    groups = await society.begin(rule, groups=2)
+    close, failures = society.supervisor._store.close, iter([True, False, True, False])
+
+    async def cut(*args, **more):
+        if next(failures, False):
+            raise StepAborted("cut", step=args[2], group=SUPERVISOR)
+        return await close(*args, **more)
+
+    monkeypatch.setattr(society.supervisor._store, "close", cut)
+    await society.run(groups)
+    assert society.heard == expected()
+    assert [number for number, _ in rule.seen] == [0, 0, 1, 1, 2, 3]
+    assert all(lines == dict(rule.seen)[number] for number, lines in rule.seen)
+
+
+class Fails(StepRule):
+    def __init__(self, answer, on_error="block"):
+        self.answer, self.on_error = answer, on_error
+
+    async def check_step(self, number, batch, exp_id):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+NONSENSE = {
+    "an error": ValueError("no idea"),
+    "no verdicts": None,
+    "a row that is not there": StepVerdicts({10**6: block("x")}),
+    "a verdict that is none": StepVerdicts({0: True}),
+    "a message for no agent": StepVerdicts({}, [Added(1.5, {})]),
+    "a message in the past": StepVerdicts({}, [Added(1, {}, deliver_at=0)]),
+    "a payload that is no JSON": StepVerdicts({}, [Added(1, {"x": object()})]),
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
+async def test_a_rule_that_fails_blocks_the_step(society, answer):
+    await society.run(await society.begin(Fails(answer)), until=2)
+    assert not any(society.heard.values())
+    assert await society.fates(2) == {"blocked": 2 * 4 * AGENTS}
+    assert society.interceptor.failures.of(society.interceptor.rules.get("fails"))["failures"] == 2 * 4 * AGENTS
+
+
+async def test_a_rule_that_may_fail_lets_the_step_pass(society):
+    await society.run(await society.begin(Fails(ValueError(), "allow")), until=2)
+    assert await society.fates(2) == {"delivered": 2 * 4 * AGENTS}
+
+
+# -- rounds -----------------------------------------------------------------------------------------------------------
+
+
+class Rounds(Rule):
+    def __init__(self):
+        self.rounds = 0
+
+    def check(self, message):
+        return label(f"round {self.rounds}")
+
+    def new_round(self):
+        self.rounds += 1
+
+
+async def test_each_step_is_a_round(society):
+    rule = Rounds()
+    await society.run(await society.begin(rule, groups=3))
+    assert rule.rounds == STEPS
+    counted, logged = await society.digests()
+    assert counted == logged
+    labels = {(row["step"], *row["labels"]) for row in EventLog.open(society.folder).query().to_pylist()}
+    assert labels == {(step, f"round {step}") for step in range(STEPS)}
+
+
+async def test_a_step_that_is_closed_again_ends_no_further_round(society, monkeypatch):
+    rule = Rounds()
+    groups = await society.begin(rule)
+    close, failures = society.supervisor._store.close, iter([True, True, False, True])
+
+    async def cut(*args, **more):
+        if next(failures, False):
+            raise StepAborted("cut", step=args[2], group=SUPERVISOR)
+        return await close(*args, **more)
+
+    monkeypatch.setattr(society.supervisor._store, "close", cut)
+    await society.run(groups)
+    assert rule.rounds == STEPS
+
+
+async def test_a_rule_that_nobody_would_ask_is_refused(server, exp_id):
+    with pytest.raises(ConfigError, match="'censor' judges whole steps"):
+        await Messager(server, exp_id, Interceptor(exp_id, [Censor()])).init()
