@@ -71,6 +71,7 @@ NAMES = [
 
 RULES = [
     "ALLOW",
+    "Added",
     "AllowGraph",
     "BlackList",
     "Block",
@@ -85,6 +86,8 @@ RULES = [
     "Sample",
     "SenderBan",
     "SlowRule",
+    "StepRule",
+    "StepVerdicts",
     "Table",
     "Verdict",
     "block",

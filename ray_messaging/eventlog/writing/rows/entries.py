@@ -118,7 +118,8 @@ def _moved_note(note: LogNote, places: NDArray[np.intp]) -> LogNote:
 
     def moved(rows: bytes) -> bytes:
         found = places[np.frombuffer(rows, "<u4")]
-        return found[found >= 0].astype("<u4").tobytes()
+        kept: bytes = found[found >= 0].astype("<u4").tobytes()
+        return kept
 
     why = tuple(Why(why.rule, why.reason, moved(why.rows)) for why in note.why)
     before = tuple(Before(rows, each.line) for each in note.before if (rows := moved(each.rows)))
