@@ -14,11 +14,15 @@ class StepDriver(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """Outcome of a step's body: the messages that it sends, and the state (None: there is none)."""
+    """Outcome of a step's body: the messages that it sends, and the state (None: there is none).
+
+    `agents` is how many the driver knows; a group only gets more of them.
+    """
 
     number: int
     sends: list[Batch]
     state: bytes | None
+    agents: int
 
 
 class OpenStep(NamedTuple):

@@ -54,7 +54,8 @@ def group_steps(
                 state_bytes=settings.state_bytes,
             )
             yield step
-            done = StepDone(step.number, [batch.seal("", 0, 0) for batch in step.sends.take()], step.state)
+            sends = [batch.seal("", 0, 0) for batch in step.sends.take()]
+            done = StepDone(step.number, sends, step.state, len(agents))
     finally:
         if step is not None:
             step.sends.end()

@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.messager import Messager
-from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.sealed_counts import sealed_counts
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import LEASE_S, step_loop
@@ -19,15 +19,15 @@ from ray_messaging.transports.steps.store import StepStore
 class GroupSteps:
     """The steps of one group. A call that Ray repeats, in this process or in its successor, has its effect once.
 
-    A task that Ray runs again replaces its earlier attempt at once, because that one is dead. Any other driver gets the
-    group when its driver has given no sign of life for a lease.
+    A task that Ray runs again replaces its earlier attempt at once, because that one is dead. Any other driver waits
+    until the one before has ended, or has given no sign of life for a lease.
     """
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
         self._driver: StepDriver | None = None
         self._until = -1
-        self._places = NO_PLACES  # that the driver knows
+        self._sign = asyncio.Event()  # the next sign of life of the driver, or its end
         self._seen_at = 0.0
         self._steps: AsyncGenerator[Step, None] | None = None
         self._open: Step | None = None
@@ -36,9 +36,9 @@ class GroupSteps:
     async def advance(self, driver: StepDriver, until: int, done: StepDone | None) -> OpenStep | None:
         """Commit the step that a driver has done (None: it begins), and open the next one; None: there is none.
 
-        Raises: AlreadyExists where another driver has the group; as `Messager.steps`.
+        Raises: AlreadyExists where another driver has the group and lives; as `Messager.steps`.
         """
-        self._admit(driver)
+        await self._admit(driver)
         async with self._calls:
             if self._driver != driver or self._until != until:
                 await self._stop()
@@ -54,7 +54,7 @@ class GroupSteps:
             except BaseException:
                 self._steps = self._open = None  # it has ended
                 raise
-            return self._view(done is None)
+            return self._view(0 if done is None else done.agents)
 
     async def state(self) -> bytes | None:
         """Return the state that the last committed step left; raise ConfigError without steps."""
@@ -76,6 +76,7 @@ class GroupSteps:
         """Note a sign of life of the driver."""
         if driver == self._driver:
             self._seen_at = time.monotonic()
+            self._tell()
 
     async def end(self, driver: StepDriver) -> None:
         """End a driver's steps; its open step stays uncommitted."""
@@ -84,31 +85,48 @@ class GroupSteps:
                 if driver == self._driver:
                     await self._stop()
                     self._driver = None
+                    self._tell()
 
-    def _admit(self, driver: StepDriver) -> None:
-        now, current = time.monotonic(), self._driver
-        if current is not None and current.task != driver.task and now - self._seen_at < LEASE_S:
-            raise AlreadyExists(
-                f"task {current.task!r} drives the steps of group {self._messager.name!r}: a group is driven by one "
-                "task at a time. End that task, or let it drive on",
-                kind="driver",
-                value=self._messager.name,
-                owner=current.task,
-            )
-        self._seen_at = now
+    async def _admit(self, driver: StepDriver) -> None:
+        """Wait until no other driver has the group; raise AlreadyExists at a sign of life of the one that has it."""
+        while (current := self._driver) is not None and current.task != driver.task:
+            left = self._seen_at + LEASE_S - time.monotonic()
+            if left <= 0:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._sign.wait()
+                if self._driver == current:
+                    raise AlreadyExists(
+                        f"task {current.task!r} drives the steps of group {self._messager.name!r}: a group is driven "
+                        "by one task at a time. End that task, or let it drive on",
+                        kind="driver",
+                        value=self._messager.name,
+                        owner=current.task,
+                    )
+        self._seen_at = time.monotonic()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the drivers that wait for the group."""
+        self._sign.set()
+        self._sign = asyncio.Event()
 
     async def _stop(self) -> None:
         steps, self._steps, self._open = self._steps, None, None
         if steps is not None:
             await steps.aclose()
 
-    def _view(self, with_agents: bool) -> OpenStep | None:  # noqa: FBT001 - private
+    def _view(self, agents_known: int) -> OpenStep | None:
         step = self._open
         if step is None:
             return None
         slices = step.messages.slices
-        agents = step.places.column if with_agents or step.places is not self._places else None
-        self._places = step.places
         return OpenStep(
-            step.number, step.seed, step.sends.horizon, slices[0].batch if slices else None, step.state, agents
+            step.number,
+            step.seed,
+            step.sends.horizon,
+            slices[0].batch if slices else None,
+            step.state,
+            step.places.column if len(step.places) != agents_known else None,
         )

@@ -1,0 +1,304 @@
+"""A rumour that groups on Ray live through, by their handles, while processes die and links fail."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+from support import cluster as cluster_support
+from support import rumour as rumour_support
+from support.cluster import kill
+from support.rumour import blocks, live_step, sequential
+from support.servers import RedisProcess
+
+from faults import ray_support
+from faults.proxy import Proxy
+from faults.ray_support import arm, wait_dead
+from ray_messaging import Group, Messaging, StepAborted, Steps, rules
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+
+ACTOR_POINTS = ("open", "read_box", "judge", "send", "close")
+SIDES = ("before", "after")
+SEALED_S = 60.0  # within which a step must be committed, whatever died in it
+
+
+class Words(rules.Rule):
+    """Block some words."""
+
+    name = "words"
+    needs_payload = True
+
+    def check(self, message):
+        return rules.block("a bad word") if blocks(message.payload["word"]) else rules.ALLOW
+
+
+# -- in the tasks -------------------------------------------------------------------------------------------------
+
+
+class Repeating:
+    """A handle of an actor whose calls come twice, and once more after the next one of their kind."""
+
+    def __init__(self, actor):
+        self._actor, self._earlier = actor, {}
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            return getattr(self._actor, name)
+        call = Repeating(getattr(self._actor, name))
+        return self._earlier.setdefault(name, call)
+
+    def remote(self, *args):
+        self._actor.remote(*args)
+        found = self._actor.remote(*args)
+        late, self._earlier["args"] = self._earlier.get("args"), args
+        if late is not None:
+            self._actor.remote(*late)
+        return found
+
+
+def dying(nth, side, mark):
+    """Make this task die right before, or after, its nth call of `advance_step`; only the first time."""
+    from ray_messaging.cluster.handles import group_steps
+
+    real, calls = group_steps.insist, itertools.count(1)
+
+    def insist(*args, **more):
+        here = next(calls) == nth and not mark.exists()
+        if here and side == "before":
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = real(*args, **more)
+        if here:
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    group_steps.insist = insist
+
+
+@ray.remote(num_cpus=0, max_retries=-1, retry_exceptions=[StepAborted])
+def drive(groups, rumour, folder, number, repeated, dies):
+    """Drive some groups through a rumour, each in a thread."""
+    (folder / f"task-{number}").write_text(str(os.getpid()))
+    if dies is not None:
+        dying(*dies, folder / f"died-{number}")
+    if repeated:
+        groups = [Group(group._experiment, group.name, Repeating(group.actor)) for group in groups]
+
+    def live(group):
+        for step in group.steps(until=rumour.steps):
+            live_step(rumour, step)
+
+    with ThreadPoolExecutor(len(groups)) as threads:
+        list(threads.map(live, groups))
+
+
+@ray.remote(num_cpus=0)
+def read(group, steps):
+    """Return the state that a group has committed."""
+    for step in group.steps(until=steps + 1):
+        return json.loads(step.state)
+
+
+# -- the society --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """Outcome of a rumour: how many kills or cuts it met, and what differs from one loop."""
+
+    faults: int = 0
+    differs: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Society:
+    """An experiment with a rule and a log, its groups, and the tasks that drive them."""
+
+    messaging: Messaging
+    groups: list[Group]
+    rumour: object
+    folder: Path
+    proxy: Proxy | None
+    refs: list = field(default_factory=list)
+
+    def start(self, tasks, *, repeated=False, dies=lambda _number: None):
+        """Start tasks, each of which drives its share of the groups."""
+        rumour, folder = ray.put(self.rumour), self.folder
+        parts = [self.groups[number::tasks] for number in range(tasks)]
+        self.refs = [
+            drive.remote(part, rumour, folder, number, repeated, dies(number)) for number, part in enumerate(parts)
+        ]
+
+    def one_step(self, number, trouble):
+        """Let the groups run one step, and have trouble in it."""
+        self.messaging.steps.advance()
+        trouble()
+        self.messaging.steps.wait(number + 1, timeout=SEALED_S)
+
+    def outcome(self, faults):
+        """Wait for the end; return what differs from one loop."""
+        self.messaging.steps.resume()
+        ray.get(self.refs, timeout=3 * SEALED_S)
+        cuts = 0
+        if self.proxy is not None:
+            self.proxy.spare()
+            cuts = self.proxy.cuts
+        states, digests = sequential(self.rumour, rule=True)
+        found = {}
+        for part in ray.get([read.remote(group, self.rumour.steps) for group in self.groups], timeout=SEALED_S):
+            found |= {int(agent): state for agent, state in part.items()}
+        steps, log = self.messaging.steps, self.messaging.log
+        differs = [f"digest {n}" for n, digest in enumerate(digests) if steps.digest(n) != digest]
+        differs += [f"log {n}" for n, digest in enumerate(digests) if log.digest(n) != digest]
+        differs += ["states"] if found != states else []
+        return Outcome(faults + cuts, differs)
+
+
+@contextmanager
+def a_society(rumour, folder, groups, *, cut=False):
+    """Start a society; with `cut` its server is behind a proxy."""
+    ray_support.by_value()
+    from faults import rumour_on_ray as here
+
+    for module in (cluster_support, rumour_support, here):
+        ray.cloudpickle.register_pickle_by_value(module)
+    name, server, proxy = f"rumour-{uuid.uuid4().hex[:8]}", None, None
+    parts = {f"group{n}": rumour.agents[n::groups] for n in range(groups)}
+    try:
+        if cut:
+            server = RedisProcess(folder)
+            proxy = Proxy(server.start().config)
+            proxy.__enter__()
+        with Messaging.start(
+            name,
+            rules=[Words()],
+            log_dir=folder / "log",
+            redis=None if proxy is None else proxy.config,
+            steps=Steps(seed=7, groups=groups, digest=True),
+        ) as messaging:
+            made = list(messaging.create_groups(parts).values())
+            yield Society(messaging, made, rumour, folder, proxy)
+    finally:
+        if proxy is not None:
+            proxy.__exit__()
+            server.kill()
+
+
+# -- faults -------------------------------------------------------------------------------------------------------
+
+
+def nothing(society, tasks):
+    """Let nothing fail."""
+    society.start(tasks)
+    return 0
+
+
+def calls_repeated(society, tasks):
+    """Make each Ray call of the tasks twice, and once more later."""
+    society.start(tasks, repeated=True)
+    return 0
+
+
+def replies_cut(society, tasks):
+    """Lose 30% of the server's replies."""
+    society.proxy.cut_replies = 0.3
+    society.start(tasks)
+    return 0
+
+
+def actor_at_each_call(society, tasks):
+    """Kill a group's actor right before and after each call of the protocol."""
+    society.messaging.steps.pause()
+    society.start(tasks)
+    for number, (point, side) in enumerate(itertools.product(ACTOR_POINTS, SIDES)):
+        # The first steps have few messages: not every group sends and reads.
+        society.one_step(2 * number, lambda: None) if number == 0 else None
+        actor = society.groups[0].actor
+        pid = arm(actor, point if point == "judge" else f"steps.{point}", side)
+        society.one_step(number + 1, lambda pid=pid: wait_dead(pid))
+    return len(ACTOR_POINTS) * len(SIDES)
+
+
+def task_at_each_call(society, tasks):
+    """Kill each task right before, or after, one of its calls."""
+    society.start(tasks, dies=lambda number: (2 * number + 1, SIDES[number % 2]))
+    ray.get(society.refs, timeout=3 * SEALED_S)
+    return len(list(society.folder.glob("died-*")))
+
+
+def at_random(victim, times=6):
+    """Return a fault that kills a victim at any moment of some steps."""
+
+    def fault(society, tasks):
+        chance = random.Random(7)
+        society.messaging.steps.pause()
+        society.start(tasks)
+        for number in range(times):
+            society.one_step(number, lambda: victim(society, chance))
+        return times
+
+    fault.__doc__ = victim.__doc__
+    return fault
+
+
+def group_actor(society, chance):
+    """Kill a group's actor."""
+    kill(chance.choice(society.groups).actor)
+
+
+def task(society, chance):
+    """Kill a task that drives groups."""
+    paths = sorted(society.folder.glob("task-*"))
+    with suppress(ProcessLookupError):  # Ray has not started it again
+        os.kill(int(chance.choice(paths).read_text()), signal.SIGKILL)
+
+
+def interceptor(society, _chance):
+    """Kill the interceptor."""
+    kill(society.messaging.interceptor)
+
+
+def log(society, _chance):
+    """Kill the event log's actor."""
+    kill(society.messaging.log_actor)
+
+
+def server(society, _chance):
+    """Kill the embedded server."""
+    actor = ray.get_actor(f"{society.messaging.exp_id}/server", namespace=NAMESPACE)
+    os.kill(ray.get(actor.stats.remote())["pid"], signal.SIGKILL)
+
+
+def everything(society, chance):
+    """Kill a group's actor, a task, the interceptor, the log and the server."""
+    for victim in chance.sample([group_actor, task, interceptor, log, server], 5):
+        victim(society, chance)
+
+
+FAULTS = {
+    "no fault": nothing,
+    "group actor killed at each call of the protocol": actor_at_each_call,
+    "group actor killed at random": at_random(group_actor),
+    "task killed at each call": task_at_each_call,
+    "task killed at random": at_random(task),
+    "interceptor killed at random": at_random(interceptor),
+    "log killed at random": at_random(log),
+    "embedded server killed at random": at_random(server),
+    "all of them killed at random": at_random(everything, 3),
+    "30% of the replies cut": replies_cut,
+    "each Ray call repeated, also late": calls_repeated,
+}
+
+
+def run(rumour, folder, fault, groups, tasks):
+    """Run a rumour with a fault; return its outcome."""
+    with a_society(rumour, folder, groups, cut=FAULTS[fault] is replies_cut) as society:
+        return society.outcome(FAULTS[fault](society, tasks))
