@@ -91,6 +91,7 @@ class Engine:
         self._make_verdict_client = make_verdict_client or self._verdict_client_for
         self._interceptor = interceptor
         self._listened = False
+        self.hostings = 0  # how often agents came
         self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
         self.step_loops = 0  # that were made
         self._step: int | None = None
@@ -254,6 +255,7 @@ class Engine:
         await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
         await self._take_name()
         await self._join_steps()
+        self.hostings += 1
         if self.settings.strict_senders:
             self.checks.allow_only(hosted)
 

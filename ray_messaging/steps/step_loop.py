@@ -251,6 +251,7 @@ class _AttemptSender:
     def __init__(self, engine: Engine, store: StepStore, attempt: int, account: StepAccount) -> None:
         self._engine = engine
         self._account = account
+        self._hostings = -1  # of the engine, at the last look at the directory
         self._transport = StepTransport(engine.transport, store, engine.name, attempt)
         self.directory = Directory(engine.exp_id, engine.directory.patterns)  # of mailboxes with steps
         router = FrameRouter(self.directory, mirror=engine.settings.mirror)
@@ -260,10 +261,14 @@ class _AttemptSender:
     async def open(self) -> None:
         """Start the send loop, with the directory of now."""
         await self._frames.begin()
-        await self._frames.reload()
+        await self._reload()
         self._accumulator = Accumulator(
             self._frames, self._engine.verdict_client, self._engine.settings, self._engine.checks, self._account
         )
+
+    async def _reload(self) -> None:
+        self._hostings = self._engine.hostings
+        await self._frames.reload()
 
     def begin(self, number: int) -> None:
         """Send in this step from now on."""
@@ -281,9 +286,9 @@ class _AttemptSender:
         """
         assert self._accumulator is not None
         batches = step.sends.take()
-        if not batches:  # a silent group asks the server for nothing
+        if not batches and self._hostings == self._engine.hostings:  # a silent group asks the server for nothing
             return self._account.take()
-        await self._frames.reload()
+        await self._reload()
         try:
             await BulkSender(self._accumulator).send_batches(batches)
         except (TransitError, Closed) as error:

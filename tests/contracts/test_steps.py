@@ -294,6 +294,16 @@ async def test_agents_that_come_later_are_in_the_next_steps(groups):
     assert heard[1] == heard[3] == {agent: [agent] for agent in [*known, *new]}
 
 
+async def test_agents_that_come_later_are_in_the_next_steps_of_a_silent_group(groups):
+    (group,) = await groups(1)
+    found = {}
+    async for step in group.steps(until=3):
+        found[step.number] = len(step.agents)
+        if step.number == 0:
+            await group.host_agents([AGENTS], ["agent-chat"])
+    assert found == {0: AGENTS, 1: AGENTS + 1, 2: AGENTS + 1}
+
+
 async def test_a_group_without_agents_takes_part(groups):
     first, empty = await groups(1), await groups.one(9, [])
 
