@@ -63,7 +63,7 @@ class Messager(names.ChannelNames):
             observer=observer,
         )
         self.name = self.engine.name
-        self._conversation = Conversation(self.engine, make_transport)
+        self.conversation = Conversation(self.engine, make_transport)
 
     def __repr__(self) -> str:
         return f"Messager(exp_id={self.exp_id!r}, name={self.name!r})"
@@ -90,7 +90,7 @@ class Messager(names.ChannelNames):
 
     async def _close(self, *, commit: bool) -> None:
         try:
-            await self._conversation.close(commit=commit)
+            await self.conversation.close(commit=commit)
         finally:
             await self.engine.close(commit=commit)
 
@@ -176,7 +176,7 @@ class Messager(names.ChannelNames):
         Raises: NoAnswer after that time, or at once where no mailbox takes the question; QuestionBlocked where a rule
         blocks it; else as `send_message`. A later answer comes as an ordinary message of the next fetch.
         """
-        return await self._conversation.ask(from_id, to_id, payload, subtopic, timeout)
+        return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
 
     async def ask_columns(
         self,
@@ -192,18 +192,18 @@ class Messager(names.ChannelNames):
         `async for answer in answers` gives them as they come, `await answers.wait()` waits for all; both end after
         `timeout` seconds. Raises as `send_columns`.
         """
-        return await self._conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
+        return await self.conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer a question, a message whose `expects_answer` is true, and return the receipt of the answer.
 
         Raises: NoQuestion where the message expects no answer, or this process has answered it; else as `send_message`.
         """
-        return await self._conversation.reply(message, payload)
+        return await self.conversation.reply(message, payload)
 
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
         """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
-        return await self._conversation.reply_columns(messages, payloads)
+        return await self.conversation.reply_columns(messages, payloads)
 
     async def serve(self, handler: Handler, *, concurrency: int = 1000) -> None:
         """Await `handler(message)` for each message, at most `concurrency` at once, until one fails.
@@ -226,7 +226,7 @@ class Messager(names.ChannelNames):
     async def subscribe_and_start_listening(self, channels: list[str]) -> None:
         """Listen on channels, and on patterns (Redis's * ? [ ], MQTT's + #); more can be added later."""
         await self.engine.subscribe(channels)
-        await self._conversation.resume()
+        await self.conversation.resume()
 
     async def host_agents(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: IsDead | None = None
@@ -237,7 +237,7 @@ class Messager(names.ChannelNames):
         whether another owner is known to be dead: then there is no wait for its lease.
         """
         await self.engine.host(agents, subtopics, owner=owner, gone=gone)
-        await self._conversation.resume()
+        await self.conversation.resume()
 
     async def fetch_messages(
         self,
@@ -256,11 +256,11 @@ class Messager(names.ChannelNames):
         many reads as that takes (see docs/receiving.md).
         Raises: NotListening, Fenced, FetchTooLarge, ConfigError for commit="acked" or complete=True on MQTT.
         """
-        if self._conversation.handed_out:
-            await self._conversation.commit()
+        if self.conversation.handed_out:
+            await self.conversation.commit()
         messages = await self.engine.fetcher.fetch(limit, timeout, commit, complete=complete)
-        if self._conversation.opened and commit == "next":
-            self._conversation.hand_out(messages)
+        if self.conversation.opened and commit == "next":
+            self.conversation.hand_out(messages)
         return messages
 
     async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
@@ -272,8 +272,8 @@ class Messager(names.ChannelNames):
         too many ranges would lie apart; Fenced.
         """
         await self.engine.fetcher.ack(messages)
-        if self._conversation.opened:
-            await self._conversation.commit(messages)
+        if self.conversation.opened:
+            await self.conversation.commit(messages)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they arrive; the request for the next message commits the one before."""

@@ -13,10 +13,13 @@ from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.message import Slice
 from ray_messaging.receiving.ack_ranges import spans_in
+from ray_messaging.receiving.commits import MOST_RANGES
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
 
 logger = logging.getLogger(__name__)
+
+_MOST_KEPT = MOST_RANGES // 2  # late answers that nothing has fetched: later ones are committed in the inbox
 
 
 class AnswerMailbox:
@@ -25,14 +28,16 @@ class AnswerMailbox:
     An answer that nobody waits for any more goes to the inbox as an ordinary message. It is committed with the messages
     of the fetch that returns it.
 
-    Args: `engine` is for this mailbox alone; `fetcher` is that of the messager.
+    Args: `engine` is for this mailbox alone; `fetcher` is that of the messager. Without `keeps_late` a late answer is
+    committed as soon as it is in the inbox.
     """
 
-    def __init__(self, engine: Engine, questions: OpenQuestions, fetcher: Fetcher) -> None:
+    def __init__(self, engine: Engine, questions: OpenQuestions, fetcher: Fetcher, *, keeps_late: bool = True) -> None:
         self.engine = engine
         self.late = 0
         self._questions = questions
         self._fetcher = fetcher
+        self._keeps_late = keeps_late
         self._uncommitted = 0  # late answers, in the inbox or fetched
         self._task: asyncio.Task[None] | None = None
 
@@ -61,19 +66,18 @@ class AnswerMailbox:
             done: list[Slice] = []
             for found in messages.slices:
                 late = self._questions.answer(found)
-                if self._fetcher.listens:
-                    self._hold(found, late)
-                    done += _runs(found, np.setdiff1d(np.arange(found.low, found.high), late))
-                else:  # nothing could fetch them: the event log has them
-                    self.late += len(late)
-                    done.append(found)
+                self.late += len(late)
+                keep = self._keeps_late and self._uncommitted < _MOST_KEPT
+                if self._fetcher.listens:  # else nothing could fetch them: the event log has them
+                    self._hand_in(found, late)
+                    self._uncommitted += len(late) if keep else 0
+                kept = late if keep and self._fetcher.listens else late[:0]
+                done += _runs(found, np.setdiff1d(np.arange(found.low, found.high), kept))
             fetcher.commits.acknowledge_some(spans_in(done, self.engine.name))
             await fetcher.commits.write()
 
-    def _hold(self, found: Slice, late: Rows) -> None:
+    def _hand_in(self, found: Slice, late: Rows) -> None:
         """Put late answers into the inbox."""
-        self.late += len(late)
-        self._uncommitted += len(late)
         for part in _runs(found, late):
             nbytes = 0 if part.batch.lines is None else part.batch.lines.nbytes
             self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))

@@ -2,58 +2,66 @@
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.common.tables import data_frame
 from ray_messaging.conversations.open_questions import Rows
-from ray_messaging.message import Message, Messages, Slice
+from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
 
 _NONE = -1
 
 
-class Answers:
-    """The answers to n questions: `async for answer in answers` gives them as they come, until all are there.
+class AnswerPart(NamedTuple):
+    """Answers that came together: row i of the batch answers the question at `places[i]`."""
+
+    places: Rows
+    batch: Batch
+
+
+class AnswerTable:
+    """The answers to n questions; rows are those of the columns that were asked.
 
     A question waits for its answer until it has one, or the time is up. A question that was blocked, or that no mailbox
-    takes, does not wait. Rows are those of the columns that were asked.
+    takes, does not wait.
     """
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None) -> None:
-        self._exp_id = exp_id
+        self.exp_id = exp_id
+        self.parts: list[AnswerPart] = []
+        self.late = 0  # answers that came too late, or twice
+        self.receipts: Receipts | None = None
         self._due = None if timeout is None else time.monotonic() + timeout
-        self._batches: list[Batch] = []
-        self._batch = np.full(rows, _NONE, np.int32)  # by question: which batch has its answer, and in which row
+        self._part = np.full(rows, _NONE, np.int32)  # by question: the part that has its answer, and its row there
         self._row = np.zeros(rows, np.int32)
         self._fates: NDArray[np.uint8] | None = None  # of the questions, once they have their receipts
-        self._fresh: deque[Slice] = deque()  # that no iteration has given yet
-        self._news = asyncio.Event()
         self._left = rows
-        self.receipts: Receipts | None = None
-        self.closed = False
-        self.late = 0
 
     def __len__(self) -> int:
-        return len(self._batch)
+        return len(self._part)
 
     # -- filling --------------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
         """Tell whether no more answers count: all are there, or the time is up."""
-        return self._left == 0 or self.closed or (self._due is not None and time.monotonic() >= self._due)
+        return self._left == 0 or self.seconds_left == 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the time in which answers count; None: no limit."""
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def sent(self, receipts: Receipts) -> None:
         """Take the receipts of the questions: those that did not arrive wait for nothing."""
         self.receipts, self._fates = receipts, receipts.codes
-        self._left -= int(np.count_nonzero(self._unsent() & (self._batch == _NONE)))
-        self._news.set()
+        self._left -= int(np.count_nonzero(self._unsent() & (self._part == _NONE)))
 
     def _unsent(self) -> NDArray[np.bool_]:
         return np.zeros(len(self), np.bool_) if self._fates is None else self._fates > PUBLISHED
@@ -64,27 +72,30 @@ class Answers:
         if not self.done:
             _, once = np.unique(places, return_index=True)
             first[once] = True
-            first &= self._batch[places] == _NONE
+            first &= self._part[places] == _NONE
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():
-            self._batch[places[first]], self._row[places[first]] = len(self._batches), rows[first]
-            self._batches.append(batch)
-            self._left -= int(np.count_nonzero(first))
-            self._fresh.append(Slice(batch.take(rows[first]) if len(rows) < batch.rows else batch, 0, len(rows[first])))
-            self._news.set()
+            whole = len(rows) == batch.rows and first.all()
+            self.add(AnswerPart(places[first], batch if whole else batch.take(rows[first])))
         return first
+
+    def add(self, part: AnswerPart) -> None:
+        """Add first answers."""
+        self._part[part.places], self._row[part.places] = len(self.parts), np.arange(part.batch.rows)
+        self.parts.append(part)
+        self._left -= part.batch.rows
 
     # -- reading --------------------------------------------------------------------------------------------------
 
     @property
     def answered(self) -> NDArray[np.intp]:
         """Return the questions that have an answer, ascending."""
-        return np.flatnonzero(self._batch != _NONE)
+        return np.flatnonzero(self._part != _NONE)
 
     @property
     def pending(self) -> NDArray[np.intp]:
         """Return the questions without an answer, ascending, but for those that did not arrive."""
-        return np.flatnonzero((self._batch == _NONE) & ~self._unsent())
+        return np.flatnonzero((self._part == _NONE) & ~self._unsent())
 
     @property
     def blocked(self) -> NDArray[np.intp]:
@@ -93,42 +104,22 @@ class Answers:
 
     def __getitem__(self, row: int) -> Message | None:
         """Return the answer to one question; None: there is none."""
-        at = int(self._batch[row])
-        return None if at == _NONE else Message(self._exp_id, self._batches[at], int(self._row[row]))
+        at = int(self._part[row])
+        return None if at == _NONE else Message(self.exp_id, self.parts[at].batch, int(self._row[row]))
 
-    async def wait(self) -> "Answers":
-        """Wait until all answers are there, or the time is up; return self."""
-        while not self.done:
-            await self._change()
-        return self
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        while True:
-            while self._fresh:
-                for answer in Messages(self._exp_id, [self._fresh.popleft()]):
-                    yield answer
-            if self.done:
-                return
-            await self._change()
-
-    async def _change(self) -> None:
-        """Wait for an answer, or the end."""
-        self._news.clear()
-        left = None if self._due is None else max(0.0, self._due - time.monotonic())
-        try:
-            async with asyncio.timeout(left):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+    def messages(self, at: int) -> Iterator[Message]:
+        """Return the answers of a part."""
+        batch = self.parts[at].batch
+        return (Message(self.exp_id, batch, row) for row in range(batch.rows))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame by question: agent, fate ("answered", "pending", "blocked", ...), answer."""
+        """Return a pandas.DataFrame by question: from_id, fate ("answered", "pending", "blocked", ...), answer."""
         answers = [self[row] for row in range(len(self))]
         fates = np.full(len(self), "pending", object)
         if self.receipts is not None:
             unsent = self._unsent()
             fates[unsent] = self.receipts.fates[unsent]
-        fates[self._batch != _NONE] = "answered"
+        fates[self._part != _NONE] = "answered"
         return data_frame(
             {
                 "from_id": [None if answer is None else answer.from_id for answer in answers],
@@ -139,4 +130,73 @@ class Answers:
 
     def __repr__(self) -> str:
         answered, pending, blocked = len(self.answered), len(self.pending), len(self.blocked)
-        return f"Answers({answered:,} answered, {pending:,} pending, {blocked:,} blocked)"
+        return f"{type(self).__name__}({answered:,} answered, {pending:,} pending, {blocked:,} blocked)"
+
+
+class Answers(AnswerTable):
+    """The answers to what a messager asked: `async for answer in answers` gives them as they come."""
+
+    def __init__(self, exp_id: str, rows: int, timeout: float | None) -> None:
+        super().__init__(exp_id, rows, timeout)
+        self._news = asyncio.Event()
+
+    def sent(self, receipts: Receipts) -> None:
+        """Take the receipts of the questions."""
+        super().sent(receipts)
+        self._news.set()
+
+    def add(self, part: AnswerPart) -> None:
+        """Add first answers."""
+        super().add(part)
+        self._news.set()
+
+    async def wait(self) -> "Answers":
+        """Wait until all answers are there, or the time is up; return self."""
+        while not self.done:
+            await self.change()
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        at = 0
+        while True:
+            while at < len(self.parts):
+                for answer in self.messages(at):
+                    yield answer
+                at += 1
+            if self.done:
+                return
+            await self.change()
+
+    async def change(self) -> None:
+        """Wait for answers, or the end."""
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.seconds_left):
+                await self._news.wait()
+
+
+class GroupAnswers(AnswerTable):
+    """The answers to what a group's handle asked: `for answer in answers` gives them as they come.
+
+    Args: `more` waits for answers and adds them, or returns when the time is up.
+    """
+
+    def __init__(self, exp_id: str, rows: int, timeout: float | None, more: "Callable[[GroupAnswers], None]") -> None:
+        super().__init__(exp_id, rows, timeout)
+        self._more = more
+
+    def wait(self) -> "GroupAnswers":
+        """Wait until all answers are there, or the time is up; return self."""
+        while not self.done:
+            self._more(self)
+        return self
+
+    def __iter__(self) -> Iterator[Message]:
+        at = 0
+        while True:
+            while at < len(self.parts):
+                yield from self.messages(at)
+                at += 1
+            if self.done:
+                return
+            self._more(self)

@@ -1,11 +1,8 @@
 """A messager's side of conversations: it asks, and it replies."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
-
-import numpy as np
 
 from ray_messaging.addressing.channels import (
     AGENT_CHAT,
@@ -20,18 +17,18 @@ from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.lone_questions import LoneQuestions
 from ray_messaging.conversations.open_questions import OpenQuestions
+from ray_messaging.conversations.replies import asker_of, check_questions, note_replied, replies_to
 from ray_messaging.engine import Engine
-from ray_messaging.errors import ConfigError, MessagingError, NoAnswer, NoQuestion, QuestionBlocked
+from ray_messaging.errors import ConfigError, MessagingError, NoAnswer, QuestionBlocked
 from ray_messaging.message import Message, Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import NONE, PayloadColumn
-from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
-from ray_messaging.sending.accumulation.bulk_input import payload_column
+from ray_messaging.sending.accumulation.bulk_input import batches_of_columns
 from ray_messaging.sending.accumulation.bulk_sender import BulkSender
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
-from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
+from ray_messaging.sending.accumulation.message_checks import CheckedMessage
+from ray_messaging.sending.accumulation.pending_batch import EncodedBatch
 from ray_messaging.transports.transport import Transport
 
 
@@ -48,6 +45,7 @@ class Conversation:
         self._mailbox: AnswerMailbox | None = None
         self._opening = asyncio.Lock()
         self.handed_out: list[Slice] = []  # late answers that the last fetch returned
+        self.keeps_late = True  # False: a late answer is committed as soon as it is in the inbox
 
     @property
     def opened(self) -> bool:
@@ -71,7 +69,7 @@ class Conversation:
                     raise ConfigError("questions need Redis, Valkey or a MemoryServer: an MQTT broker has none yet")
                 name = answer_mailbox(engine.name) if engine.named else None
                 own = Engine(self._open_transport(), name=name, settings=engine.settings)
-                mailbox = AnswerMailbox(own, self._open, engine.fetcher)
+                mailbox = AnswerMailbox(own, self._open, engine.fetcher, keeps_late=self.keeps_late)
                 await mailbox.open()
                 self._mailbox = mailbox
         return self._mailbox
@@ -107,20 +105,31 @@ class Conversation:
     ) -> Message:
         """Ask one agent; return its answer. Raises as `Messager.ask`."""
         engine = self._engine
+        return await self._ask(
+            engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None), timeout
+        )
+
+    async def ask_batch(self, batch: Batch, timeout: float | None) -> Message:
+        """Ask the one question of a batch of another process. Raises as `Messager.ask`."""
+        self._engine.checks.check_senders([batch.from_ids])
+        assert batch.lines is not None
+        checked = CheckedMessage(batch.from_ids[0], batch.to_ids[0], batch.topic_of(0), batch.lines.row(0))
+        return await self._ask(checked, timeout)
+
+    async def _ask(self, checked: CheckedMessage, timeout: float | None) -> Message:
         mailbox = (self._mailbox or await self._answers()).engine.name
-        checked = engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         receipt: Receipt | None = None
         try:
             async with asyncio.timeout(timeout):
-                receipt = await engine.sending.ask(checked, Questions(mailbox, self._asked), answer)
+                receipt = await self._engine.sending.ask(checked, Questions(mailbox, self._asked), answer)
                 if receipt:
                     return await answer
         except TimeoutError:
-            raise _unanswered(to_id, receipt, timeout) from None
+            raise _unanswered(checked.to_id, receipt, timeout) from None
         finally:
             answer.cancel()
-        raise _not_asked(to_id, receipt, timeout)
+        raise _not_asked(checked.to_id, receipt, timeout)
 
     def _asked(self, batch: Batch, futures: "list[asyncio.Future[Message]]") -> None:
         self._open.add(batch, LoneQuestions(self._engine.exp_id, futures))
@@ -130,25 +139,21 @@ class Conversation:
     ) -> Answers:
         """Ask many agents; return their answers, as they come. Raises as `Messager.ask_columns`."""
         engine = self._engine
+        chunks = engine.checks.columns(from_ids, to_ids, payloads)
+        return await self.ask_batches(batches_of_columns(chunks, check_subtopic(subtopic), engine.step), timeout)
+
+    async def ask_batches(self, batches: Sequence[Batch], timeout: float | None) -> Answers:
+        """Ask the questions of batches; return their answers, as they come."""
+        engine = self._engine
+        engine.checks.check_senders(batch.from_ids for batch in batches)
         mailbox = (await self._answers()).engine.name
-        chunks, topic = engine.checks.columns(from_ids, to_ids, payloads), check_subtopic(subtopic)
-        answers = Answers(engine.exp_id, sum(len(chunk.from_ids) for chunk in chunks), timeout)
-        batches, place = [], 0
-        for chunk in chunks:
+        answers = Answers(engine.exp_id, sum(batch.rows for batch in batches), timeout)
+        pending, place = [], 0
+        for batch in batches:
             kind = Questions(mailbox, partial(self._asked_columns, answers, place))
-            batches.append(
-                ColumnBatch(
-                    step=engine.step,
-                    from_ids=chunk.from_ids,
-                    to_ids=chunk.to_ids,
-                    topic=topic,
-                    lines=chunk.lines,
-                    sent_at=time.time(),
-                    conversation=ConversationRows(kind),
-                )
-            )
-            place += len(chunk.from_ids)
-        answers.sent(await BulkSender(engine.sending).send_batches(batches))
+            pending.append(EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind)))
+            place += batch.rows
+        answers.sent(await BulkSender(engine.sending).send_batches(pending))
         return answers
 
     def _asked_columns(self, answers: Answers, place: int, batch: Batch, _: "list[asyncio.Future[Message]]") -> None:
@@ -158,84 +163,31 @@ class Conversation:
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer one question. Raises as `Messager.reply`."""
-        engine, (batch, row, *_) = self._engine, slice_of(message)
-        _check_questions(batch, [row])
-        to_id = message.from_id
+        engine, question, to_id = self._engine, slice_of(message), message.from_id
+        check_questions(question)
         channel = payback_channel(engine.exp_id)
         if to_id is not None:
             channel = agent_channel(engine.exp_id, to_id, message.subtopic or AGENT_CHAT)
         checked = engine.checks.checked(channel, payload, message.to_id, None)
-        receipt = await engine.sending.reply(checked, Replies(_asker_of(batch)), message.id)
-        _note_replied(batch, [row])
+        receipt = await engine.sending.reply(checked, Replies(asker_of(question.batch)), message.id)
+        note_replied([question])
         return receipt
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions. Raises as `Messager.reply_columns`."""
         engine, slices = self._engine, slices_of(messages)
-        rows = sum(part.high - part.low for part in slices)
-        lines = payload_column(payloads, rows, engine.settings.payload_bytes)
-        batches, low = [], 0
-        for part in slices:
-            _check_questions(part.batch, range(part.low, part.high))
-            high = low + part.high - part.low
-            batches.append(EncodedBatch(step=None, batch=_answers_to(part, lines.take(np.arange(low, high)), engine)))
-            low = high
-        engine.checks.check_senders(pending.batch.from_ids for pending in batches)
-        receipts = await BulkSender(engine.sending).send_batches(batches)
-        for part in slices:
-            _note_replied(part.batch, range(part.low, part.high))
+        batches = replies_to(slices, payloads, engine.exp_id, engine.settings.payload_bytes, engine.step)
+        receipts = await self.relay(batches)
+        note_replied(slices)
         return receipts
 
-
-def _asker_of(batch: Batch) -> str:
-    """Return the mailbox that takes the answers to a batch of questions."""
-    return "" if batch.extension is None else batch.extension.reply_mailbox
-
-
-def _answers_to(part: Slice, lines: PayloadColumn, engine: Engine) -> Batch:
-    """Build the answers to a slice of questions."""
-    batch, rows = part.batch, np.arange(part.low, part.high)
-    to_ids, topics, topic = batch.from_ids.take(rows), batch.topics, None if batch.topic is None else batch.topic[rows]
-    users = np.zeros(len(rows), np.bool_) if to_ids.kinds is None else to_ids.kinds == NONE
-    if users.any():
-        topics = (*topics, ":" + payback_channel(engine.exp_id))
-        topic = np.zeros(len(rows), np.uint16) if topic is None else topic.copy()
-        topic[users] = len(topics) - 1
-    return Batch(
-        sender="",
-        epoch=0,
-        first=0,
-        from_ids=batch.to_ids.take(rows),
-        to_ids=to_ids,
-        topics=topics,
-        topic=topic,
-        step=engine.step,
-        sent_at=time.time(),
-        lines=lines,
-        rows=len(rows),
-        extension=Extension(in_reply_to=batch.message_ids(rows), reply_mailbox=_asker_of(batch)),
-    )
+    async def relay(self, batches: Sequence[Batch]) -> Receipts:
+        """Send batches of answers."""
+        self._engine.checks.check_senders(batch.from_ids for batch in batches)
+        return await self._engine.bulk_sender.relay(batches)
 
 
-def _check_questions(batch: Batch, rows: Iterable[int]) -> None:
-    """Raise NoQuestion for a message that expects no answer, or has one of this process."""
-    expects = None if batch.extension is None else batch.extension.expects_answer
-    for row in rows:
-        if expects is None or not expects[row]:
-            why = f"agent {batch.from_ids[row]!r} expects no answer to it: send an ordinary message"
-        elif batch.replied is not None and row in batch.replied:
-            why = "it was answered before, and a question has one answer"
-        else:
-            continue
-        question = batch.message_id(row)
-        raise NoQuestion(f"message {question} cannot be answered, because {why}", question=question)
-
-
-def _note_replied(batch: Batch, rows: Iterable[int]) -> None:
-    batch.replied = (batch.replied or set()) | set(rows)
-
-
-def _unanswered(agent: AgentId, receipt: Receipt | None, timeout: float | None) -> NoAnswer:
+def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float | None) -> NoAnswer:
     if receipt is None:
         question, fate, why = "", "unknown", f"the question to agent {agent!r} was not sent, as far as is known,"
     else:
@@ -250,7 +202,7 @@ def _unanswered(agent: AgentId, receipt: Receipt | None, timeout: float | None) 
     )
 
 
-def _not_asked(agent: AgentId, receipt: Receipt, timeout: float | None) -> MessagingError:
+def _not_asked(agent: AgentId | None, receipt: Receipt, timeout: float | None) -> MessagingError:
     if receipt.fate == "blocked":
         return QuestionBlocked(
             f"rule {receipt.rule!r} blocked the question to agent {agent!r}: {receipt.reason}",

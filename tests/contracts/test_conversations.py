@@ -32,7 +32,7 @@ async def test_an_agent_asks_another_one(pair):
         answer = await west.ask(1, 11, {"n": 4}, timeout=WAIT_S)
     assert (answer.from_id, answer.to_id, answer.payload) == (11, 1, {"twice": 8})
     assert answer.in_reply_to.startswith("west-")
-    assert not await west.fetch_messages(timeout=0.05)
+    assert not await west.fetch_messages(timeout=0.5)
 
 
 async def test_many_ask_at_once_and_each_gets_its_own_answer(pair):
@@ -90,7 +90,7 @@ async def test_columns_of_questions(pair):
 async def test_a_question_without_an_answer(pair):
     west, east = pair
     with pytest.raises(NoAnswer, match="gave no answer") as caught:
-        await west.ask(1, 11, {"n": 4}, timeout=0.05)
+        await west.ask(1, 11, {"n": 4}, timeout=0.5)
     assert (caught.value.agent, caught.value.fate) == (11, "delivered")
     [question] = await fetch_all(east, 1)
     assert question.id == caught.value.question
@@ -100,7 +100,7 @@ async def test_a_question_without_an_answer(pair):
 async def test_a_late_answer_is_an_ordinary_message(pair):
     west, east = pair
     with pytest.raises(NoAnswer) as caught:
-        await west.ask(1, 11, {"n": 4}, timeout=0.05)
+        await west.ask(1, 11, {"n": 4}, timeout=0.5)
     await answer_all(east, 1)
     [late] = await fetch_all(west, 1)
     assert (late.in_reply_to, late.payload, late.to_id) == (caught.value.question, {"twice": 8}, 1)
@@ -109,7 +109,7 @@ async def test_a_late_answer_is_an_ordinary_message(pair):
 async def test_a_late_answer_comes_again_until_it_is_committed(messagers):
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
     with pytest.raises(NoAnswer):
-        await west.ask(1, 11, {"n": 4}, timeout=0.05)
+        await west.ask(1, 11, {"n": 4}, timeout=0.5)
     await answer_all(east, 1)
     await fetch_all(west, 1)
     await west.__aexit__(RuntimeError, RuntimeError("the model failed"), None)
@@ -135,7 +135,7 @@ async def test_a_blocked_question(messagers):
     with pytest.raises(QuestionBlocked) as caught:
         await west.ask(1, 11, {"n": 4}, timeout=WAIT_S)
     assert (caught.value.rule, caught.value.agent) == ("black_list", 11)
-    answers = await west.ask_columns([1, 2], [11, 11], {"n": 4}, timeout=0.05)
+    answers = await west.ask_columns([1, 2], [11, 11], {"n": 4}, timeout=0.5)
     await answers.wait()
     assert (answers.blocked.tolist(), answers.pending.tolist()) == ([0], [1])
     assert answers.to_pandas().fate.tolist() == ["blocked", "pending"]
@@ -223,7 +223,7 @@ async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pai
     await east.__aexit__(RuntimeError, RuntimeError("died"), None)
     again = await messagers(name="east", host=[11, 12, "ann"])
     assert [message.payload["n"] for message in await fetch_all(again, 1)] == [0]
-    assert not await again.fetch_messages(timeout=0.05)
+    assert not await again.fetch_messages(timeout=0.5)
 
 
 async def test_no_more_handlers_run_at_once_than_asked(pair):

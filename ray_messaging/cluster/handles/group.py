@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+import numpy as np
 from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
@@ -29,16 +30,19 @@ from ray_messaging.cluster.lane_calls import (
 )
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
+from ray_messaging.conversations.answers import AnswerPart, GroupAnswers
+from ray_messaging.conversations.replies import note_replied, replies_to
 from ray_messaging.errors import CommitFailed, ConfigError, InvalidAddress, MessagingError, OutcomeUnknown
-from ray_messaging.message import Messages, Outgoing
+from ray_messaging.message import Message, Messages, Outgoing
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.receipt import Receipt, Receipts
-from ray_messaging.receiving.ack_ranges import Acked, by_loan, spans_of
+from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_of
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.receiving.fetcher import CommitMode, check_commit, check_limit
 from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, batches_of_entries, columns_of, entries_of
-from ray_messaging.wire.frames import encode
+from ray_messaging.sending.accumulation.pending_batch import Entry
+from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
     from ray_messaging.steps.step import Step
@@ -109,10 +113,12 @@ class Group:
 
     def send_many(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order."""
+        return self._relay(batches_of_entries(self._entries(messages), self._step))
+
+    def _entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
         exp_id = self._experiment.exp_id
         strict = self.name if self._experiment.group_settings.strict_senders else None
-        entries = entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
-        return self._relay(batches_of_entries(entries, self._step))
+        return entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
 
     def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
@@ -120,6 +126,65 @@ class Group:
         """Send n messages given as columns, as `Messager.send_columns` does; they cross as bytes."""
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         return self._relay(batches_of_columns(columns, check_subtopic(subtopic), self._step))
+
+    def ask(
+        self,
+        from_id: AgentId | None,
+        to_id: AgentId,
+        payload: Payload,
+        *,
+        subtopic: str = AGENT_CHAT,
+        timeout: float | None = 60.0,
+    ) -> Message:
+        """Ask an agent; return its answer. Raises as `Messager.ask`."""
+        entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
+        [batch] = batches_of_entries(entries, self._step)
+        call, frame = secrets.token_hex(8), encode(batch)
+        answer: Message = self._insist(lambda: self.actor.ask.remote(call, frame, timeout))
+        return answer
+
+    def ask_columns(
+        self,
+        from_ids: object,
+        to_ids: object,
+        payloads: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        timeout: float | None = 60.0,
+    ) -> GroupAnswers:
+        """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
+
+        `for answer in answers` gives them as they come, `answers.wait()` waits for all; both end after `timeout`
+        seconds. Raises as `send_columns`.
+        """
+        columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        frames = [encode(batch) for batch in batches_of_columns(columns, check_subtopic(subtopic), self._step)]
+        call, rows = secrets.token_hex(8), sum(len(chunk.from_ids) for chunk in columns)
+        answers = GroupAnswers(self._experiment.exp_id, rows, timeout, partial(self._more_answers, call))
+        answers.sent(self._insist(lambda: self.actor.ask_many.remote(call, frames, timeout)))
+        return answers
+
+    def _more_answers(self, call: str, answers: GroupAnswers) -> None:
+        left = answers.seconds_left
+        wait_s = WAIT_S if left is None else min(WAIT_S, left)
+        parts = len(answers.parts)
+        found = self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s))
+        for places, frame in found.parts:
+            answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
+        answers.late = found.late
+
+    def reply(self, message: Message, payload: Payload) -> Receipt:
+        """Answer a question that a fetch returned, and return the receipt. Raises as `Messager.reply`."""
+        return self.reply_columns(message, payload)[0]
+
+    def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
+        """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
+        questions = slices_of(messages)
+        receipts = self._relay(
+            replies_to(questions, payloads, self._experiment.exp_id, self._payload_bytes, self._step)
+        )
+        note_replied(questions)
+        return receipts
 
     @property
     def _payload_bytes(self) -> int:

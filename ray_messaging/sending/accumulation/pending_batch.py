@@ -188,7 +188,6 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
     lines: PayloadColumn
     sent_at: float
     extension: Extension | None = None
-    conversation: ConversationRows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -200,7 +199,7 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
         """Build the batch; its first message gets the number `first`."""
-        batch = Batch(
+        return Batch(
             sender=sender,
             epoch=epoch,
             first=first,
@@ -213,13 +212,13 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
             lines=self.lines,
             extension=self.extension,
         )
-        return batch if self.conversation is None else self.conversation.extend(batch)
 
 
 class EncodedBatch(PendingBatch, eq=False, kw_only=True):
     """A pending batch that another process has collected and encoded."""
 
     batch: Batch
+    conversation: ConversationRows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -234,4 +233,4 @@ class EncodedBatch(PendingBatch, eq=False, kw_only=True):
         batch = self.batch
         batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
         batch.labels, batch.noted = {}, None  # only our rules, and we, may set these
-        return batch
+        return batch if self.conversation is None else self.conversation.extend(batch)

@@ -10,6 +10,7 @@ import ray
 from ray.util import get_node_ip_address
 
 from ray_messaging.cluster.actors.group.group_host import GroupHost
+from ray_messaging.cluster.actors.group.group_questions import MoreAnswers
 from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import Experiment
@@ -17,7 +18,7 @@ from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
 from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
-from ray_messaging.message import Messages
+from ray_messaging.message import Message, Messages
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts
@@ -79,6 +80,21 @@ class GroupActor:
         """Return host, port and token of the lane, over which handles call this actor faster than by Ray."""
         await self.ready()
         return await self._host.lane.address(get_node_ip_address())
+
+    async def ask(self, call: str, frame: bytes, timeout: float | None) -> Message:
+        """Ask a handle's question; return its answer. `call` is the same where Ray repeats this."""
+        await self.ready()
+        return await self._host.questions.ask(call, frame, timeout)
+
+    async def ask_many(self, call: str, frames: list[bytes], timeout: float | None) -> Receipts:
+        """Ask a handle's questions; return their receipts."""
+        await self.ready()
+        return await self._host.questions.ask_many(call, frames, timeout)
+
+    async def more_answers(self, call: str, parts: int, wait_s: float) -> MoreAnswers:
+        """Return the answers to a handle's questions behind some parts; wait for the first."""
+        await self.ready()
+        return await self._host.questions.more(call, parts, wait_s)
 
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT

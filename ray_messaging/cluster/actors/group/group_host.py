@@ -6,6 +6,7 @@ from typing import Any
 
 from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
 from ray_messaging.cluster.actors.group.group_lane_server import GroupLaneServer
+from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
 from ray_messaging.cluster.actors.group.group_steps import GroupSteps
 from ray_messaging.cluster.owner_liveness import is_dead
 from ray_messaging.cluster.spec import Experiment
@@ -35,6 +36,8 @@ class GroupHost:
         self._leases: DeliveryLeases | None = None
         self.lane = GroupLaneServer(self)
         self.steps = GroupSteps(self.messager)
+        self.questions = GroupQuestions(self.messager)
+        self.messager.conversation.keeps_late = False  # handles commit by leases, which are of the group's mailbox
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""

@@ -1,0 +1,74 @@
+"""Questions that handles ask through a group's actor."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ray_messaging.conversations.answers import Answers
+from ray_messaging.errors import UnknownName
+from ray_messaging.message import Message
+from ray_messaging.messager import Messager
+from ray_messaging.receipt import Receipts
+from ray_messaging.wire.frames import decode, encode
+
+_MOST_KEPT = 1000  # answers that no handle asks for any more
+
+
+class MoreAnswers(NamedTuple):
+    """Answers for a handle: the places of each part's questions, and its frame."""
+
+    parts: list[tuple[bytes, bytes]]
+    late: int
+
+
+class GroupQuestions:
+    """The questions of a group's handles: each call has an id, and happens once where Ray repeats it."""
+
+    def __init__(self, messager: Messager) -> None:
+        self._messager = messager
+        self._lone: dict[str, asyncio.Task[Message]] = {}
+        self._asked: dict[str, asyncio.Task[Answers]] = {}
+
+    async def ask(self, call: str, frame: bytes, timeout: float | None) -> Message:
+        """Ask one question; return its answer."""
+        if call not in self._lone:
+            batch = decode(frame)
+            asking = self._messager.conversation.ask_batch(batch, timeout)
+            self._lone[call] = asyncio.create_task(asking, name="ray_messaging question")
+            self._lone[call].add_done_callback(lambda _: _keep_few(self._lone))
+        return await asyncio.shield(self._lone[call])
+
+    async def ask_many(self, call: str, frames: Sequence[bytes], timeout: float | None) -> Receipts:
+        """Ask many questions; return their receipts."""
+        if call not in self._asked:
+            asking = self._messager.conversation.ask_batches([decode(frame) for frame in frames], timeout)
+            self._asked[call] = asyncio.create_task(asking, name="ray_messaging questions")
+            _keep_few(self._asked)
+        answers = await asyncio.shield(self._asked[call])
+        assert answers.receipts is not None
+        return answers.receipts
+
+    async def more(self, call: str, parts: int, wait_s: float) -> MoreAnswers:
+        """Return the answers behind some parts; wait for the first. Raises UnknownName."""
+        if call not in self._asked:
+            raise UnknownName(
+                "the group's actor does not know these questions any more, as it was started anew: their answers come "
+                "as ordinary messages",
+                kind="questions",
+                value=call,
+            )
+        answers = await self._asked[call]
+        if len(answers.parts) == parts and not answers.done:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await answers.change()
+            except TimeoutError:
+                pass
+        found = [(part.places.astype("<i8").tobytes(), encode(part.batch)) for part in answers.parts[parts:]]
+        return MoreAnswers(found, answers.late)
+
+
+def _keep_few(calls: "dict[str, asyncio.Task[Message]] | dict[str, asyncio.Task[Answers]]") -> None:
+    """Forget the oldest calls that have ended."""
+    for call in [call for call, task in calls.items() if task.done()][:-_MOST_KEPT]:
+        del calls[call]
