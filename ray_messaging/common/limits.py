@@ -10,6 +10,9 @@ MAILBOX_BYTES = 256 * MIB
 BOX_ROWS = 10_000_000
 BOX_BYTES = 2_048 * MIB
 
+# Boxes that wait for the event log: with more, the log may be only a few steps behind.
+LAG_BYTES = 64 * MIB
+
 # One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.
 FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB

@@ -47,7 +47,7 @@ class Society:
 
     async def begin(self, **settings):
         store = (await self.transport()).steps
-        await store.begin(StepSettings(seed=SEED, **settings))
+        await store.begin(StepSettings(seed=SEED, **{"lag": 4} | settings))  # a file after each step
         return store
 
     async def transport(self):

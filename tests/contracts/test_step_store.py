@@ -454,6 +454,39 @@ async def test_holds_keep_boxes_and_hold_groups_up_that_are_too_far_ahead(steps)
     assert (await steps.progress()).holds == {}
 
 
+async def test_a_hold_may_be_less_far_behind_where_it_keeps_large_boxes(steps):
+    a, b = await pair(steps, lag=3, lag_large=1, lag_bytes=10)
+    await steps.hold("log", -1)
+    for step, frame in enumerate([b"x" * 10, b"x"]):
+        await a.open(step)
+        await b.open(step)
+        await a.send(f"b@{step + 1}", frame)
+        await a.close()
+        await b.close()
+    assert (await a.open(2)).reason is Reason.HOLD
+    await steps.hold("log", 0)
+    assert (await a.open(2)).reason is Reason.HOLD
+    await steps.hold("log", 1)
+    assert isinstance(await a.open(2), Opened)
+
+
+async def test_the_boxes_of_some_steps_are_listed_with_what_counts(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await a.send("b@1", b"x")
+    await b.send("a@2", b"y", rows=3)
+    assert await steps.covered_boxes(1, 2) == {"b@1": [], "a@2": []}
+    await a.close()
+    await b.close()
+    found = await steps.covered_boxes(0, 2)
+    assert {box: list(covers) for box, covers in found.items()} == {
+        "b@1": [Cover("a", 0, a.attempt, 1)],
+        "a@2": [Cover("b", 0, b.attempt, 3)],
+    }
+    assert await steps.covered_boxes(3, 9) == {}
+
+
 async def test_a_sealed_step_leaves_no_boxes(steps):
     a, b = await pair(steps)
     await a.open(0)

@@ -101,8 +101,9 @@ class Course:
         self.chance = random.Random(seed)
         self.drivers, self.tasks = [], itertools.count()
         self.settings = StepSettings(
-            wait_for=self.chance.choice(list(WaitFor)), window=2, horizon=3, lag=2, box_rows=20, box_bytes=400
-        )
+            wait_for=self.chance.choice(list(WaitFor)), window=2, horizon=3, lag=2, box_rows=20, box_bytes=400,
+            lag_large=1, lag_bytes=self.chance.choice([20, 1000]),
+        )  # fmt: skip
         self.hears = {name: self.chance.choice([None, self.chance.sample(GROUPS, 2)]) for name in GROUPS}
         self.numbers, self.rows, self.closed = {}, {}, {}
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 HOLD = "event log"
 _START = "0-0"
 _FRAMES = 16  # in one read of a box
+_STEPS = 8  # that are asked for at once
 _AHEAD = 3  # a group that joins may take messages from outside for the step after the next
 
 
@@ -76,6 +77,7 @@ class StepBoxes:
         self._settings = settings
         self._retry = retry
         self._held = -1
+        self._sizes: dict[int, int] = {}  # step -> bytes of its frames, of the steps after the hold
         self._after: dict[str, str] = {}  # box -> the last entry with only steps that are in the log
 
     async def begin(self, position: StepPosition | None) -> StepPosition:
@@ -92,13 +94,15 @@ class StepBoxes:
 
     def behind(self, position: StepPosition) -> bool:
         """Tell whether the hold is so far behind that the steps may soon have to wait for it."""
-        return position.handled - self._held >= max(1, self._settings.lag // 2)
+        steps, kept = position.handled - self._held, sum(self._sizes.values())
+        return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
         """Move the hold: the rows up to a position are in files."""
         if position.handled > self._held:
             await self._retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled
+            self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
     async def end(self) -> None:
         """End the hold."""
@@ -117,53 +121,58 @@ class StepBoxes:
 
     async def sealed(self, position: StepPosition, progress: Progress) -> AsyncIterator[StepRows]:
         """Yield the rows of each sealed step after a position. Raises LogError where the server has lost some."""
+        listed = position.handled
         for step in range(position.handled + 1, progress.sealed + 1):
-            last = step + self._settings.horizon
-            names = await asyncio.gather(*map(self._names, range(step, last + 1)))
-            parts: list[Part] = []
-            changed: list[Part] = []  # as the rules left them at the end of the step
-            for box in [name for found in names for name in found]:
-                for part, by_rules in await self._parts(box, step, position):
-                    (changed if by_rules else parts).append(part)
+            if step > listed:
+                listed = min(progress.sealed, step + _STEPS - 1)
+                boxes = await self._boxes(step, listed + self._settings.horizon)
+            reads = [self._parts(box, step, covers, position.outside) for box, covers in boxes.items()]
+            found, counts = await asyncio.gather(asyncio.gather(*reads), self._counts(step))
+            parts = [part for some in found for part, by_rules in some if not by_rules]
+            changed = [
+                part for some in found for part, by_rules in some if by_rules
+            ]  # as the rules left them at the end
             parts = await asyncio.to_thread(_superseded, parts, changed) if changed else parts
-            counts = await self._counts(step)
             rows = await asyncio.to_thread(in_order, self._exp_id, parts)
-            found = await asyncio.to_thread(_sent, parts)
+            sent = await asyncio.to_thread(_sent, parts)
             outside = {box: taken for box, taken in position.outside.items() if _step_of(box) > step}
             position = StepPosition(step, outside)
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
-            missing = "" if counts is None or counts == found else _missing(step, counts, found)
+            missing = "" if counts is None or counts == sent else _missing(step, counts, sent)
             yield StepRows(rows, position, missing)
 
     async def from_outside(self, position: StepPosition, progress: Progress) -> StepRows | None:
         """Return the messages from outside that no group has read yet; None: there are no new ones."""
         parts: list[Part] = []
         outside = dict(position.outside)
-        for step in range(position.handled + 1, max(progress.latest, progress.sealed) + _AHEAD + 1):
-            for box in await self._names(step):
-                covers = [cover for cover in await self._covers(box) if cover.group == OUTSIDE]
-                if sum(cover.rows for cover in covers) > outside.get(box, 0):
-                    frames = await self._frames(box, covers, _START)
-                    parts += self._fresh(box, frames, outside)
-                    outside[box] = sum(cover.rows for cover in covers)
+        last = max(progress.latest, progress.sealed) + _AHEAD
+        for box, every in (await self._boxes(position.handled + 1, last)).items():
+            covers = [cover for cover in every if cover.group == OUTSIDE]
+            if sum(cover.rows for cover in covers) > outside.get(box, 0):
+                frames = await self._frames(box, covers, _START)
+                parts += self._fresh(box, frames, outside)
+                outside[box] = sum(cover.rows for cover in covers)
         if not parts:
             return None
         rows = await asyncio.to_thread(in_order, self._exp_id, parts)
         return StepRows(rows, StepPosition(position.handled, outside))
 
-    async def _parts(self, box: str, step: int, position: StepPosition) -> list[tuple[Part, bool]]:
+    async def _parts(
+        self, box: str, step: int, every: Sequence[Cover], outside: dict[str, int]
+    ) -> list[tuple[Part, bool]]:
         """Return the rows of a box that were sent in a step, and whether they are the supervisor's notes.
 
         Of the step's own box, it returns those from outside.
         """
         at = _step_of(box)
-        covers = [cover for cover in await self._covers(box) if _belongs(cover, at, step)]
+        covers = [cover for cover in every if _belongs(cover, at, step)]
         if not covers or box.startswith(PUBLICATIONS):
             return []
         if at == step:
-            found = self._fresh(box, await self._frames(box, covers, _START), position.outside)
-            return [(part, False) for part in found]
+            fresh = self._fresh(box, await self._frames(box, covers, _START), outside)
+            return [(part, False) for part in fresh]
         frames = await self._frames(box, covers, self._after.get(box, _START), step)
+        self._sizes[step] = self._sizes.get(step, 0) + sum(len(frame.frame) for frame in frames)
         notes = box.startswith(NOTES)
         return [
             (part, notes and frame.tag.group == SUPERVISOR)
@@ -221,12 +230,8 @@ class StepBoxes:
             logger.warning("entry %s of %s is not logged: %s", frame.entry, box, error)
             return None
 
-    async def _names(self, step: int) -> list[str]:
-        found: list[str] = await self._retry(partial(self._store.boxes, step))
-        return found
-
-    async def _covers(self, box: str) -> list[Cover]:
-        found: list[Cover] = await self._retry(partial(self._store.covers, box))
+    async def _boxes(self, first: int, last: int) -> Mapping[str, Sequence[Cover]]:
+        found: Mapping[str, Sequence[Cover]] = await self._retry(partial(self._store.covered_boxes, first, last))
         return found
 
     async def _counts(self, step: int) -> Counter[str] | None:
@@ -259,9 +264,17 @@ def in_order(exp_id: str, parts: Sequence[Part]) -> list[pa.RecordBatch]:
     table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)])
     order = _order([piece for chunk in _chunks(cut) for piece in chunk])
     # Parquet and `take` want one dictionary for all rows.
-    rows = table.unify_dictionaries().combine_chunks().take(pa.array(order)).combine_chunks()
-    found: list[pa.RecordBatch] = rows.to_batches()
+    rows, places = table.unify_dictionaries().combine_chunks(), pa.array(order)
+    columns = [column if _same(column) else column.take(places) for column in rows.columns]
+    found: list[pa.RecordBatch] = pa.Table.from_arrays(columns, schema=rows.schema).combine_chunks().to_batches()
     return found
+
+
+def _same(column: pa.ChunkedArray) -> bool:
+    """Tell whether all rows are known to have the same value, so that their order does not matter."""
+    if column.null_count:
+        return column.null_count == len(column)
+    return pa.types.is_dictionary(column.type) and all(len(chunk.dictionary) == 1 for chunk in column.chunks)
 
 
 def _order(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - row numbers (n,)

@@ -32,7 +32,7 @@ LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 _BLOCK_S = 5.0
 _GATHER_S = 0.02  # single messages are batched for this long: a batch of one costs 0.3 ms
 _SAVE_S = 30.0  # time to write rows of lost streams at the end
-_SAVED_ROWS = 2**17  # a file that is written for the sake of the steps is written again up to this size
+_SAVED_ROWS = 2**16  # a file that is written for the sake of the steps is written again up to this size
 _BUSY_S = 0.2  # blocking time of a read while a file is being written and the next is due
 
 
@@ -84,6 +84,7 @@ class LogWriter:
         self._feed: StepFeed | None = None  # None: the experiment has no steps
         self._open = OpenSegment(1, 0)
         self._sealed: Sealed | None = None  # not durable yet
+        self._warming: asyncio.Task[Any] | None = None
         self._read_task: asyncio.Task[None] | None = None
         self._feed_task: asyncio.Task[None] | None = None
         self._write_task: asyncio.Task[None] | None = None
@@ -93,6 +94,8 @@ class LogWriter:
 
     async def start(self) -> None:
         """Register the log, and continue after the last segment in the folder. Raises LogError, ConnectionFailed."""
+        # Where pandas is there, the first array imports it, which takes up to a second.
+        self._warming = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         await asyncio.to_thread(self.folder.prepare, self.exp_id)
         await self._segments.take_over(await self._log.register(self._limits))
         if self._segments.closed:

@@ -94,6 +94,7 @@ class StepData:
     records: defaultdict[int, dict[str, ClosedStep]] = field(default_factory=lambda: defaultdict(dict))
     outside: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     holds: dict[str, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)  # bytes of the boxes for each step, once they are final
     news: int = 0
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -202,7 +203,7 @@ class StepData:
         return None
 
     def _late_holds(self, step: int) -> list[str]:
-        return [name for name, through in self.holds.items() if step - through > self.given.lag]
+        return [name for name, through in self.holds.items() if step - through > self._most_lag]
 
     def obstacle(self, group: str, step: int) -> Waiting | None:
         """Return the reason against opening a step; None: it can be opened."""
@@ -221,6 +222,12 @@ class StepData:
         """Return the reason against the supervisor's step: it begins when all others have closed it."""
         late = [name for name in self._behind(step - 1, None) if name != SUPERVISOR]
         return self.waiting(step, Reason.GROUPS, late) if late or step > self.latest else None
+
+    @property
+    def _most_lag(self) -> int:
+        """Return how many steps a hold may be behind."""
+        large = sum(self.kept.values()) > self.given.lag_bytes
+        return min(self.given.lag, self.given.lag_large) if large else self.given.lag
 
     def _behind(self, closed: int, among: frozenset[str] | None) -> list[str]:
         return [
@@ -243,6 +250,8 @@ class StepData:
         if sealed > self.sealed:
             for step in range(self.sealed + 1, sealed + 1):
                 outgoing += self._publications(step)
+                if self.holds:
+                    self.kept[step + 1] = sum(box.nbytes for box in self.boxes.values() if box.step == step + 1)
             self.sealed = sealed
             for step in [step for step in self.records if step < sealed - settings.horizon]:
                 del self.records[step]
@@ -266,3 +275,4 @@ class StepData:
         self.dropped = max(self.dropped, min([self.sealed, *self.holds.values()]))
         for name in [name for name, box in self.boxes.items() if box.step <= self.dropped]:
             del self.boxes[name]
+        self.kept = {step: nbytes for step, nbytes in self.kept.items() if step > self.dropped}

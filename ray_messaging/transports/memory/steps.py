@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
 
 from ray_messaging.transports.epochs import new_epoch
@@ -283,8 +284,9 @@ class MemorySteps:
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box after an entry, those of all attempts."""
-        found, last = self._data.boxes.get(box), number(after)
-        return [frame for frame in found.frames if number(frame.entry) > last][:count] if found else []
+        frames = found.frames if (found := self._data.boxes.get(box)) else []
+        low = bisect_right(frames, number(after), key=lambda frame: number(frame.entry))
+        return frames[low : low + count]
 
     async def covers(self, box: str) -> list[Cover]:
         """Return all that counts of a box so far."""
@@ -294,6 +296,11 @@ class MemorySteps:
     async def boxes(self, step: int) -> list[str]:
         """Return the names of the boxes for a step."""
         return sorted(name for name, box in self._data.boxes.items() if box.step == step)
+
+    async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
+        """Return what counts so far of each box for the steps from `first` to `last`."""
+        found = self._data.boxes.items()
+        return {name: list(box.covers.values()) for name, box in found if first <= box.step <= last}
 
     async def box_size(self, box: str) -> BoxSize:
         """Return the size of a box, and its limits."""

@@ -223,6 +223,14 @@ class RedisSteps:
         names = await self._link.command("SMEMBERS", self._keys.steps(f"{step}:boxes"))
         return sorted(name.decode() for name in names)
 
+    async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
+        """Return what counts so far of each box for the steps from `first` to `last`."""
+        found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
+        return {
+            name.decode(): [_cover(*each) for each in zip(covers[::2], covers[1::2], strict=True)]
+            for name, *covers in found
+        }
+
     async def box_size(self, box: str) -> BoxSize:
         """Return the size of a box, and its limits."""
         rows, nbytes = await self._link.command("HMGET", self._keys.cover(box), "rows", "bytes")

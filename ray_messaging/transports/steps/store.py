@@ -140,6 +140,9 @@ class StepStore(Protocol):
     async def boxes(self, step: int) -> list[str]:
         """Return the names of the boxes for a step."""
 
+    async def covered_boxes(self, first: int, last: int) -> Mapping[str, Sequence[Cover]]:
+        """Return what counts so far of each box for the steps from `first` to `last`; see `covers`."""
+
     async def box_size(self, box: str) -> BoxSize:
         """Return the size of a box, and its limits."""
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from ray_messaging.common.limits import BOX_BYTES, BOX_ROWS
+from ray_messaging.common.limits import BOX_BYTES, BOX_ROWS, LAG_BYTES
 from ray_messaging.config import Steps
 
 OUTSIDE = ""  # the group of frames from outside
@@ -28,7 +28,9 @@ class StepSettings(NamedTuple):
     groups: int = 0  # step 0 waits until so many have joined
     window: int = 8  # how many steps a group may be ahead of the slowest
     horizon: int = 64  # how many steps ahead a message may be sent
-    lag: int = 4  # how many steps a hold may be behind
+    lag: int = 32  # how many steps a hold may be behind
+    lag_large: int = 4  # the same where the boxes that it keeps have more than `lag_bytes`
+    lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups leave the digests of what they send
     box_rows: int = BOX_ROWS
     box_bytes: int = BOX_BYTES

@@ -1,7 +1,8 @@
 -- Shared by the scripts of steps: who may open a step, and what a seal does. `prefix` is that of the experiment's keys.
 --
--- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, box_rows,
---               box_bytes: see StepSettings; sealed = last step that all groups have closed, latest = last one that some group has opened,
+-- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, lag_large,
+--               lag_bytes, box_rows, box_bytes: see StepSettings; kept:<step> = bytes of the boxes for a step, once they are
+--               final and there are holds, kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
 --               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
 --               joined = how many groups have joined, news = last entry of steps:news, asked = last step that some group has
 --               asked for, opened = last step that is open to all groups that ask for it, opened_ms = since when
@@ -38,8 +39,24 @@ local function drop_boxes(prefix)
       redis.call('UNLINK', prefix .. 'box:' .. name, prefix .. 'cover:' .. name)
     end
     redis.call('UNLINK', names)
+    local kept = redis.call('HGET', prefix .. 'steps', string.format('kept:%.0f', step))
+    if kept then
+      redis.call('HINCRBY', prefix .. 'steps', 'kept', -tonumber(kept))
+      redis.call('HDEL', prefix .. 'steps', string.format('kept:%.0f', step))
+    end
     redis.call('HSET', prefix .. 'steps', 'dropped', step)
   end
+end
+
+-- Count the bytes of the boxes for a step, which are final, while holds keep boxes.
+local function count_kept(prefix, step)
+  if redis.call('EXISTS', prefix .. 'steps:holds') == 0 then return end
+  local bytes = 0
+  for _, name in ipairs(redis.call('SMEMBERS', string.format('%ssteps:%.0f:boxes', prefix, step))) do
+    bytes = bytes + tonumber(redis.call('HGET', prefix .. 'cover:' .. name, 'bytes') or 0)
+  end
+  redis.call('HSET', prefix .. 'steps', string.format('kept:%.0f', step), bytes)
+  redis.call('HINCRBY', prefix .. 'steps', 'kept', bytes)
 end
 
 -- Publish what the groups sent in a step to channels that no mailbox owns: what counts, once, in brackets as in send.lua.
@@ -90,21 +107,25 @@ local function shut(step, news, target, groups, joined)
   return nil
 end
 
--- The holds that are too far behind for a step.
-local function late_holds(prefix, step, lag)
+-- The holds that are too far behind for a step: less far where the boxes that they keep are large.
+local function late_holds(prefix, step)
   local holds, late = redis.call('HGETALL', prefix .. 'steps:holds'), {}
+  if #holds == 0 then return late end
+  local now = redis.call('HMGET', prefix .. 'steps', 'lag', 'lag_large', 'lag_bytes', 'kept')
+  local lag = tonumber(now[1])
+  if tonumber(now[4] or 0) > tonumber(now[3]) then lag = math.min(lag, tonumber(now[2])) end
   for i = 1, #holds, 2 do
-    if step - tonumber(holds[i + 1]) > tonumber(lag) then late[#late + 1] = holds[i] end
+    if step - tonumber(holds[i + 1]) > lag then late[#late + 1] = holds[i] end
   end
   return late
 end
 
 -- Open the step after the last sealed one to all groups that ask for it, once one does and nothing speaks against it.
 local function release(prefix)
-  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'opened', 'asked', 'latest', 'lag', 'target', 'groups', 'joined')
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'opened', 'asked', 'latest', 'target', 'groups', 'joined')
   local step = tonumber(now[1]) + 1
-  if tonumber(now[2]) >= step or tonumber(now[3]) < step or shut(step, nil, now[6], now[7], now[8]) then return end
-  if #late_holds(prefix, step, now[5]) > 0 then return end
+  if tonumber(now[2]) >= step or tonumber(now[3]) < step or shut(step, nil, now[5], now[6], now[7]) then return end
+  if #late_holds(prefix, step) > 0 then return end
   redis.call('HSET', prefix .. 'steps', 'opened', step, 'opened_ms', milliseconds(),
              'latest', math.max(step, tonumber(now[4])))
 end
@@ -118,6 +139,7 @@ local function seal(prefix)
     redis.call('HSET', prefix .. 'steps', 'sealed', sealed)
     for step = before + 1, sealed do
       publish_step(prefix, step)
+      count_kept(prefix, step + 1)
       redis.call('UNLINK', string.format('%ssteps:%.0f', prefix, step - 1 - tonumber(now[2])))
     end
     drop_boxes(prefix)
@@ -179,10 +201,9 @@ end
 
 -- What speaks against opening a step: an answer of open_step, or nil.
 local function obstacle(prefix, group, step)
-  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'target', 'news', 'wait_for', 'window', 'lag', 'groups',
-                         'joined')
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'target', 'news', 'wait_for', 'window', 'groups', 'joined')
   local sealed, news = tonumber(now[1]), now[3]
-  local all = shut(step, news, now[2], now[7], now[8])
+  local all = shut(step, news, now[2], now[6], now[7])
   if all then return all end
   local hears = now[4] == 'senders' and heard(prefix, group, step)
   if hears then
@@ -196,7 +217,7 @@ local function obstacle(prefix, group, step)
     return behind(prefix, step - 2, 'groups', news)
   end
   if step > sealed + tonumber(now[5]) then return behind(prefix, step - tonumber(now[5]) - 1, 'window', news) end
-  local late = late_holds(prefix, step, now[6])
+  local late = late_holds(prefix, step)
   if #late > 0 then return waiting('hold', news, late) end
   return nil
 end
