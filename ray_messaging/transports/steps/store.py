@@ -23,7 +23,7 @@ The protocol:
 12. Every call may be repeated, also late: it has its effect once, and a fenced driver's call has none.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ray_messaging.transports.steps.values import (
