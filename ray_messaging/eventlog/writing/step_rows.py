@@ -273,8 +273,8 @@ def in_order(exp_id: str, parts: Sequence[Part]) -> list[pa.RecordBatch]:
 def _same(column: pa.ChunkedArray) -> bool:
     """Tell whether all rows are known to have the same value, so that their order does not matter."""
     if column.null_count:
-        return column.null_count == len(column)
-    return pa.types.is_dictionary(column.type) and all(len(chunk.dictionary) == 1 for chunk in column.chunks)
+        return bool(column.null_count == len(column))
+    return bool(pa.types.is_dictionary(column.type)) and all(len(chunk.dictionary) == 1 for chunk in column.chunks)
 
 
 def _order(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - row numbers (n,)
