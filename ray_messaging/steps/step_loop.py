@@ -33,6 +33,7 @@ from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.transports.steps.box_reader import BoxReader
+from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
     Closing,
@@ -85,10 +86,25 @@ def step_loop(engine: Engine) -> "StepLoop":
     return StepLoop(engine, store, settings, Driver(f"messager {engine.name}", start))
 
 
+async def driven_loop(engine: Engine, task: str) -> "StepLoop":
+    """Return the loop over the steps of a group that another process hosts, for a task; raise ConfigError.
+
+    A task that runs again follows its earlier attempt at once, because that one is dead.
+    """
+    store = engine.transport.steps
+    engine.steps = None if store is None else await store.settings()
+    if store is None or engine.steps is None:
+        raise without_steps(engine.exp_id)
+    group = (await store.progress()).groups.get(engine.name)
+    before = None if group is None else group.driver
+    start = before.start + 1 if before is not None and before.task == task else 0
+    return StepLoop(engine, store, engine.steps, Driver(task, start))
+
+
 class StepLoop:
     """The steps of one group, driven from this process.
 
-    Args: `engine` hosts the group's agents; `driver` names this process, and how often it was started.
+    Args: `engine` has the group's name; `driver` names this process, and how often it was started.
     """
 
     def __init__(self, engine: Engine, store: StepStore, settings: StepSettings, driver: Driver) -> None:
@@ -286,7 +302,8 @@ class _AttemptSender:
         """
         assert self._accumulator is not None
         batches = step.sends.take()
-        if not batches and self._hostings == self._engine.hostings:  # a silent group asks the server for nothing
+        # A silent group that this process hosts asks the server for nothing.
+        if not batches and self._engine.hostings and self._hostings == self._engine.hostings:
             return self._account.take()
         await self._reload()
         try:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
 from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, UnknownSender
-from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import LINE_END, IdColumn, PayloadColumn, encode_dict, encode_payload
 from ray_messaging.model.extension import Extension
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of
@@ -109,16 +108,6 @@ class StepSends:
                 raise self._not_ours(chunk.from_ids[int(np.argmin(places))])
         for chunk, places in zip(chunks, found, strict=True):
             self._add(chunk.from_ids, chunk.to_ids, chunk.lines, topic, deliver, self._ordinals(places))
-
-    def adopt(self, batches: Sequence[Batch]) -> None:
-        """Add messages that another process has collected for this step; raise UnknownSender."""
-        for batch in batches:
-            places = self.agents.find(batch.from_ids)
-            if places.min(initial=0) < 0:
-                raise self._not_ours(batch.from_ids[int(np.argmin(places))])
-            assert batch.extension is not None
-            batch.extension.attempt, batch.step = self._attempt, self.step
-            self._batches.append(EncodedBatch(step=self.step, batch=batch))
 
     # -- parts ----------------------------------------------------------------------------------------------------
 

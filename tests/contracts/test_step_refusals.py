@@ -25,11 +25,10 @@ from ray_messaging import (
     UnknownName,
     UnknownSender,
 )
-from ray_messaging.cluster.actors.group.group_steps import GroupSteps
 from ray_messaging.cluster.actors.interceptor_host import begin_steps
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.spec import InterceptorSpec
-from ray_messaging.cluster.step_calls import StepDone, StepDriver
+from ray_messaging.steps.step_loop import driven_loop
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
@@ -198,15 +197,23 @@ async def test_another_task_needs_a_part_of_the_step(group):
             pickle.dumps(step)
 
 
-async def test_a_group_has_one_driver(group):
-    steps = GroupSteps(group)
-    first, second = StepDriver("task 1", "a"), StepDriver("task 2", "b")
-    opened = await steps.advance(first, 3, None)
-    with pytest.raises(AlreadyExists, match=r"'task 1' drives .*End that task") as caught:
-        await steps.advance(second, 3, None)
-    assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
-    assert (await steps.advance(first, 3, StepDone(opened.number, [], b"kept"))).state == b"kept"
-    await steps.end(first)
+async def test_a_group_has_one_driver(group, server, exp_id):
+    async with Messager(server, exp_id, name="all") as one, Messager(server, exp_id, name="all") as other:
+        steps = (await driven_loop(one.engine, "task 1")).steps(until=5)
+        await anext(steps)
+        refused = asyncio.create_task(anext((await driven_loop(other.engine, "task 2")).steps(until=5)))
+        while not refused.done():  # the second driver looks for signs of life
+            step = await anext(steps)
+            step.state = b"kept"
+            await asyncio.wait([refused], timeout=1)
+        with pytest.raises(AlreadyExists, match=r"has a driver, 'task 1'.*End that task") as caught:
+            await refused
+        assert (caught.value.kind, caught.value.value, caught.value.owner) == ("driver", "all", "task 1")
+        again = (await driven_loop(other.engine, "task 1")).steps(until=5)  # as Ray runs a task again
+        assert (await anext(again)).number == step.number
+        with pytest.raises(Fenced, match="a later driver has group"):
+            await anext(steps)
+        await again.aclose()
 
 
 async def test_of_two_processes_with_one_name_the_later_one_drives(group, server, exp_id):

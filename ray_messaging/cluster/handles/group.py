@@ -355,8 +355,7 @@ class Group:
         """
         from ray_messaging.cluster.handles.group_steps import group_steps  # noqa: PLC0415 - most groups have no steps
 
-        experiment = self._experiment
-        return group_steps(self.actor, experiment.exp_id, self._actor_name, experiment.settings, until)
+        return group_steps(self._experiment, self.name, until)
 
     @property
     def state(self) -> bytes | None:

@@ -5,8 +5,9 @@ that a handle sends and another fetches cross twice, which takes as long as all 
 fraction of that (`python -m benchmarks.driven --processor`). So handles send and fetch over a socket of the actor. Ray
 calls open it, bring errors, and do what the socket does not answer.
 
-Handles do not write to the server themselves: each would need its own epoch and connection there, the directory, the
-delegated rules and the server's password. The group's actor stays the only sender of its name.
+Outside of steps handles do not write to the server themselves: each would need its own epoch and connection there, the
+directory, the delegated rules and the server's password. The group's actor stays the only sender of its name. A task
+that drives a group's steps pays for all of that once, and its attempt is its epoch (`cluster/handles/group_steps.py`).
 """
 
 import logging

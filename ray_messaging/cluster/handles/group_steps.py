@@ -1,69 +1,77 @@
 """The steps of a group, in the task that drives it."""
 
-import secrets
-import threading
-from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
 
 import ray
 
-from ray_messaging.cluster.handles.actor_calls import insist
-from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
-from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.cluster.handles.actor_calls import find_actor, gone
+from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.own_loop import OwnLoop
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.process_tuning import relax_collector
+from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_loop import LEASE_S, check_until
-from ray_messaging.steps.step_sends import StepSends
-
-if TYPE_CHECKING:
-    from ray_messaging.config import MessagingConfig
+from ray_messaging.steps.step_loop import check_until, driven_loop
 
 
-def group_steps(
-    actor: Any,  # noqa: ANN401 - a Ray actor handle
-    exp_id: str,
-    actor_name: str,
-    settings: "MessagingConfig",
-    until: int,
-) -> Iterator[Step]:
-    """Yield the steps of a group; a call of its actor commits one step and opens the next."""
-    until = check_until(until)
-    driver = StepDriver(ray.get_runtime_context().get_task_id() or "a driver", secrets.token_hex(8))
-    agents, done = NO_PLACES, None
-    step: Step | None = None
-    finished = threading.Event()
-    signs = threading.Thread(target=_give_signs, args=(actor, driver, finished), name="step signs", daemon=True)
-    signs.start()
-    try:
-        while True:
-            call = partial(actor.advance_step.remote, driver, until, done)
-            opened: OpenStep | None = insist(actor, call, actor_name=actor_name)
-            if opened is None:
-                return
-            if opened.agents is not None:
-                agents = AgentPlaces(AgentSet.of(opened.agents))
-            step = Step(
-                opened.number,
-                seed=opened.seed,
-                agents=agents,
-                inbox=StepInbox(exp_id, agents, [] if opened.messages is None else [opened.messages]),
-                sends=StepSends(agents, opened.number, 0, opened.horizon, settings.payload_bytes),
-                state=opened.state,
-                state_bytes=settings.state_bytes,
-            )
-            yield step
-            sends = [batch.seal("", 0, 0) for batch in step.sends.take()]
-            done = StepDone(step.number, sends, step.state, len(agents))
-    finally:
-        if step is not None:
-            step.sends.end()
-        finished.set()
-        actor.end_steps.remote(driver)
+def group_steps(experiment: Experiment, name: str, until: int) -> Iterator[Step]:
+    """Yield the steps of a group.
+
+    This process reads and writes on the server itself, under the number of its attempt: a pass through the group's
+    actor would double the work of a step.
+    """
+    check_until(until)
+    interceptor = find_actor(f"{experiment.exp_id}/interceptor")
+    if interceptor is None:
+        raise gone(f"group {name!r} of experiment {experiment.exp_id!r}")
+    context = ray.get_runtime_context()
+    task = context.get_task_id() or f"driver {context.get_worker_id()}"
+    connection = ExperimentConnection(experiment, interceptor)
+    connection.with_password()
+    relax_collector()
+    with OwnLoop(f"steps of {name}") as own:
+        driven = own.run(_Driven.begin(connection, name, task, until))
+        try:
+            while (step := own.run(driven.next())) is not None:
+                yield step
+        finally:
+            own.run(driven.end())
 
 
-def _give_signs(actor: Any, driver: StepDriver, finished: threading.Event) -> None:  # noqa: ANN401 - as above
-    """Give the actor signs of life while a body runs, until the steps are finished."""
-    while not finished.wait(LEASE_S / 3):
-        actor.step_driver_alive.remote(driver)
+class _Driven:
+    """The steps of a group, and the messager that reads and writes them: it hosts nothing."""
+
+    def __init__(self, steps: AsyncGenerator[Step, None], opened: AsyncExitStack) -> None:
+        self._steps = steps
+        self._opened = opened
+
+    @classmethod
+    async def begin(cls, connection: ExperimentConnection, name: str, task: str, until: int) -> "_Driven":
+        """Connect to the server; raise ConfigError without steps."""
+        experiment = connection.experiment
+        messager = GroupMessager(
+            experiment.redis,
+            experiment.exp_id,
+            connection.interceptor,
+            name=name,
+            settings=experiment.group_settings,
+        )
+        opened = AsyncExitStack()
+        opened.push_async_callback(messager.close)
+        try:
+            await messager.init()
+            steps = (await driven_loop(messager.engine, task)).steps(until)
+        except BaseException:
+            await opened.aclose()
+            raise
+        opened.push_async_callback(steps.aclose)
+        return cls(steps, opened)
+
+    async def next(self) -> Step | None:
+        """Commit the open step, and open the next one; None: there is none."""
+        return await anext(self._steps, None)
+
+    async def end(self) -> None:
+        """Leave the open step uncommitted, and disconnect."""
+        await self._opened.aclose()

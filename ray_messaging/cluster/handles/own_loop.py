@@ -1,12 +1,42 @@
-"""A coroutine in a thread and event loop of its own, for callers with or without a running loop."""
+"""Coroutines in a thread and event loop of their own, for callers with or without a running loop."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
+
+
+class OwnLoop:
+    """An event loop in a thread of its own, for objects that live through several calls; it ends with its block."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"ray_messaging {name}", daemon=True)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, and wait for its result; Ctrl-C cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

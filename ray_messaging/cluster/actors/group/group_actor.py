@@ -14,7 +14,6 @@ from ray_messaging.cluster.actors.group.group_questions import MoreAnswers
 from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.cluster.step_calls import OpenStep, StepDone, StepDriver
 from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
@@ -115,11 +114,6 @@ class GroupActor:
         await self.ready()
         await self._host.give_up(caller, token)
 
-    async def advance_step(self, driver: StepDriver, until: int, done: StepDone | None) -> OpenStep | None:
-        """Commit the step that a driver has done, and open the next one."""
-        await self.ready()
-        return await self._host.steps.advance(driver, until, done)
-
     async def step_state(self) -> bytes | None:
         """Return the state that the last committed step left."""
         await self.ready()
@@ -129,14 +123,6 @@ class GroupActor:
         """Return the fates of what the group sent in a step that all groups have committed."""
         await self.ready()
         return await self._host.steps.fates(step)
-
-    async def step_driver_alive(self, driver: StepDriver) -> None:
-        """Note a sign of life of the steps' driver."""
-        self._host.steps.alive(driver)
-
-    async def end_steps(self, driver: StepDriver) -> None:
-        """End a driver's steps; its open step stays uncommitted."""
-        await self._host.steps.end(driver)
 
     async def agents(self) -> IdColumn:
         """Return the agents of this group."""
