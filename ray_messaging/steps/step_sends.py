@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AGENT_CHAT, INT64_MAX, INT64_MIN, AgentId, check_id, check_subtopic
 from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.errors import Closed, ConfigError, UnknownSender
+from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import LINE_END, IdColumn, PayloadColumn, encode_dict, encode_payload
 from ray_messaging.model.extension import Extension
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of

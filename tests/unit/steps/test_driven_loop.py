@@ -1,0 +1,93 @@
+"""The drivers of a group that another process hosts: one after another."""
+
+import asyncio
+
+import pytest
+
+from ray_messaging import AlreadyExists, Messager, Steps
+from ray_messaging.errors import ConfigError, Fenced
+from ray_messaging.steps import step_loop
+from ray_messaging.steps.step_loop import driven_loop
+from ray_messaging.transports.memory import MemoryServer
+
+
+@pytest.fixture
+async def server():
+    return MemoryServer(steps=Steps())
+
+
+@pytest.fixture
+async def host(server):
+    async with Messager(server, "town", name="west") as opened:
+        await opened.host_agents(range(3), ["agent-chat"])
+        yield opened
+
+
+@pytest.fixture
+async def drive(server, host):
+    """Return a function that begins to drive the group, as a process of a task."""
+    opened = []
+
+    async def begin(task):
+        messager = Messager(server, "town", name="west")
+        await messager.init()
+        opened.append(messager)
+        opened.append((await driven_loop(messager.engine, task)).steps(until=9))
+        return opened[-1]
+
+    yield begin
+    for steps, messager in zip(opened[1::2], opened[::2], strict=True):
+        await steps.aclose()
+        await messager.close()
+
+
+async def test_a_second_driver_gets_the_group_when_the_first_one_ends(drive):
+    first, second = await drive("first"), await drive("second")
+    await anext(first)
+    waiting = asyncio.create_task(anext(second))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await first.aclose()
+    assert (await waiting).number == 0
+
+
+async def test_a_second_driver_gets_an_error_at_the_first_ones_sign_of_life(drive):
+    first, second = await drive("first"), await drive("second")
+    await anext(first)
+    waiting = asyncio.create_task(anext(second))
+    while not waiting.done():
+        await anext(first)
+        await asyncio.wait([waiting], timeout=1)
+    with pytest.raises(AlreadyExists, match=r"'first'.*one task at a time"):
+        await waiting
+
+
+async def test_a_second_driver_gets_the_group_of_one_that_died(drive, monkeypatch):
+    monkeypatch.setattr(step_loop, "LEASE_S", 0.05)
+    first, second = await drive("first"), await drive("second")
+    await anext(first)
+    monkeypatch.setattr(step_loop, "LEASE_S", 10)
+    assert (await anext(second)).number == 0
+
+
+async def test_a_task_that_runs_again_follows_at_once(drive):
+    first = await drive("task")
+    await anext(first)
+    assert (await anext(first)).number == 1
+    again = await drive("task")
+    assert (await anext(again)).number == 1
+    with pytest.raises(Fenced, match="a later driver has group"):
+        await anext(first)
+
+
+async def test_agents_that_the_host_gets_come_with_the_next_step(drive, host):
+    steps = await drive("task")
+    assert len((await anext(steps)).agents) == 3
+    await host.host_agents(range(3, 6), ["agent-chat"])
+    assert list((await anext(steps)).agents) == list(range(6))
+
+
+async def test_an_experiment_without_steps_says_so():
+    async with Messager(MemoryServer(), "town", name="west") as messager:
+        with pytest.raises(ConfigError, match="has no steps"):
+            await driven_loop(messager.engine, "task")
