@@ -195,7 +195,7 @@ class Messager(names.ChannelNames):
         return await self.conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer a question, a message whose `expects_answer` is true, and return the receipt of the answer.
+        """Answer a question, a message with `expects_answer`, and return the receipt of the answer.
 
         Raises: NoQuestion where the message expects no answer, or this process has answered it; else as `send_message`.
         """

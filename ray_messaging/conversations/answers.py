@@ -134,7 +134,7 @@ class AnswerTable:
 
 
 class Answers(AnswerTable):
-    """The answers to what a messager asked: `async for answer in answers` gives them as they come."""
+    """The answers to a messager's questions: `async for answer in answers` gives them as they come."""
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None) -> None:
         super().__init__(exp_id, rows, timeout)
@@ -176,7 +176,7 @@ class Answers(AnswerTable):
 
 
 class GroupAnswers(AnswerTable):
-    """The answers to what a group's handle asked: `for answer in answers` gives them as they come.
+    """The answers to the questions of a group's handle: `for answer in answers` gives them as they come.
 
     Args: `more` waits for answers and adds them, or returns when the time is up.
     """

@@ -17,7 +17,7 @@ Handler = Callable[[Message], Awaitable[Payload | None]]
 
 
 class Served(Protocol):
-    """The messager whose messages are handled."""
+    """The messager of the handled messages."""
 
     async def fetch_messages(self, *, limit: int | None, timeout: float | None, commit: CommitMode) -> Messages:
         """Return new messages."""
@@ -93,7 +93,7 @@ class MessageServer:
         self._news.clear()
 
     async def _commit(self) -> None:
-        """Commit the messages whose handlers have ended well."""
+        """Commit the messages that were handled."""
         handled, self._handled = self._handled, []
         if handled:
             await self._messager.ack(handled)
