@@ -1,7 +1,9 @@
 """Steps beside plain Ray actors, by turns in one run.
 
-    python -m benchmarks.steps                # all parts: about 3 minutes
+    python -m benchmarks.steps                # all parts: about 10 minutes
     python -m benchmarks.steps --part small   # a step of 6,000 messages over 4 groups
+    python -m benchmarks.steps --part mesa    # a rumour in Mesa 3, in an environment of its own (see --envs)
+    python -m benchmarks.steps --part large   # 300,000 and 5,000,000 messages to one group in a step
     python -m benchmarks.steps --steps 10 --rounds 2
 
 A value is the time of one step in milliseconds: the median of the rounds, with the lowest and the highest. A ratio is
@@ -13,13 +15,18 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from benchmarks.axes.society.society import cluster
 from benchmarks.reports.screen import console
+from benchmarks.setup.environments import FOLDER
 from benchmarks.steps.idle import Idle
+from benchmarks.steps.large import measure
+from benchmarks.steps.mesa import SIZES, compare
 from benchmarks.steps.million import Million
 from benchmarks.steps.model import MESSAGES, alone_ms
 from benchmarks.steps.sides import SIDES, OwnActors, PlainRay
@@ -87,7 +94,41 @@ def million(steps: int, rounds: int) -> list[Line]:
     return [*lines, Line(part, "steps / unsynchronised", "x", ratios(*values.values()), MILLION)]
 
 
-PARTS: dict[str, Callable[[int, int], list[Line]]] = {"small": small, "idle": idle, "million": million}
+def large(_steps: int, _rounds: int) -> list[Line]:
+    """Measure 300,000 and 5,000,000 messages to one group in a step, each once."""
+    lines = []
+    for count, small in ((300_000, True), (300_000, False), (5_000_000, False)):
+        found, beside = measure(count, small=small), measure(count, stepped=False)
+        part = f"{count:,} messages to one group"
+        side = (
+            ("small sends" if small else "columns")
+            + " in a step"
+            + (f", refused: {found.refused}" if found.refused else "")
+        )
+        lines += [Line(part, side, "ms", [found.ms]), Line(part, "columns, unsynchronised", "ms", [beside.ms])]
+        lines.append(Line(part, "the reader's memory", "MB", [found.megabytes]))
+    return lines
+
+
+def mesa(_steps: int, rounds: int, envs: Path = FOLDER) -> list[Line]:
+    """Measure the rumour beside Mesa at three sizes; a million agents once, the others in up to three rounds."""
+    lines = []
+    for agents in SIZES:
+        found: dict[str, list[float]] = {}
+        for _ in range(1 if agents == max(SIZES) else min(rounds, 3)):
+            for side, ms in compare(envs, agents).items():
+                found.setdefault(side, []).append(ms)
+        lines += [Line(f"rumour, {agents:,} agents", side, "ms", values) for side, values in found.items()]
+    return lines
+
+
+PARTS: dict[str, Callable[[int, int], list[Line]]] = {
+    "small": small,
+    "idle": idle,
+    "million": million,
+    "large": large,
+    "mesa": mesa,
+}
 
 
 def ratios(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -113,12 +154,14 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="one of the parts; may be repeated")
     parser.add_argument("--steps", type=int, default=30, help="steps of a turn (1,000,000 agents: a tenth)")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--envs", type=Path, default=FOLDER, help="folder with the environment of Mesa")
     parser.add_argument("--json", action="store_true")
     plan = parser.parse_args()
+    measures = PARTS | {"mesa": partial(mesa, envs=plan.envs.expanduser())}
     lines = []
     with cluster():
-        for name in plan.part or PARTS:
-            lines += PARTS[name](plan.steps, plan.rounds)
+        for name in plan.part or measures:
+            lines += measures[name](plan.steps, plan.rounds)
     if plan.json:
         print(json.dumps([{**line._asdict(), "median": line.median} for line in lines]))
     else:

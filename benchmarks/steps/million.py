@@ -36,7 +36,7 @@ class HalfGroup:
         stamps = []
         async for step in self._messager.steps(until=until):
             stamps.append(time.perf_counter())
-            if step.number and len(step.messages) != HALF:
+            if step.number and len(step.messages.to_ids) != HALF:
                 raise RuntimeError(f"step {step.number} has {len(step.messages):,} messages")
             step.send_columns(*self._columns)
         return stamps
@@ -48,7 +48,7 @@ class HalfGroup:
         for number in range(rounds):
             await self._messager.send_columns(*self._columns)
             while fetched < (number + 1) * HALF:
-                fetched += len(await self._messager.fetch_messages(timeout=30))
+                fetched += len((await self._messager.fetch_messages(timeout=30)).to_ids)
             stamps.append(time.perf_counter())
         return stamps
 

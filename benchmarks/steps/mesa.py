@@ -1,0 +1,86 @@
+"""The rumour beside Mesa 3: `messaging.run` by agent and by group, at three sizes, with the same result."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.setup import environments
+from benchmarks.steps.rumour import KNOWS_AT_FIRST, OFFSETS, choice
+from ray_messaging import Messaging, Steps
+
+ENVIRONMENT = "mesa"
+SIZES = {1_000: 30, 100_000: 10, 1_000_000: 6}  # agents: steps
+GROUPS = 2
+
+
+def mesa(envs: Path, agents: int, steps: int) -> dict:
+    """Run the rumour in Mesa, in its own environment; return version, ms of a step, how many know it."""
+    environments.build(envs, [ENVIRONMENT], say=lambda _: None)
+    python = environments.python(envs, ENVIRONMENT)
+    command = [python, "-m", "benchmarks.steps.mesa_side", str(agents), str(steps)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+    return json.loads(done.stdout)
+
+
+def person(me, inbox):
+    """Run the rumour for one agent."""
+    if len(inbox):
+        me.state["knows"] = True
+    if me.state["knows"]:
+        me.send((me.id + OFFSETS[choice(me.id, me.step)]) % me.shared, {})
+    if me.id == 0:
+        me.state["stamps"] = [*me.state.get("stamps", []), time.perf_counter()]
+
+
+def crowd(group, step):
+    """Run the rumour for a group: no Python call per agent."""
+    knows = group.state["knows"]
+    knows[np.searchsorted(group.ids, step.messages.to_ids)] = True
+    tellers = group.ids[knows]
+    friends = np.array(OFFSETS)[choice(tellers.astype(np.uint64), step.number)]
+    step.send_columns(tellers, (tellers + friends) % group.shared, {})
+    group.state["stamps"] = np.append(group.state["stamps"], time.perf_counter())
+
+
+def knows_first(me) -> dict:
+    """Return the first state of an agent."""
+    return {"knows": me.id % KNOWS_AT_FIRST == 0}
+
+
+def crowd_knows_first(group) -> dict:
+    """Return the first state of a group."""
+    return {"knows": group.ids % KNOWS_AT_FIRST == 0, "stamps": np.zeros(0)}
+
+
+def ours(agents: int, steps: int, *, by: str) -> dict:
+    """Run the rumour in ours; return ms of a step, how many know it."""
+    with Messaging.start(f"rumour-{by}-{agents}", steps=Steps(seed=7)) as messaging:
+        result = messaging.run(
+            person if by == "agent" else crowd,
+            agents=agents,
+            groups=GROUPS,
+            until=steps,
+            start=knows_first if by == "agent" else crowd_knows_first,
+            shared=agents,
+            by=by,
+            progress=False,
+        )
+    states = list(result.states.values())
+    stamps = next(state["stamps"] for state in states if "stamps" in state)
+    known = sum(int(np.sum(state["knows"])) for state in states)
+    return {"ms": 1e3 * float(np.median(np.diff(stamps))), "known": known}
+
+
+def compare(envs: Path, agents: int) -> dict[str, float]:
+    """Run all sides once; return the ms of a step of each. Raises RuntimeError where their results differ."""
+    steps = SIZES[agents]
+    beside = mesa(envs, agents, steps)
+    found = {f"Mesa {beside['version']}": beside} | {
+        f"messaging.run by {by}": ours(agents, steps, by=by) for by in ("agent", "group")
+    }
+    if len({side["known"] for side in found.values()}) > 1:
+        raise RuntimeError(f"the sides differ in how many know the rumour: {found}")
+    return {side: values["ms"] for side, values in found.items()}

@@ -1,0 +1,64 @@
+"""The rumour in Mesa 3, in one process: `python -m benchmarks.steps.mesa_side AGENTS STEPS` prints a line of JSON.
+
+Written as Mesa's guide does it: an Agent with two stages, an AgentSet's `do` for each stage of a step. Agents hold
+references to their friends, so that telling is an assignment.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import mesa
+
+from benchmarks.steps.rumour import KNOWS_AT_FIRST, OFFSETS, choice
+
+
+class Student(mesa.Agent):
+    """An agent; `heard` is what the step before told it."""
+
+    def __init__(self, model, number):
+        super().__init__(model)
+        self.number = number
+        self.knows = number % KNOWS_AT_FIRST == 0
+        self.heard = False
+        self.friends = ()
+
+    def listen(self):
+        if self.heard:
+            self.knows = True
+
+    def tell(self):
+        if self.knows:
+            self.friends[choice(self.number, self.model.steps - 1)].heard = True
+
+
+class Rumour(mesa.Model):
+    """All students; Mesa counts the steps from 1."""
+
+    def __init__(self, count):
+        super().__init__(seed=7)
+        students = [Student(self, number) for number in range(count)]
+        for student in students:
+            student.friends = tuple(students[(student.number + offset) % count] for offset in OFFSETS)
+
+    def step(self):
+        self.agents.do("listen")
+        self.agents.do("tell")
+
+
+def main():
+    """Run the steps; print Mesa's version, the milliseconds of one step, and how many know it."""
+    count, steps = map(int, sys.argv[1:])
+    model = Rumour(count)
+    times = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        model.step()
+        times.append(1e3 * (time.perf_counter() - begun))
+    known = sum(student.knows for student in model.agents)
+    print(json.dumps({"version": mesa.__version__, "ms": statistics.median(times), "known": known}))
+
+
+if __name__ == "__main__":
+    main()
