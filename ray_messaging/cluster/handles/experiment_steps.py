@@ -112,7 +112,7 @@ class ExperimentSteps:
 
     def fates_by_rules(self, step: int) -> dict[str, int]:
         """Return how rules that judge whole steps have changed the counts of fates, up to a committed step."""
-        left = self._connection.ask(self._interceptor.closed_step.remote(step)).get(SUPERVISOR)
+        left = self._sealed(step).get(SUPERVISOR)
         return {} if left is None else dict(left.total)
 
     def digest(self, step: int) -> bytes:

@@ -261,20 +261,25 @@ def in_order(exp_id: str, parts: Sequence[Part]) -> list[pa.RecordBatch]:
     cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
     if not cut:
         return []
-    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)])
-    order = _order([piece for chunk in _chunks(cut) for piece in chunk])
+    order = pa.array(_order([piece for chunk in _chunks(cut) for piece in chunk]))
     # Parquet and `take` want one dictionary for all rows.
-    rows, places = table.unify_dictionaries().combine_chunks(), pa.array(order)
-    columns = [column if _same(column) else column.take(places) for column in rows.columns]
-    found: list[pa.RecordBatch] = pa.Table.from_arrays(columns, schema=rows.schema).combine_chunks().to_batches()
-    return found
+    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)]).unify_dictionaries()
+    columns, schema = table.columns, table.schema
+    del table
+    for at in range(len(columns)):  # so that the memory of each is free before the next one is sorted
+        columns[at] = _sorted(columns[at], order)
+    return [pa.RecordBatch.from_arrays(columns, schema=schema)]
 
 
-def _same(column: pa.ChunkedArray) -> bool:
-    """Tell whether all rows are known to have the same value, so that their order does not matter."""
-    if column.null_count:
-        return bool(column.null_count == len(column))
-    return bool(pa.types.is_dictionary(column.type)) and all(len(chunk.dictionary) == 1 for chunk in column.chunks)
+def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
+    whole = column.combine_chunks()
+    if whole.null_count == len(whole) or (not whole.null_count and _is_constant(whole)):
+        return whole
+    return whole.take(order)
+
+
+def _is_constant(column: pa.Array) -> bool:
+    return bool(pa.types.is_dictionary(column.type)) and len(column.dictionary) == 1
 
 
 def _order(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - row numbers (n,)
