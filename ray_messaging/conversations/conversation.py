@@ -43,14 +43,10 @@ class Conversation:
         self._open_transport = open_transport
         self._open = OpenQuestions(from_any=not engine.settings.strict_answers)
         self._mailbox: AnswerMailbox | None = None
+        self.opened = False  # there is a mailbox for answers: an attribute, because each fetch reads it
         self._opening = asyncio.Lock()
         self.handed_out: list[Slice] = []  # late answers that the last fetch returned
         self.keeps_late = True  # False: a late answer is committed as soon as it is in the inbox
-
-    @property
-    def opened(self) -> bool:
-        """Tell whether there is a mailbox for answers."""
-        return self._mailbox is not None
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -71,14 +67,14 @@ class Conversation:
                 own = Engine(self._open_transport(), name=name, settings=engine.settings)
                 mailbox = AnswerMailbox(own, self._open, engine.fetcher, keeps_late=self.keeps_late)
                 await mailbox.open()
-                self._mailbox = mailbox
+                self._mailbox, self.opened = mailbox, True
         return self._mailbox
 
     async def close(self, *, commit: bool) -> None:
         """Close the mailbox for answers; commit the late ones that were handed out, if `commit`."""
         if commit:
             await self.commit()
-        mailbox, self._mailbox = self._mailbox, None
+        mailbox, self._mailbox, self.opened = self._mailbox, None, False
         if mailbox is not None:
             await mailbox.close()
 
@@ -122,7 +118,11 @@ class Conversation:
         receipt: Receipt | None = None
         try:
             async with asyncio.timeout(timeout):
-                receipt = await self._engine.sending.ask(checked, Questions(mailbox, self._asked), answer)
+                accumulator = self._engine.sending
+                await accumulator.enter()
+                rows, sent = accumulator.append_to(Questions(mailbox, self._asked), checked)
+                rows.answers.append(answer)
+                receipt = await sent
                 if receipt:
                     return await answer
         except TimeoutError:
@@ -169,7 +169,11 @@ class Conversation:
         if to_id is not None:
             channel = agent_channel(engine.exp_id, to_id, message.subtopic or AGENT_CHAT)
         checked = engine.checks.checked(channel, payload, message.to_id, None)
-        receipt = await engine.sending.reply(checked, Replies(asker_of(question.batch)), message.id)
+        accumulator = engine.sending
+        await accumulator.enter()
+        rows, sent = accumulator.append_to(Replies(asker_of(question.batch)), checked)
+        rows.in_reply_to.append(message.id)
+        receipt = await sent
         note_replied([question])
         return receipt
 

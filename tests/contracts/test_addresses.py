@@ -251,7 +251,7 @@ async def test_columns_of_different_lengths_are_refused(columns):
             await messager.send_columns(*columns)
 
 
-@pytest.mark.parametrize("bad", [5, None, 1.5, np.array(5)], ids=repr)
+@pytest.mark.parametrize("bad", [True, None, 1.5, np.array(5)], ids=repr)
 async def test_id_columns_of_wrong_type_are_refused(bad):
     async with Messager(MemoryServer(), "exp") as messager:
         with pytest.raises(InvalidAddress):

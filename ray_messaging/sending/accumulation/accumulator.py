@@ -12,11 +12,9 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.message import Message
 from ray_messaging.model.columns import LINE_END, encode_dict
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.accumulation.capacity_limiter import CapacityLimiter
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
 from ray_messaging.sending.accumulation.message_checks import CheckedMessage, MessageChecks
 from ray_messaging.sending.accumulation.pending_batch import (
@@ -34,6 +32,67 @@ from ray_messaging.sending.delivery.send_loop import SendLoop
 from ray_messaging.sending.local_log import SendLog
 
 _NONE_OPEN = RowBatch(None)  # no message is appended to it
+
+
+class CapacityLimiter:
+    """The messages and bytes of payload that were accepted and have no receipt yet, and their limits."""
+
+    __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self.rows = 0
+        self.nbytes = 0
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        self.waited_for = False  # a waiting caller comes before a new one
+        self._turns: deque[asyncio.Future[None]] = deque()
+        self._admitted: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Tell whether a limit is reached."""
+        return self.rows >= self.max_rows or self.nbytes >= self.max_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Tell whether a new caller must wait: a limit is reached, or others wait already."""
+        return self.waited_for or self.rows >= self.max_rows or self.nbytes >= self.max_bytes
+
+    async def wait(self) -> None:
+        """Wait for a turn; the caller must accept something before it awaits anything else."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        self._admit()
+        try:
+            await turn
+        finally:
+            if self._admitted is turn:
+                self._admitted = None
+                self.waited_for = bool(self._turns)
+                asyncio.get_running_loop().call_soon(self._admit)
+
+    def give_back(self, rows: int, nbytes: int) -> None:
+        """Free the capacity of messages that have their receipts."""
+        self.rows -= rows
+        self.nbytes -= nbytes
+        if self.waited_for:
+            self._admit()
+
+    def fail(self, error: MessagingError) -> None:
+        """Give all waiting callers the error."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_exception(error.with_traceback(None))
+        self.waited_for = self._admitted is not None
+
+    def _admit(self) -> None:
+        while self._turns and self._admitted is None and not self.full:
+            turn = self._turns.popleft()
+            if not turn.done():  # else its caller was cancelled
+                self._admitted = turn
+                turn.set_result(None)
+        self.waited_for = self._admitted is not None or bool(self._turns)
 
 
 class Accumulator:
@@ -180,24 +239,10 @@ class Accumulator:
         await self.enter()
         return await self._append(from_id, to_id, topic, line, in_turn=True)
 
-    async def ask(self, checked: CheckedMessage, kind: Questions, answer: "asyncio.Future[Message]") -> Receipt:
-        """Accept one checked question when there is capacity; return its receipt. `answer` gets the answer."""
-        await self.enter()
-        rows, receipt = self._append_to(kind, checked)
-        rows.answers.append(answer)
-        return await receipt
-
-    async def reply(self, checked: CheckedMessage, kind: Replies, in_reply_to: str) -> Receipt:
-        """Accept one checked answer when there is capacity; return its receipt."""
-        await self.enter()
-        rows, receipt = self._append_to(kind, checked)
-        rows.in_reply_to.append(in_reply_to)
-        return await receipt
-
-    def _append_to(
+    def append_to(
         self, kind: Questions | Replies, checked: CheckedMessage
     ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
-        """Append a row to the open batch where that is of a kind, else to a new one; there is capacity."""
+        """Accept one checked question or answer; `enter` comes first. Return the rows of its batch, and its receipt."""
         from_id, to_id, topic, line = checked
         size = len(line) + 1
         batch = self._batch_for(size if size > LARGE_LINE else 0, kind)

@@ -76,13 +76,16 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
     senders = None if from_ids is None or _is_one(from_ids) else IdColumn.checked(from_ids, none=True)
     receivers = None if _is_one(to_ids) else IdColumn.checked(to_ids)
     shared = _shared(payloads, limit_bytes)
-    lengths = [None if each is None else len(each) for each in (receivers, senders)]
-    lengths.append(None if shared is not None else len(payloads))  # type: ignore[arg-type]  # a Sequence, else it raises
-    rows = next((length for length in lengths if length is not None), 1)
-    if any(length not in {None, rows} for length in lengths):
-        names = ("to_ids", "from_ids", "payloads")
-        found = [f"{length} {name}" for name, length in zip(names, lengths, strict=True) if length is not None]
-        raise InvalidColumns(f"the columns differ in length: {', '.join(found)}")
+    lengths = {
+        "from_ids": None if senders is None else len(senders),
+        "to_ids": None if receivers is None else len(receivers),
+        "payloads": None if shared is not None else len(payloads),  # type: ignore[arg-type]  # a Sequence, else it raises
+    }
+    counted = {name: length for name, length in lengths.items() if length is not None}
+    if len(set(counted.values())) > 1:
+        found = ", ".join(f"{length} {name}" for name, length in counted.items())
+        raise InvalidColumns(f"the columns differ in length: {found}")
+    rows = next(iter(counted.values()), 1)
     if senders is None:
         senders = IdColumn.constant(None if from_ids is None else check_id(from_ids), rows)
     if receivers is None:

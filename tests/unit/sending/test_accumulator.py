@@ -22,12 +22,12 @@ from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.message import Outgoing
 from ray_messaging.sending.accumulation import accumulator, pending_batch
 from ray_messaging.sending.accumulation import bulk_input as bulk
+from ray_messaging.sending.accumulation.accumulator import CapacityLimiter
 from ray_messaging.sending.accumulation.bulk_input import (
     columns_of,
     entries_of,
     entry_chunks,
 )
-from ray_messaging.sending.accumulation.capacity_limiter import CapacityLimiter
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.wire.frames import decode
