@@ -20,12 +20,14 @@ from support.servers import RedisProcess
 
 from faults import ray_support
 from faults.proxy import Proxy
-from faults.ray_support import arm, wait_dead
 from ray_messaging import Group, Messaging, StepAborted, Steps, rules
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.interception.client.verdict_client import RemoteVerdictClient
+from ray_messaging.transports.redis.steps import RedisSteps
 
-ACTOR_POINTS = ("open", "read_box", "judge", "send", "close")
+POINTS = ("open", "read_box", "judge", "send", "close")  # calls of the protocol, each from the task
 SIDES = ("before", "after")
+DEATHS = list(itertools.product(POINTS, SIDES))
 SEALED_S = 60.0  # within which a step must be committed, whatever died in it
 
 
@@ -63,32 +65,33 @@ class Repeating:
         return found
 
 
-def dying(nth, side, mark):
-    """Make this task die right before, or after, its nth call of `advance_step`; only the first time."""
-    from ray_messaging.cluster.handles import group_steps
+def dying(point, side, mark):
+    """Make this task die right before, or after, its next call at a point."""
+    owner = RemoteVerdictClient if point == "judge" else RedisSteps
+    real = getattr(owner, point)
 
-    real, calls = group_steps.insist, itertools.count(1)
+    def die():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def insist(*args, **more):
-        here = next(calls) == nth and not mark.exists()
-        if here and side == "before":
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        found = real(*args, **more)
-        if here:
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
+    async def call(self, *args, **more):
+        if side == "before":
+            die()
+        await real(self, *args, **more)
+        die()
 
-    group_steps.insist = insist
+    setattr(owner, point, call)
 
 
 @ray.remote(num_cpus=0, max_retries=-1, retry_exceptions=[StepAborted])
 def drive(groups, rumour, folder, number, repeated, dies):
     """Drive some groups through a rumour; several at once in threads."""
     (folder / f"task-{number}").write_text(str(os.getpid()))
-    if dies is not None:
-        dying(*dies, folder / f"died-{number}")
+    for point, side in dies:
+        mark = folder / f"died-{number}-{point}-{side}"
+        if not mark.exists():
+            dying(point, side, mark)
+            break
     if repeated:
         groups = [Group(group._experiment, group.name, Repeating(group.actor)) for group in groups]
 
@@ -125,7 +128,7 @@ class Society:
     proxy: Proxy | None
     refs: list = field(default_factory=list)
 
-    def start(self, tasks, *, repeated=False, dies=lambda _number: None):
+    def start(self, tasks, *, repeated=False, dies=lambda _number: ()):
         """Start tasks, each of which drives its share of the groups."""
         rumour, folder = ray.put(self.rumour), self.folder
         parts = [self.groups[number::tasks] for number in range(tasks)]
@@ -210,22 +213,9 @@ def replies_cut(society, tasks):
     return 0
 
 
-def actor_at_each_call(society, tasks):
-    """Kill a group's actor right before and after each call of the protocol."""
-    society.messaging.steps.pause()
-    society.start(tasks)
-    for number in range(2):  # the first steps have few messages: not every group sends and reads
-        society.one_step(number, lambda: None)
-    for number, (point, side) in enumerate(itertools.product(ACTOR_POINTS, SIDES)):
-        actor = society.groups[0].actor
-        pid = arm(actor, point if point == "judge" else f"steps.{point}", side)
-        society.one_step(number + 2, lambda pid=pid: wait_dead(pid))
-    return len(ACTOR_POINTS) * len(SIDES)
-
-
 def task_at_each_call(society, tasks):
-    """Kill each task right before, or after, one of its calls."""
-    society.start(tasks, dies=lambda number: (2 * number + 1, SIDES[number % 2]))
+    """Kill each task right before, and after, its calls of the protocol, one after the other."""
+    society.start(tasks, dies=lambda number: DEATHS[number::tasks])
     ray.get(society.refs, timeout=3 * SEALED_S)
     return len(list(society.folder.glob("died-*")))
 
@@ -281,9 +271,8 @@ def everything(society, chance):
 
 FAULTS = {
     "no fault": nothing,
-    "group actor killed at each call of the protocol": actor_at_each_call,
     "group actor killed at random": at_random(group_actor),
-    "task killed at each call": task_at_each_call,
+    "task killed at each call of the protocol": task_at_each_call,
     "task killed at random": at_random(task),
     "interceptor killed at random": at_random(interceptor),
     "log killed at random": at_random(log),

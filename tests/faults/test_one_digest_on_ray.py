@@ -9,8 +9,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(240), py
 
 RING = Rumour(small_world(120), steps=14, chance=60)
 CASES = {
-    "group actor killed at each call of the protocol": 2,
-    "task killed at each call": 2,
+    "group actor killed at random": 2,
+    "task killed at each call of the protocol": 2,
     "all of them killed at random": 2,
     "each Ray call repeated, also late": 1,
 }

@@ -194,12 +194,13 @@ class InFlightBatch:
 
     def _tell(self, rows: Rows | None) -> None:
         """Give the futures of rows that were just closed (None: all) their receipts or errors."""
-        if self._told:
+        pending = self._pending
+        if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):  # it waits for all rows
             return
         self.outcome.done_at = time.time()
         all_rows = rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors)
-        if all_rows and self._pending.all_single:
-            set_receipts(self._pending.singles, self.outcome)  # type: ignore[arg-type]  # none of them is None
+        if all_rows and pending.all_single:
+            set_receipts(pending.singles, self.outcome)  # type: ignore[arg-type]  # none of them is None
         else:
             self._tell_some(rows)
         if not self.left:
