@@ -45,7 +45,8 @@ class Outcome:
         # Copies: a view would keep the whole frame, with its payloads, as long as a receipt lives.
         self._numbers = None if batch.numbers is None else batch.numbers.copy()
         # The receipts of a step live until it is committed, so these may be views.
-        self._in_step = None if batch.ordinal is None else (batch.step, batch.ordinal, batch.from_ids)
+        ordinal = None if batch.extension is None else batch.ordinal
+        self._in_step = None if ordinal is None else (batch.step, ordinal, batch.from_ids)
         self.sent_at = batch.sent_at if isinstance(batch.sent_at, float) else batch.sent_at.copy()
         self.codes = bytearray(_UNKNOWN * batch.rows)
         self.blocks: dict[int, tuple[str, str]] = {}
