@@ -105,7 +105,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         sent_at=_taken(_by_row([batch.sent_at for batch in batches], rows), order),
         lines=lines,
         labels=_labels(batches, rows, order),
-        extension=Extension(ordinal=ordinals[order]),
+        extension=Extension(ordinal=ordinals[order] if ordinals.any() else ordinals),
     )
     return joined, order
 

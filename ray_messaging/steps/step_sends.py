@@ -107,8 +107,9 @@ class StepSends:
         for chunk, places in zip(chunks, found, strict=True):
             if places.min(initial=0) < 0:
                 raise self._not_ours(chunk.from_ids[int(np.argmin(places))])
+        now = time.time()  # one for all: the receiver need not sort equal times
         for chunk, places in zip(chunks, found, strict=True):
-            self._add(chunk.from_ids, chunk.to_ids, chunk.lines, topic, deliver, self._ordinals(places))
+            self._add(chunk.from_ids, chunk.to_ids, chunk.lines, topic, deliver, self._ordinals(places), now)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
@@ -247,6 +248,7 @@ class StepSends:
         topic: str,
         deliver: int,
         ordinals: NDArray[np.uint32],
+        sent_at: float | None = None,
     ) -> None:
         extension = Extension(attempt=self._attempt, deliver=deliver, ordinal=ordinals)
         self._batches.append(
@@ -256,7 +258,7 @@ class StepSends:
                 to_ids=to_ids,
                 topic=topic,
                 lines=lines,
-                sent_at=time.time(),
+                sent_at=time.time() if sent_at is None else sent_at,
                 extension=extension,
             )
         )
