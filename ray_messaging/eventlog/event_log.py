@@ -128,7 +128,8 @@ class EventLog:
     def digest(self, step: int) -> bytes:
         """Return the digest of a step: equal for equal messages, on every layout. See docs/steps.md.
 
-        It covers what groups sent, not what came from outside. A step that is not sealed has that of no messages.
+        It covers the messages that groups sent in the step, and those from outside that were read in it, except the
+        ones that a rule blocked or rewrote. It is final once the step is sealed.
         """
         return bytes(self._source.ask("digest", step=step))
 

@@ -24,19 +24,25 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
     return amended(batches, amendments) if amendments else batches
 
 
+def from_outside(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
+    """Decode the frames from outside of a box for a step, in the order of their arrival."""
+    found = sorted((frame for frame in frames if frame.tag.group == OUTSIDE), key=lambda frame: frame.first)
+    return [batch_of(frame, step) for frame in found]
+
+
 def amends(frame: BoxFrame, batch: Batch) -> bool:
     """Tell whether a frame amends others of its box; else its rows are messages."""
     return frame.tag.group == SUPERVISOR and is_amendment(batch)
 
 
 def batch_of(frame: BoxFrame, step: int) -> Batch:
-    """Decode a frame of a box for a step; a message from outside counts as one that was sent in the step before.
+    """Decode a frame of a box for a step; that step is also the one of a message from outside.
 
     Raises: FrameError.
     """
     batch = decode(frame.frame)
     if frame.tag.group == OUTSIDE:
-        batch.step = step - 1
+        batch.step = step
         ordinals = np.arange(batch.rows, dtype=np.uint32) + np.uint32(FIRST_OUTSIDE + frame.first)
         batch.extension = Extension(deliver=step, ordinal=ordinals)
     return batch

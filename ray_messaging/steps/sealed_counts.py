@@ -43,7 +43,7 @@ def check_step_number(step: object) -> int:
 
 def messages_of(counts: dict[str, StepCounts]) -> int:
     """Return how many messages a step has."""
-    return sum(sum(each.fates.values()) for each in counts.values())
+    return sum(sum(each.fates.values()) + each.outside for each in counts.values())
 
 
 def digest_of(counts: dict[str, StepCounts]) -> bytes:

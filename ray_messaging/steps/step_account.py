@@ -5,20 +5,26 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import FATES, Outcome
+from ray_messaging.receipt import DELIVERED, FATES, Outcome
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.digests import SIZE, DigestRow, sum_of
+
+Pair = tuple[AgentId | None, AgentId | None]  # sender and recipient
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     """Counts that a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed).
 
-    `total` has the messages of this step and of all steps before, by fate.
+    `total` has the messages of this step and of all steps before, by fate. `outside` counts the messages from outside
+    that the group has read in it; with digests, the sum has them, too.
     """
 
     fates: dict[str, int]
     digest: bytes = b""
     total: dict[str, int] = {}
+    outside: int = 0
 
     def encode(self) -> bytes:
         """Encode the counts for the server."""
@@ -39,7 +45,7 @@ class StepAccount:
     def __init__(self, *, digest: bool) -> None:
         self._digest = digest
         self._fates: Counter[str] = Counter()
-        self._sum = 0
+        self._sum = self._outside = 0
         self.total: Counter[str] = Counter()
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
@@ -50,13 +56,45 @@ class StepAccount:
         if self._digest:
             self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks))
 
+    def hear(self, batches: Sequence[Batch]) -> None:
+        """Add messages from outside, in the order of their arrival, to the digest."""
+        rows = outside_rows(batches)
+        self._outside += len(rows)
+        self._sum += sum_of(rows)
+
     def take(self) -> StepCounts:
         """Return the counts of the step, and begin the next one."""
         digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
         self.total += self._fates
-        counts = StepCounts(dict(sorted(self._fates.items())), digest, dict(sorted(self.total.items())))
-        self._fates, self._sum = Counter(), 0
+        fates, total = dict(sorted(self._fates.items())), dict(sorted(self.total.items()))
+        counts = StepCounts(fates, digest, total, self._outside)
+        self._fates, self._sum, self._outside = Counter(), 0, 0
         return counts
+
+
+def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:
+    """Return messages from outside to agents as they count for the digest, without those that a rule rewrote.
+
+    The log has the latter outside of steps. The number of a row is its place among those of one sender and recipient:
+    so groups do not matter.
+    """
+    rows, places = [], Counter[Pair]()
+    for batch in batches:
+        noted = set() if batch.noted is None else set(batch.noted.tolist())
+        assert isinstance(batch.step, int)
+        assert batch.lines is not None
+        pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)
+        for row, pair in enumerate(pairs):
+            if pair[1] is not None and row not in noted:
+                fields = (batch.topic_of(row), FATES[DELIVERED], None, batch.labels_of(row), batch.lines.row(row))
+                rows.append(DigestRow(batch.step, batch.step, pair[0], outside_ordinal(places, pair), pair[1], *fields))
+    return rows
+
+
+def outside_ordinal(places: "Counter[Pair]", pair: Pair) -> int:
+    """Return the number of the next message from outside of one sender and recipient, and count it."""
+    places[pair] += 1
+    return FIRST_OUTSIDE + places[pair] - 1
 
 
 def digest_rows(batch: Batch, codes: Sequence[int], blocks: Mapping[int, tuple[str, str]]) -> list[DigestRow]:

@@ -25,7 +25,7 @@ from ray_messaging.sending.accumulation.bulk_sender import BulkSender
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
-from ray_messaging.steps.box_frames import batches_of
+from ray_messaging.steps.box_frames import batches_of, from_outside
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.step import Step
@@ -239,7 +239,9 @@ class StepLoop:
             self._record, self.places = record, AgentPlaces(record.agents())
 
     async def _step(self, opened: Opened, attempt: int, box: BoxReader) -> Step:
-        batches = batches_of(await box.covered(opened.covers), opened.step)
+        frames = await box.covered(opened.covers)
+        batches = batches_of(frames, opened.step)
+        self._account.hear(from_outside(frames, opened.step) if self._settings.digest else [])
         settings = self._engine.settings
         return Step(
             opened.step,

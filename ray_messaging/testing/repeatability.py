@@ -1,4 +1,4 @@
-"""Check of a model: the same agents do the same, however often and in whatever groups and processes it runs."""
+"""Check of a model: its agents do the same each time, in all groups and processes."""
 
 import asyncio
 import os

@@ -15,6 +15,8 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.steps.digests import history_digest
+from ray_messaging.steps.sealed_counts import digest_of, messages_of, sealed_counts
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
@@ -218,10 +220,10 @@ async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it
     rows = [row for table in live_rows for row in table.to_pylist()]
     outside = [row for row in rows if row["from_id"] is None]
     assert [(row["step"], row["step_read"], row["to_id"], row["payload"]) for row in outside] == [
-        (2, 3, 3, '{"n":1}'),
-        (2, 3, 4, '{"n":2}'),
+        (3, 3, 3, '{"n":1}'),
+        (3, 3, 4, '{"n":2}'),
     ]
-    assert {row["step"] for row in rows} == {0, 1, 2}
+    assert {row["step"] for row in rows if row["from_id"] is not None} == {0, 1, 2}
     await user.send_message(user.get_agent_chat_channel(5), {"n": 3}, to_id=5)
     heard = [message.payload async for step in group.steps(until=5) for message in step.messages if not message.from_id]
     await within(writer.close())
@@ -229,6 +231,47 @@ async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it
     assert len(found) == len(set(found))
     assert [row["to_id"] for row in EventLog.open(society.folder).query(from_id=None).to_pylist()] == [3, 4, 5]
     assert [each for each in heard if "n" in each] == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+async def hear_the_user(society, count, words):
+    """Run the society, with messages of a user between its steps; return the digests of the server and of the log."""
+    store = await society.begin(groups=count, digest=True)
+    writer = await society.writer()
+    groups, user = await society.groups(count), await society.messager()
+    for step, word in enumerate(words, 2):
+        await within(asyncio.gather(*(live(group, until=step) for group in groups)))
+        for agent in (*range(9), 3, 3):
+            await user.send_message(user.get_user_chat_channel(agent), {"word": f"{word} {agent}"}, to_id=agent)
+        await user.send_columns([None] * 60, [*range(60)], [{"word": f"{word} all"}] * 60)
+        if step % 2:
+            await within(writer.caught_up())  # the log has them before the step
+    await within(asyncio.gather(*map(live, groups)))
+    await within(writer.close())
+    log = EventLog.open(society.folder)
+    outside = [row for row in log.query(from_id=None).to_pylist() if row["step"] is not None]
+    assert len(outside) == 71 * len(words)
+    assert {row["step"] for row in outside} == {row["step_read"] for row in outside} == {*range(2, 2 + len(words))}
+    history = b""
+    for step in range(STEPS):
+        counts = await sealed_counts(store, step)
+        history = history_digest(history, step, messages_of(counts), digest_of(counts))
+    assert log.history_digest(STEPS - 1) == history
+    return await digests_of(store), digests(society.folder)
+
+
+@pytest.mark.long
+async def test_messages_from_outside_are_in_the_digest_of_their_step_on_every_layout(server, exp_id, tmp_path):
+    found = []
+    for run, (count, words) in enumerate([(1, ["a", "b"]), (3, ["a", "b"]), (2, ["a", "c"])]):
+        society = Society(server, f"{exp_id}-{run}", tmp_path / f"log{run}")
+        found.append(await hear_the_user(society, count, words))
+        await society.close()
+    (first, logged), (second, again), (other, _) = found
+    assert first == logged == second == again
+    assert first[:2] == sequential()[1][:2]
+    assert first[2] != sequential()[1][2]
+    assert other[:3] == first[:3]
+    assert other[3] != first[3]
 
 
 async def test_a_second_run_goes_on_in_the_folder(society):

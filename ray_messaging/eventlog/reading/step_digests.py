@@ -1,8 +1,8 @@
 """Digests of an experiment's steps, computed from the log's rows."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.result_columns import plain, stored, with_ids
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.digests import DigestRow, history_digest, step_digest, sum_of
+from ray_messaging.steps.step_account import Pair, outside_ordinal
 
 _COLUMNS = (
     "message_id step step_read ordinal from_id to_id subtopic fate rule labels payload".split()  # noqa: SIM905 - shorter
@@ -20,7 +21,7 @@ _COLUMNS = (
 
 
 class StepSum(NamedTuple):
-    """The messages of one step that groups sent: their number, and their digest."""
+    """The messages of one step: their number, and their digest."""
 
     step: int
     messages: int
@@ -29,12 +30,13 @@ class StepSum(NamedTuple):
 
 def digest(view: View, *, step: int) -> bytes:
     """Return the digest of a step: that of no messages where it is not sealed."""
-    return next((found.digest for found in _sums(view, step=step)), step_digest([]))
+    found = _sums(view, step=step).get(step)
+    return step_digest([]) if found is None else found.digest
 
 
 def history(view: View, *, step: int) -> bytes:
     """Return the digest of all steps up to one."""
-    sums = {found.step: found for found in _sums(view, step=slice(0, step + 1))}
+    sums = _sums(view, step=slice(0, step + 1))
     chained = b""
     for number in range(step + 1):
         found = sums.get(number) or StepSum(number, 0, step_digest([]))
@@ -42,29 +44,33 @@ def history(view: View, *, step: int) -> bytes:
     return chained
 
 
-def _sums(view: View, **fields: Any) -> Iterator[StepSum]:  # noqa: ANN401 - as a query's
-    """Yield the sums of steps, as they come in the log; the rows of one follow each other."""
-    for step, rows in groupby(_rows(view, Filters(**fields)), lambda row: row.step):
-        messages, total = 0, 0
-        for row in rows:
-            messages += 1
-            total += sum_of([row])
-        yield StepSum(step, messages, step_digest([total]))
+def _sums(view: View, **fields: Any) -> dict[int, StepSum]:  # noqa: ANN401 - as a query's
+    """Return the sums of steps. Messages from outside may come in the log before those of earlier steps."""
+    messages: Counter[int] = Counter()
+    totals: Counter[int] = Counter()
+    for row in _rows(view, Filters(**fields)):
+        messages[row.step] += 1
+        totals[row.step] += sum_of([row])
+    return {step: StepSum(step, messages[step], step_digest([total])) for step, total in totals.items()}
 
 
 def _rows(view: View, filters: Filters) -> Iterator[DigestRow]:
-    """Yield the messages of groups; one that several mailboxes have comes once."""
-    before = ""
-    for part in scan(view, filters, stored(_COLUMNS), partial(_sent_by_groups)):
+    """Yield the messages of steps; one that several mailboxes have comes once."""
+    before, places = "", defaultdict[int, Counter[Pair]](Counter)
+    for part in scan(view, filters, stored(_COLUMNS), partial(_in_steps)):
         for row in dicts_of(with_ids(part)):
             if row["message_id"] != before:
                 before = row["message_id"]
-                yield digest_row(row)
+                if row["ordinal"] < FIRST_OUTSIDE:
+                    yield digest_row(row)
+                elif row["to_id"] is not None:
+                    pair = row["from_id"], row["to_id"]
+                    yield digest_row(row | {"ordinal": outside_ordinal(places[row["step"]], pair)})
 
 
-def _sent_by_groups(part: pa.Table) -> pa.Table:
+def _in_steps(part: pa.Table) -> pa.Table:
     ordinals = part["ordinal"].to_numpy()
-    return plain(part.filter(pa.array(ordinals < FIRST_OUTSIDE)))  # null is no number, and so not less
+    return plain(part.filter(pa.array(ordinals >= 0)))  # null is no number, and so not greater
 
 
 def digest_row(row: dict[str, Any]) -> DigestRow:
