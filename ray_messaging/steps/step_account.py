@@ -75,7 +75,7 @@ class StepAccount:
 def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:
     """Return messages from outside to agents as they count for the digest, without those that a rule rewrote.
 
-    The log has the latter outside of steps. The number of a row is its place among those of one sender and recipient:
+    The log has the latter without ordinals. The number of a row is its place among those of one sender and recipient:
     so groups do not matter.
     """
     rows, places = [], Counter[Pair]()

@@ -33,7 +33,8 @@ class LogItem(NamedTuple):
     """One entry of a stream that the event log reads: a frame, and in the log stream a note on it.
 
     `takers` counts, for a frame of published messages, the subscribers of each row. An entry of the log
-    stream without a frame says that mailboxes came or went: read the list of streams again.
+    stream without a frame says that mailboxes came or went: read the list of streams again. `step` is the one that
+    messages from outside were given, in an experiment with steps.
     """
 
     stream: str
@@ -41,6 +42,7 @@ class LogItem(NamedTuple):
     frame: bytes
     note: bytes | None = None
     takers: list[int] | None = None
+    step: int | None = None
 
 
 class LogStore(Protocol):

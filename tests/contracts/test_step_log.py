@@ -13,7 +13,7 @@ from ray_messaging.cli.app import app
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.interception.rules import ALLOW, BlackList, Rule, rewrite
+from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.sealed_counts import digest_of, messages_of, sealed_counts
@@ -326,6 +326,40 @@ async def test_blocked_rewritten_and_undeliverable_messages_have_their_fates_and
     assert log.digest(0) == (await digests_of(store))[0]
     assert log.balance().fates == {"delivered": 2, "published": 0, "undeliverable": 1, "blocked": 1}
     assert log.history_digest(1) != log.history_digest(0)
+
+
+class Mute(Rule):
+    """A rule that lets nobody write to agent 2."""
+
+    name = "mute"
+
+    def check(self, message):
+        return block("muted") if message.to_id == 2 else ALLOW
+
+
+async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_step(society):
+    store = await society.begin(digest=True)
+    writer = await society.writer()
+    (group,) = await society.groups(1)
+    user = Messager(society.server, society.exp_id, Interceptor(society.exp_id, [Mute(), Calm()]))
+    society.opened.append(user)
+    await user.init()
+    await within(live(group, until=3))
+    receipts = await user.send_columns([None] * 3, [2, 3, 4], [{"word": "no"}, {"word": "HEY"}, {"word": "yes"}])
+    assert receipts.fates.tolist() == ["blocked", "delivered", "delivered"]
+    await within(live(group))
+    await within(writer.close())
+    log = EventLog.open(society.folder)
+    found = [
+        (row["step"], row["step_read"], row["to_id"], row["fate"], row["rule"], row["payload"], row["payload_before"])
+        for row in log.query(from_id=None).to_pylist()
+    ]
+    assert sorted(found, key=lambda row: row[2]) == [
+        (3, 3, 2, "blocked", "mute", '{"word":"no"}', None),
+        (3, 3, 3, "delivered", "calm", '{"word":"hey"}', '{"word":"HEY"}'),
+        (3, 3, 4, "delivered", None, '{"word":"yes"}', None),
+    ]
+    assert digests(society.folder) == await digests_of(store)
 
 
 async def test_two_logs_differ_first_where_an_agent_sent_something_else(society, exp_id, tmp_path):

@@ -146,5 +146,6 @@ class SendCall:
             exp.mailboxes[name].append(exp.entry, write.rows, write.frame)
         if noted is not None and exp.log.limits is not None:
             exp.log.backlog.add(noted.rows, len(noted.frame) + len(noted.note))
-            exp.log.last_noted = exp.append_to_log(noted.frame, noted.note, None if name else takers)
+            step = exp.steps.given_step(name)
+            exp.log.last_noted = exp.append_to_log(noted.frame, noted.note, None if name else takers, step)
         self.sender.last[name] = write.seq

@@ -226,11 +226,13 @@ class Experiment:
         except TimeoutError:
             return False
 
-    def append_to_log(self, frame: bytes = b"", note: bytes | None = None, takers: list[int] | None = None) -> int:
+    def append_to_log(
+        self, frame: bytes = b"", note: bytes | None = None, takers: list[int] | None = None, step: int | None = None
+    ) -> int:
         """Write an entry of the log stream; an empty one says that mailboxes came or went."""
         self.entry += 1
         self.log.last = self.entry
-        self.log.items.append((self.entry, LogItem(LOG_STREAM, f"{self.entry}-0", frame, note, takers)))
+        self.log.items.append((self.entry, LogItem(LOG_STREAM, f"{self.entry}-0", frame, note, takers, step)))
         self.wake()
         return self.entry
 

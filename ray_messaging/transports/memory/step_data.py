@@ -144,6 +144,13 @@ class StepData:
         step = max(self.latest + 1, member.since)
         return None if member.until is not None and step >= member.until else box_name(mailbox, step)
 
+    def given_step(self, mailbox: str) -> int | None:
+        """Return the step that a message from outside is given, also to no box; None: there are no steps."""
+        if self.settings is None:
+            return None
+        box = self.next_box(mailbox) if mailbox in self.members else None
+        return self.latest + 1 if box is None else int(box.rpartition("@")[2])
+
     def put_from_outside(self, mailbox: str, rows: int, frame: bytes) -> None:
         """Write a frame from outside: it counts at once."""
         name = self.next_box(mailbox)

@@ -167,4 +167,5 @@ def _item(stream: str, entry: str, fields: list[bytes]) -> LogItem:
         found.get(b"f", b""),
         found.get(b"n"),
         None if takers is None else [int(taken) for taken in msgspec.json.decode(takers)],  # cjson's [] is {}
+        int(found[b"s"]) if b"s" in found else None,
     )

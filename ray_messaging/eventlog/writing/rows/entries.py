@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.rows.columns import Part
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.wire.frames import decode
@@ -38,6 +39,8 @@ def decode_entry(item: LogItem) -> Taken:
         raise FrameError("this is no valid frame: it has no payloads")
     if item.note is None:
         return Taken(delivered(batch, item.entry, item.stream.rpartition(":")[0]), len(batch))
+    if item.step is not None:
+        batch.step, batch.extension = item.step, Extension(deliver=item.step)
     return Taken(noted(batch, item.entry, item.note, item.takers), len(batch))
 
 

@@ -173,7 +173,13 @@ end
 
 local function note(s, ...)
   if not log or not s.note then return end
-  log.last = redis.call('XADD', ARGV[5] .. 'mailbox::log:0', '*', 'f', ARGV[s.note], 'n', ARGV[s.note + 1], ...)
+  local fields = {'f', ARGV[s.note], 'n', ARGV[s.note + 1], ...}
+  local box, latest = boxes[s.mailbox], redis.call('HGET', ARGV[5] .. 'steps', 'latest')
+  if latest then  -- the step that a message from outside is given, also one that reaches no box
+    fields[#fields + 1] = 's'
+    fields[#fields + 1] = string.format('%.0f', box and box.limits and box.step or latest + 1)
+  end
+  log.last = redis.call('XADD', ARGV[5] .. 'mailbox::log:0', '*', unpack(fields))
 end
 
 -- What is published goes out last: between brackets, so that our own subscriptions pass it by. A channel that the
