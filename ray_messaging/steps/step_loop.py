@@ -24,12 +24,12 @@ from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_sender import BulkSender
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
+from ray_messaging.steps.accounts.step_account import StepAccount, StepCounts
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.box_frames import batches_of, from_outside
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.transports.steps.box_reader import BoxReader

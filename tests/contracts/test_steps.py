@@ -19,7 +19,7 @@ from ray_messaging import (
     UndeclaredSend,
     UnknownSender,
 )
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 

@@ -6,12 +6,12 @@ from hashlib import blake2b
 import numpy as np
 
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.steps.accounts.digests import DigestRow, step_digest, sum_of
+from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.random_numbers import agent_generator
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_sends import StepSends
 
 AGENTS, STEPS, SEED = 60, 8, 7

@@ -25,8 +25,8 @@ from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
-from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.accounts.sealed_counts import sealed_counts, sealed_history
+from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.steps.values import Progress
 
 # The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.

@@ -9,8 +9,8 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.support.graphs import read_network
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.steps.sealed_counts import digest_of
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.accounts.sealed_counts import digest_of
+from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.steps.values import SUPERVISOR, Progress
 
 _NEWS_S = 5.0  # the longest wait in one call

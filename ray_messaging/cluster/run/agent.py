@@ -16,8 +16,8 @@ from ray_messaging.cluster.run.remembered_calls import RememberedCalls
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, MessagingError, StepFailed
 from ray_messaging.message import Messages
+from ray_messaging.steps.accounts.digests import id_bytes
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.random_numbers import agent_generator
 from ray_messaging.steps.step import Step
 

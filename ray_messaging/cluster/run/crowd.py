@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.cluster.run.agent import step_failed, unfit_answer
 from ray_messaging.errors import ConfigError
+from ray_messaging.steps.accounts.digests import id_bytes
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.step import Step
 
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode

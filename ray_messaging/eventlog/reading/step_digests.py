@@ -11,9 +11,9 @@ from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.result_columns import plain, stored, with_ids
+from ray_messaging.steps.accounts.digests import DigestRow, history_digest, step_digest, sum_of
+from ray_messaging.steps.accounts.step_account import Pair, outside_ordinal
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
-from ray_messaging.steps.digests import DigestRow, history_digest, step_digest, sum_of
-from ray_messaging.steps.step_account import Pair, outside_ordinal
 
 _COLUMNS = (
     "message_id step step_read ordinal from_id to_id subtopic fate rule labels payload".split()  # noqa: SIM905 - shorter

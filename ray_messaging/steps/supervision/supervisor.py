@@ -17,8 +17,8 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.sending.delivery.frame_router import CALL_BYTES
-from ray_messaging.steps.digests import SIZE
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.accounts.digests import SIZE
+from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.steps.supervision.changes import StepChanges, Write
 from ray_messaging.steps.supervision.sent_messages import sent_messages

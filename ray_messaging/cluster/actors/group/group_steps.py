@@ -3,7 +3,7 @@
 from collections import Counter
 
 from ray_messaging.messager import Messager
-from ray_messaging.steps.sealed_counts import sealed_counts
+from ray_messaging.steps.accounts.sealed_counts import sealed_counts
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
 

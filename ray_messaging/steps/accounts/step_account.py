@@ -8,8 +8,8 @@ import msgspec
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import DELIVERED, FATES, Outcome
+from ray_messaging.steps.accounts.digests import SIZE, DigestRow, sum_of
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
-from ray_messaging.steps.digests import SIZE, DigestRow, sum_of
 
 Pair = tuple[AgentId | None, AgentId | None]  # sender and recipient
 

@@ -3,13 +3,13 @@
 from operator import index
 
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.steps.digests import history_digest, step_digest
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.accounts.digests import history_digest, step_digest
+from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.steps.store import StepStore
 
 
 async def sealed_counts(store: StepStore, step: int) -> dict[str, StepCounts]:
-    """Return what each group has left about a step that all have committed; raise ConfigError, UnknownName."""
+    """Return the counts of each group of a step that all have committed; raise ConfigError, UnknownName."""
     number = check_step_number(step)
     sealed = (await store.progress()).sealed
     if number > sealed:
@@ -42,7 +42,7 @@ def check_step_number(step: object) -> int:
 
 
 def messages_of(counts: dict[str, StepCounts]) -> int:
-    """Return how many messages a step has."""
+    """Return the number of messages of a step."""
     return sum(sum(each.fates.values()) + each.outside for each in counts.values())
 
 

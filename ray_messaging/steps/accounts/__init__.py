@@ -1,0 +1,1 @@
+"""The account of a step: fates and digests of its messages."""
