@@ -13,8 +13,8 @@
 --         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
 --         we publish
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
---         log stream (f = frame, n = note, t = takers as JSON), state::log a hash (unlogged, unlogged_bytes,
---         max_messages, max_bytes, last)
+--         log stream (f = frame, n = note, t = takers as JSON, s = the step that messages from outside got),
+--         state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
 -- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
 --         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
