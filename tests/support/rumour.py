@@ -24,6 +24,18 @@ class Rumour:
         self.agents = sorted(self.friends)
         self.first = set(sorted(self.agents, key=lambda agent: -len(self.friends[agent]))[:3])
 
+    def edges(self):
+        """Return all pairs of an agent and its friend."""
+        return [(agent, friend) for agent, friends in self.friends.items() for friend in friends]
+
+    def parts(self, count, *, senders):
+        """Return the agents of so many groups.
+
+        Where groups wait for their senders, neighbours on a ring share a group, so that most groups hear few others.
+        """
+        size = -(-len(self.agents) // count)
+        return [self.agents[n * size : (n + 1) * size] if senders else self.agents[n::count] for n in range(count)]
+
     def begin(self, agent):
         """Return an agent's state before the first step."""
         return [0 if agent in self.first else -1, "0"]

@@ -24,10 +24,7 @@ class RumourGroups:
     def __init__(self, server, exp_id, rumour, count, *, senders=False, faults=None, interceptor=None, **settings):
         self.server, self.exp_id, self.rumour, self.faults = server, exp_id, rumour, faults
         self.interceptor = interceptor
-        agents, size = rumour.agents, -(-len(rumour.agents) // count)
-        # In mode senders neighbours on the ring share a group, so that most groups hear few others.
-        parts = [agents[n * size : (n + 1) * size] if senders else agents[n::count] for n in range(count)]
-        self.parts = {f"group{n}": part for n, part in enumerate(parts)}
+        self.parts = {f"group{n}": part for n, part in enumerate(rumour.parts(count, senders=senders))}
         wait_for = WaitFor.SENDERS if senders else WaitFor.ALL
         self.settings = StepSettings(groups=count, digest=True, wait_for=wait_for, **settings)
         self.opened = []
@@ -36,9 +33,7 @@ class RumourGroups:
         first = await self._connect("setup")
         self.store = first.engine.transport.steps
         await self.store.begin(self.settings)
-        for name in self.parts:
-            await self.store.declare({name: self._hears(name)})
-            await self.store.join(name)
+        await self.store.declare({name: self._hears(name) for name in self.parts})
         return self
 
     async def __aexit__(self, *_):

@@ -1,0 +1,124 @@
+"""Large steps and slow groups: all arrives, or too much is refused at once; nobody waits for ever."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from ray_messaging import Messager, StepTooLarge
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import StepSettings, WaitFor
+
+MANY = 300_000
+
+
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "valkey"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+
+
+@pytest.fixture
+async def groups(server, exp_id):
+    """Open groups of ten agents each, of which the first alone hears the others."""
+    opened = []
+
+    async def open_groups(count, **settings):
+        setup = Messager(server, exp_id, name="setup")
+        opened.append(setup)
+        await setup.init()
+        store = setup.engine.transport.steps
+        await store.begin(StepSettings(groups=count, **settings))
+        names = [f"group{number}" for number in range(count)]
+        await store.declare({name: names if number == 0 else [name] for number, name in enumerate(names)})
+        for number, name in enumerate(names):
+            messager = Messager(server, exp_id, name=name)
+            opened.append(messager)
+            await messager.init()
+            await messager.host_agents(range(10 * number, 10 * number + 10), ["agent-chat"])
+        return store, opened[1:]
+
+    yield open_groups
+    for messager in opened:
+        await messager.close()
+
+
+@pytest.mark.long
+async def test_300_000_messages_in_a_step_arrive_whole(groups):
+    _, (first, second) = await groups(2)
+    numbers = np.arange(MANY)
+
+    async def send():
+        async for step in second.steps(until=2):
+            if step.number == 0:
+                step.send_columns(10 + numbers % 10, numbers % 7, [{"n": n} for n in range(MANY)])
+
+    async def read():
+        async for step in first.steps(until=2):
+            found = step.messages
+        return found
+
+    async with asyncio.timeout(60):
+        found, _ = await asyncio.gather(read(), send())
+    order = np.lexsort((numbers, 10 + numbers % 10, numbers % 7))  # canonical: by to_id, from_id, n-th send
+    assert [payload["n"] for payload in found.payloads] == order.tolist()
+
+
+@pytest.mark.parametrize("limit", [{"box_rows": 1000}, {"box_bytes": 20_000}], ids=["rows", "bytes"])
+async def test_too_much_for_one_group_is_refused_at_once_with_the_figures(groups, limit):
+    _, opened = await groups(5, **limit)
+    (name, most), refused = next(iter(limit.items())), []
+
+    async def send(messager, ids):
+        count = 400
+        while True:
+            try:
+                async with aclosing(messager.steps(until=2)) as steps:
+                    async for step in steps:
+                        if step.number == 0:
+                            began = time.monotonic()
+                            step.send_columns([ids[0]] * count, [3] * count, [{"n": n} for n in range(count)])
+            except StepTooLarge as error:
+                refused.append((error, time.monotonic() - began))
+                count //= 4
+            else:
+                return count
+
+    async def read():
+        async for step in opened[0].steps(until=2):
+            found = len(step.messages)
+        return found
+
+    async with asyncio.timeout(30):
+        senders = [send(messager, range(10 * n, 10 * n + 10)) for n, messager in enumerate(opened[1:], 1)]
+        found, *sent = await asyncio.gather(read(), *senders)
+    assert found == sum(sent) < 1600
+    assert refused
+    for error, took in refused:
+        limits = {"box_rows": error.limit_rows, "box_bytes": error.limit_bytes}
+        has = {"box_rows": error.rows, "box_bytes": error.nbytes}
+        assert limits[name] == most >= has[name]
+        assert f"{most:,}" in str(error)
+        assert took < 5
+
+
+@pytest.mark.parametrize(("mode", "ahead"), [(WaitFor.ALL, 1), (WaitFor.SENDERS, 8)])
+async def test_a_group_that_reads_slowly_stops_the_others_at_the_barrier_and_loses_nothing(groups, mode, ahead):
+    store, (slow, fast) = await groups(2, wait_for=mode)
+
+    async def send():
+        async for step in fast.steps(until=20):
+            step.send_columns([10] * 500, [3] * 500, [{"step": step.number}] * 500)
+
+    async def read():
+        found = []
+        async for step in slow.steps(until=20):
+            found.append([payload["step"] for payload in step.messages.payloads])
+            while step.number == 1 and (progress := await store.progress()).groups["group1"].closed < ahead:
+                await store.wait(progress.news, 1.0)
+        return found
+
+    async with asyncio.timeout(30):
+        found, _ = await asyncio.gather(read(), send())
+    assert found == [[]] + [[number] * 500 for number in range(19)]
