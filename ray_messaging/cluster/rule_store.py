@@ -16,8 +16,9 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
-from ray_messaging.cluster.spec import PickledRule
+from ray_messaging.cluster.spec import PickledRule, ScheduledChange
 from ray_messaging.errors import Fenced, RuleError
+from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import ROUNDS, VIOLATIONS
 from ray_messaging.interception.server.state.state_writer import ServerBehindError, StateChanges
@@ -41,6 +42,8 @@ class RuleStore:
 
     def __init__(self, server: ExperimentStore, exp_id: str, run: str) -> None:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # name of a call -> result of its change
+        self.scheduled: list[ScheduledChange] = []
+        self.changes: list[RuleChange] = []  # of this run, for people
         self._server = server
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
@@ -107,6 +110,11 @@ class RuleStore:
         self._known[id(rule)] = _Known(rule, data)
         return rule
 
+    def pickle_of(self, rule: Rule) -> PickledRule:
+        """Return the pickle that a rule came as."""
+        known = self._known.get(id(rule))
+        return pickled(rule) if known is None else known.pickled
+
     async def save_rules(self, rules: Iterable[Rule]) -> None:
         """Store the rules for a restart of this actor; they are in force with the next write to the server."""
         kept = tuple(rules)
@@ -114,7 +122,8 @@ class RuleStore:
         self._known = {id(rule): self._known.get(id(rule)) or _Known(rule, pickled(rule)) for rule in kept}
         while len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
-        code = ray.cloudpickle.dumps(([known.pickled for known in self._known.values()], self.calls))
+        pickles = [known.pickled for known in self._known.values()]
+        code = ray.cloudpickle.dumps((pickles, self.calls, self.scheduled, self.changes))
         name = self._code + secrets.token_hex(8)
         await asyncio.to_thread(_internal_kv_put, name, code, namespace=NAMESPACE)
         self._names = [name, *(rule.name for rule in kept)]
@@ -132,7 +141,7 @@ class RuleStore:
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )
         self._kept = name.decode()
-        kept, self.calls = ray.cloudpickle.loads(code)
+        kept, self.calls, self.scheduled, self.changes = ray.cloudpickle.loads(code)
         self._in_force = [self._kept, *(rule.name for rule in kept)]
         return tuple(self.admit(rule) for rule in kept)
 

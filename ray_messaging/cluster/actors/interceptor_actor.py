@@ -15,12 +15,14 @@ from ray.util import get_node_ip_address
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.restarts import ActorStart, unreachable
+from ray_messaging.cluster.actors.rule_schedule import RuleRequest
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError
+from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.model.columns import IdColumn
@@ -103,19 +105,27 @@ class InterceptorActor:
         failures = self._host.interceptor.failures
         return [description(rule) | failures.of(rule) for rule in self._host.interceptor.rules]
 
-    async def insert_rule(self, rule: Rule, index: int | None = None) -> None:
-        """Insert a rule before the one at `index` (None: at the end); raises RuleError."""
-        own = self._host.admitted(rule)
-        await self._host.change_rules(_call(), lambda rules: rules.insert(own, index))
+    async def insert_rule(self, rule: Rule, index: int | None = None, *, at_step: int | None = None) -> None:
+        """Insert a rule before the one at `index` (None: at the end).
 
-    async def replace_rule(self, which: int | str, rule: Rule) -> None:
-        """Replace a rule, given by position or name; raises RuleError."""
+        Args: `at_step`, here and below, is the first step to which the change applies; None: at once.
+        Raises: RuleError; ConfigError for a step that is too early.
+        """
         own = self._host.admitted(rule)
-        await self._host.change_rules(_call(), lambda rules: rules.replace(which, own))
+        await self._host.editor.edit(RuleRequest(_call(), "insert", index, own), at_step)
 
-    async def pop_rule(self, which: int | str = -1) -> dict[str, Any]:
-        """Remove a rule, given by position or name, and return its description; raises RuleError."""
-        return await self._host.change_rules(_call(), lambda rules: rules.pop(which))
+    async def replace_rule(self, which: int | str, rule: Rule, *, at_step: int | None = None) -> None:
+        """Replace a rule, given by position or name; raises as `insert_rule`."""
+        own = self._host.admitted(rule)
+        await self._host.editor.edit(RuleRequest(_call(), "replace", which, own), at_step)
+
+    async def pop_rule(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
+        """Remove a rule, given by position or name, and return its description; raises as `insert_rule`."""
+        return await self._host.editor.edit(RuleRequest(_call(), "remove", which), at_step)
+
+    async def rule_changes(self) -> list[RuleChange]:
+        """Return the changes of the rules in this run, in the order of the calls."""
+        return self._host.editor.changes
 
     async def new_round(self) -> None:
         """Begin a new round: quotas per round start again."""
@@ -145,18 +155,24 @@ class InterceptorActor:
     async def add_to_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Block more pairs."""
         wanted = check_pairs(pairs, BlackList.name)
-        await self._host.change(lambda: self._host.interceptor.black_list.add(wanted))
+        await self._host.editor.edit_state(
+            "add pairs", lambda: self._host.interceptor.black_list.add(wanted), BlackList.name
+        )
 
     async def remove_from_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Let pairs pass again."""
         wanted = check_pairs(pairs, BlackList.name)
         if self._host.black_lists:  # without a list there is nothing to remove
-            await self._host.change(lambda: self._host.interceptor.black_list.remove(wanted))
+            await self._host.editor.edit_state(
+                "remove pairs", lambda: self._host.interceptor.black_list.remove(wanted), BlackList.name
+            )
 
     async def set_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Replace the blocked pairs."""
         wanted = check_pairs(pairs, BlackList.name)
-        await self._host.change(lambda: self._host.interceptor.black_list.set(wanted))
+        await self._host.editor.edit_state(
+            "set pairs", lambda: self._host.interceptor.black_list.set(wanted), BlackList.name
+        )
 
     # -- state ----------------------------------------------------------------------------------------------------
 

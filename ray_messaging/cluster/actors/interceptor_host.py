@@ -12,9 +12,11 @@ from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.cluster.actors.heartbeat import Heartbeat
 from ray_messaging.cluster.actors.pending_changes import PendingChanges
+from ray_messaging.cluster.actors.rule_editor import RuleEditor
+from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, check_step_rules
 from ray_messaging.cluster.ownership import Ownership
-from ray_messaging.cluster.rule_store import RuleStore, description, pickled
+from ray_messaging.cluster.rule_store import RuleStore, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
@@ -23,7 +25,6 @@ from ray_messaging.interception.rules import BlackList, Rule, StepRule
 from ray_messaging.interception.rules.step_rule import forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.model.columns import IdColumn
@@ -61,6 +62,8 @@ class InterceptorHost:
         self._changes = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
         self._waits_for_all = False
+        self._schedule = RuleSchedule(self._store, lambda: self.interceptor, self._save_rules)
+        self.editor = RuleEditor(self.experiment, self._store, self._schedule, self.change)
         self._watchdog: Watchdog | None = None
         self._step_rules: StepRuleRunner | None = None  # None: the experiment has no steps
 
@@ -111,8 +114,9 @@ class InterceptorHost:
         self._watch_rules()
         if self._spec.steps is not None:
             settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
-            self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor)
+            self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self._schedule)
             await self._step_rules.follow()
+            self.editor.use_steps(self.steps, self._step_rules)
         self.lane_address = await self._lane.start(host)
 
     def _watch_rules(self) -> None:
@@ -180,23 +184,6 @@ class InterceptorHost:
             await self._store.save_rules(self.interceptor.rules.now)
         if self._step_rules is not None:
             await self._step_rules.follow()
-
-    async def change_rules(self, call: str, change: Callable[[RuleSet], Rule]) -> dict[str, Any]:
-        """Insert or remove rules; return the description of the changed rule. Raises RuleError.
-
-        Args:
-            call: Name of the call. A call that Ray repeats after a restart finds its change already made: the names of
-                calls are stored together with the rules.
-            change: The change; it returns the rule.
-        """
-
-        def make() -> dict[str, Any]:
-            if call in self._store.calls:
-                return dict(self._store.calls[call])
-            described = self._store.calls[call] = description(change(self.interceptor.rules))
-            return described
-
-        return await self.change(make)
 
     async def _wait_for_all_groups(self) -> None:
         """Have each group wait for all others where a rule needs whole steps."""

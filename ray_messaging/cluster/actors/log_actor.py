@@ -13,6 +13,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import MessagingError
+from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.observability.health.reports import Disk, Report
 
 _LOST_REMEDY = "shut the experiment down, see why the server lost its data, and start again by on_existing='resume'"
@@ -81,6 +82,10 @@ class LogActor:
     async def clear(self) -> None:
         """Empty the list of `rows`."""
         await self._host.clear()
+
+    async def write_rule_changes(self, changes: list[RuleChange]) -> None:
+        """Keep the changes of the run's rules beside its rows."""
+        await self._host.write_rule_changes(changes)
 
     async def stats(self) -> dict[str, Any]:
         """Return rows, segments, lag and error."""

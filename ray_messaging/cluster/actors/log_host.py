@@ -1,6 +1,7 @@
 """Host of one experiment's event log: writer and queries in one process."""
 
 import asyncio
+import logging
 import secrets
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.query import REACHED, answer
 from ray_messaging.eventlog.reading.result_columns import INTERNAL
+from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
 from ray_messaging.eventlog.writing.log_errors import died_before_loss
 from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_ROWS
 from ray_messaging.eventlog.writing.segment_store import with_folder_lock
@@ -27,6 +29,8 @@ from ray_messaging.transports.transport import Limits
 
 PAGE = 4096  # rows in one answer
 _CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared
+
+logger = logging.getLogger(__name__)
 
 
 class LogHost:
@@ -103,6 +107,7 @@ class LogHost:
         if self._on_existing == "reset":
             self._folder.erase()
             forget_missing(self._folder)
+            write_rule_changes(self._folder, [])
 
     async def close(self) -> None:
         """Write everything that was sent, and remove the log from the server."""
@@ -114,6 +119,13 @@ class LogHost:
     async def abandon(self) -> None:
         """Disconnect, after a failed start."""
         await self._transport.close()
+
+    async def write_rule_changes(self, changes: list[RuleChange]) -> None:
+        """Keep the changes of the run's rules beside its rows; a full disk costs only this record."""
+        try:
+            await asyncio.to_thread(write_rule_changes, self._folder, changes)
+        except OSError as error:
+            logger.warning("the changes of the rules are not recorded in %s: %s", self._folder.where, error)
 
     # -- queries --------------------------------------------------------------------------------------------------
 

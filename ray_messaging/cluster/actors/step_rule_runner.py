@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Protocol
 
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import RuleError, UnknownName
@@ -19,34 +20,74 @@ from ray_messaging.transports.transport import Transport
 _FAILING_S = 1.0  # a supervisor that fails for so long is reported
 
 
+class Schedule(Protocol):
+    """Changes of the rules that wait for their step."""
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether there are some."""
+
+    async def apply(self, step: int) -> None:
+        """Make the changes that apply to a step, and store them; the step has not begun."""
+
+
 class StepRuleRunner:
-    """Runner of a supervisor, for as long as a rule of the interceptor acts at the end of a step.
+    """Runner of a supervisor, for as long as a rule acts at the end of a step, or a change of the rules waits for one.
 
     Args: `settings` are those of the experiment's steps.
     """
 
     def __init__(
-        self, transport: Transport, store: StepStore, settings: StepSettings, interceptor: Interceptor
+        self,
+        transport: Transport,
+        store: StepStore,
+        settings: StepSettings,
+        interceptor: Interceptor,
+        schedule: Schedule,
     ) -> None:
+        self._ended = -1  # the last step after which changes were made
         self._store = store
-        self._settings = settings
         self._interceptor = interceptor
-        self._reviewer = RuleReviewer(interceptor, settings.horizon)
+        self._schedule = schedule
+        self._reviewer = RuleReviewer(interceptor, settings.horizon, self)
         self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch)
         self._task: asyncio.Task[None] | None = None
         self._following = asyncio.Lock()
+        self._leaving: asyncio.Task[None] | None = None
+
+    @property
+    def _needed(self) -> bool:
+        return forces_all(self._interceptor.rules) or self._schedule.waits
 
     async def follow(self) -> None:
         """Begin or end supervision, as the rules of now need it."""
+        if asyncio.current_task() is self._task:
+            return  # `step_closed` follows, once what the rules have changed in this step counts
         async with self._following:
-            needed = forces_all(self._interceptor.rules)
-            if needed and self._task is None:
+            if self._needed and self._task is None:
                 await self._store.join(SUPERVISOR)
                 self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
-            elif not needed:
+            elif not self._needed:
                 await self.close()
                 with suppress(UnknownName):  # there was none
                     await self._store.leave(SUPERVISOR, at_once=True)
+
+    async def earliest(self) -> int:
+        """Join the steps; return the first one to which a change of the rules can apply as a whole."""
+        since = await self._store.join(SUPERVISOR)
+        progress = await self._store.progress()
+        closed = since - 1 if progress.supervisor is None else progress.supervisor.closed
+        return max(closed, self._ended) + 2
+
+    async def step_ended(self, number: int) -> None:
+        """Make the changes that apply to the next step."""
+        self._ended = number
+        await self._schedule.apply(number + 1)
+
+    def step_closed(self, number: int) -> None:  # noqa: ARG002 - a StepListener's
+        """End supervision where it is not needed any more."""
+        if not self._needed:
+            self._leaving = asyncio.create_task(self.follow(), name="ray_messaging step rules end")
 
     def named(self, progress: Progress) -> Progress:
         """Return the progress of the steps with the rule that they wait for."""

@@ -55,6 +55,9 @@ class StepReviewer(Protocol):
     async def end(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
         """End the round of the step, once; count blocked messages by sender."""
 
+    def closed(self, number: int) -> None:
+        """Note that the next step may begin."""
+
     def dump(self, number: int) -> bytes | None:
         """Return the state that the rules have after a step; None: they keep none."""
 
@@ -123,6 +126,7 @@ class Supervisor:
                     group=SUPERVISOR,
                 )
             self._state, self.error = closing.state, ""
+            self._reviewer.closed(number)
             number, found = number + 1, closed.following
 
     async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
@@ -147,11 +151,11 @@ class Supervisor:
         changes, violations = await self._changes(number, attempt)
         for call in _calls(changes.writes):
             await self._send(sender, call, attempt)
+        state = self._reviewer.dump(number)  # before a change of the rules for the next step
         await self._reviewer.end(number, violations)
         self._total.update(changes.fates)
         digest = (changes.digest % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._settings.digest else b""
         counts = StepCounts(_counts(changes.fates), digest, _counts(self._total))
-        state = self._reviewer.dump(number)
         return Closing(sender.rows, counts.encode(), state, state != self._state)
 
     async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None]]:

@@ -1,0 +1,169 @@
+"""Rules that judge whole steps, in the interceptor's actor."""
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from support.cluster import kill
+
+from ray_messaging import EventLog, Messaging, rules
+from ray_messaging.config import Steps
+from ray_messaging.errors import ConfigError, RuleError
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.rule_changes import read_rule_changes
+
+AGENTS, STEPS = 40, 6
+EDGES = np.array([(n, (n + k) % AGENTS) for n in range(AGENTS) for k in (1, 7)])
+
+
+def talk(me, inbox):
+    me.state["heard"] = [*me.state.get("heard", []), *(f"{m.from_id}: {m.payload['say']}" for m in inbox)]
+    for friend in me.neighbours:
+        me.send(friend, {"say": f"{me.step} {me.id}"})
+
+
+class Warden(rules.StepRule):
+    """A rule that blocks one agent in each step and warns it; it may end its process once."""
+
+    def __init__(self, mark=None):
+        self.state = rules.Table()
+        self.mark = mark
+
+    async def check_step(self, number, batch, exp_id):
+        count = self.state["steps"] = self.state.get("steps", 0) + 1
+        if number == 3:
+            self.die_once()
+        worst = (number * 11) % AGENTS
+        blocks = {row: rules.block("enough") for row, agent in enumerate(batch.from_ids.tolist()) if agent == worst}
+        return rules.StepVerdicts(blocks, [rules.Added(worst, {"say": f"warning {count}"}, from_id="warden")])
+
+    def die_once(self):
+        if self.mark is not None and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(os.getpid(), 9)
+
+
+def start(*given, **more):
+    return Messaging.start(f"rules-{uuid.uuid4().hex[:8]}", rules=given, **more)
+
+
+def run(log_dir, rule, groups):
+    with start(rule, steps=Steps(seed=3, digest=True), log_dir=log_dir) as town:
+        return town.run(talk, agents=AGENTS, groups=groups, until=STEPS, graph=EDGES, progress=False)
+
+
+def expected():
+    heard = {agent: [] for agent in range(AGENTS)}
+    for step in range(STEPS - 1):
+        blocked = (step * 11) % AGENTS
+        for agent in range(AGENTS):
+            sent = sorted(int(a) for a, b in EDGES if b == agent)
+            heard[agent] += [f"{other}: {step} {other}" for other in sent if other != blocked]
+        heard[blocked].append(f"warden: warning {step + 1}")
+    return heard
+
+
+def test_a_run_under_a_rule_that_judges_whole_steps(ray_cluster, tmp_path):
+    result = run(tmp_path / "log", Warden(), 2)
+    assert {agent: state["heard"] for agent, state in result.states.items()} == expected()
+    assert dict(result.fates) == {"delivered": 2 * AGENTS * STEPS - STEPS, "blocked": 2 * STEPS}
+    log = EventLog.open(tmp_path / "log")
+    assert {step: log.digest(step).hex() for step in range(STEPS)} == result.digests
+
+
+@pytest.mark.long
+def test_a_killed_interceptor_changes_nothing(ray_cluster, tmp_path):
+    calm = run(tmp_path / "calm", Warden(), 1)
+    stormy = run(tmp_path / "stormy", Warden(str(tmp_path / "mark")), 3)
+    assert (tmp_path / "mark").exists()
+    assert stormy.states == calm.states
+    assert stormy.fates == calm.fates
+    assert stormy.digests == calm.digests
+    assert EventLog.open(tmp_path / "calm").diff(EventLog.open(tmp_path / "stormy")) is None
+
+
+class Stuck(rules.StepRule):
+    async def check_step(self, number, batch, exp_id):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.long
+def test_a_barrier_that_waits_for_a_rule_names_it(ray_cluster):
+    with start(Stuck(), steps=Steps()) as town:
+        group = town.create_group("all", range(4))
+
+        @ray.remote(num_cpus=0)
+        def live(group):
+            for _ in group.steps(until=2):
+                pass
+
+        live.remote(group)
+        with pytest.raises(TimeoutError, match=r"rule 'stuck' \(0\)"):
+            town.steps.wait(1, timeout=5)
+        assert town.steps.groups == ["all"]
+        ray.get(town.interceptor.pop_rule.remote("stuck"))
+        town.steps.wait(2, timeout=20)
+
+
+@pytest.mark.long
+def test_a_rule_that_cannot_judge_steps_is_refused(ray_cluster):
+    with pytest.raises(RuleError, match="this experiment has none"):
+        start(Warden())
+    with pytest.raises(RuleError, match="mirror=True"):
+        start(Warden(), steps=Steps(), mirror=True)
+
+
+# -- changes of the rules in a run ------------------------------------------------------------------------------------
+
+
+def labels_by_step(log):
+    return {(row["step"], *row["labels"]) for row in log.query().to_pylist()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_change_applies_to_whole_steps(ray_cluster, tmp_path, dies):
+    first, second = rules.Sample(1.0, action="label", name="first"), rules.Sample(1.0, action="label", name="second")
+    with start(first, steps=Steps(seed=3, digest=True), log_dir=tmp_path / "log") as town:
+        town.steps.advance(2)
+        interceptor = town.interceptor
+        with pytest.raises(ConfigError, match="at the earliest"):
+            ray.get(interceptor.pop_rule.remote("first", at_step=0))
+        ray.get(interceptor.insert_rule.remote(second, at_step=4))
+        ray.get(interceptor.pop_rule.remote("first", at_step=5))
+        with pytest.raises(RuleError, match="no rule 'first' in step 6"):
+            ray.get(interceptor.pop_rule.remote("first", at_step=6))
+        if dies:
+            kill(interceptor)
+        town.steps.resume()
+        town.run(talk, agents=AGENTS, groups=3, until=8, graph=EDGES, progress=False)
+        assert [rule["name"] for rule in ray.get(interceptor.rules.remote())] == ["second"]
+    log = EventLog.open(tmp_path / "log")
+    early, both, late = {("first",)}, {("first", "second")}, {("second",)}
+    wanted = [early] * 4 + [both] + [late] * 3
+    assert labels_by_step(log) == {(step, *labels) for step, found in enumerate(wanted) for labels in found}
+    changes = [(each.change, each.step, each.exact) for each in read_rule_changes(Folder(tmp_path / "log"))]
+    assert changes == [("insert", 4, True), ("remove", 5, True)]
+
+
+@pytest.mark.long
+def test_a_change_in_the_middle_of_a_step_is_recorded_as_that(ray_cluster, tmp_path):
+    with start(steps=Steps(), log_dir=tmp_path / "log") as town:
+        town.run(talk, agents=AGENTS, groups=2, until=2, graph=EDGES, progress=False)
+        ray.get(town.interceptor.insert_rule.remote(rules.MaxLength(500)))
+        ray.get(town.interceptor.add_to_black_set.remote([(1, 2)]))
+        found = ray.get(town.interceptor.rule_changes.remote())
+    assert [(each.change, each.rule["name"], each.exact) for each in found] == [
+        ("insert", "max_length", False),
+        ("add pairs", "black_list", False),
+    ]
+    assert read_rule_changes(Folder(tmp_path / "log")) == found
+
+
+def test_a_change_for_a_step_needs_steps(ray_cluster):
+    with start() as town, pytest.raises(ConfigError, match="has no steps"):
+        ray.get(town.interceptor.insert_rule.remote(rules.MaxLength(500), at_step=3))
