@@ -20,7 +20,7 @@ from ray_messaging.cluster.spec import PickledRule, ScheduledChange
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.interception.rules import Rule
-from ray_messaging.interception.server.interceptor import ROUNDS, VIOLATIONS
+from ray_messaging.interception.server.interceptor import ATTEMPTS, ROUNDS, VIOLATIONS
 from ray_messaging.interception.server.state.state_writer import ServerBehindError, StateChanges
 from ray_messaging.interception.wire.verdicts import INTERCEPTOR
 from ray_messaging.transports.experiment_store import ExperimentStore, Fields, RuleState, StateWrite
@@ -56,7 +56,7 @@ class RuleStore:
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
         """Return the tables of rules, by name, and the stored answers."""
-        names = [VIOLATIONS, ROUNDS, *(rule.name for rule in rules if rule.state is not None)]
+        names = [VIOLATIONS, ROUNDS, ATTEMPTS, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: StateChanges) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import uuid
 from pathlib import Path
 
@@ -18,6 +19,13 @@ from ray_messaging.eventlog.rule_changes import read_rule_changes
 
 AGENTS, STEPS = 40, 6
 EDGES = np.array([(n, (n + k) % AGENTS) for n in range(AGENTS) for k in (1, 7)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_value():
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def talk(me, inbox):

@@ -10,15 +10,31 @@ from support.step_society import AGENTS, FRIENDS, SEED
 
 from ray_messaging import ConfigError, EventLog, Messager, StepAborted
 from ray_messaging.common.task_health import end
+from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
 from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import RuleError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.interception.rules import Added, Rule, StepRule, StepVerdicts, Table, block, label, rewrite
+from ray_messaging.interception.rules import (
+    ALLOW,
+    Added,
+    RateLimit,
+    RoundQuota,
+    Rule,
+    SenderBan,
+    StepRule,
+    StepVerdicts,
+    Supervisor,
+    Table,
+    block,
+    label,
+    rewrite,
+)
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.steps.reviewer import RuleReviewer
 from ray_messaging.steps.accounts.digests import step_digest
 from ray_messaging.steps.accounts.step_account import StepCounts
-from ray_messaging.steps.supervision.supervisor import Supervisor
+from ray_messaging.steps.supervision import supervisor as supervision
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
@@ -64,7 +80,7 @@ class Society:
         """Start a supervisor; a higher epoch is a later interceptor's."""
         reviewer = RuleReviewer(self.interceptor, self.settings.horizon)
         transport = await self.transport()
-        self.supervisor = Supervisor(transport, transport.steps, self.settings, reviewer, epoch)
+        self.supervisor = supervision.Supervisor(transport, transport.steps, self.settings, reviewer, epoch)
         self.supervisor._epoch = -1  # an interceptor of this process has no epoch on the server
         if doom is not None:
             doom.come_to(transport.steps)
@@ -208,7 +224,7 @@ async def test_the_digests_do_not_depend_on_the_groups(society, server, exp_id, 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
 
-CALLS = ["take", "open", "boxes", "covers", "read_box", "send", "close"]
+CALLS = ["take", "open", "covered_boxes", "read_box", "send", "close"]
 
 
 @pytest.mark.long
@@ -277,6 +293,15 @@ class Fails(StepRule):
         return self.answer
 
 
+class Bad(Rule):
+    """A rule that finds every second word of an agent bad."""
+
+    needs_payload = True
+
+    def check(self, message):
+        return block("bad") if int(message.payload["word"].split()[-1]) % 2 else ALLOW
+
+
 NONSENSE = {
     "an error": ValueError("no idea"),
     "no verdicts": None,
@@ -343,3 +368,90 @@ async def test_a_step_that_is_closed_again_ends_no_further_round(society, monkey
 async def test_a_rule_that_nobody_would_ask_is_refused(server, exp_id):
     with pytest.raises(ConfigError, match="'censor' judges whole steps"):
         await Messager(server, exp_id, Interceptor(exp_id, [Censor()])).init()
+
+
+# -- counts of a step that runs again ---------------------------------------------------------------------------------
+
+
+COUNTING = {
+    "rate": lambda: RateLimit(per_round=3),
+    "quota": lambda: RoundQuota(contacts=3),
+    "ban": lambda: SenderBan(Bad(), after=9),
+}
+
+
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+async def test_a_step_that_runs_again_counts_once(society, monkeypatch, make):
+    groups = await society.begin(make(), groups=2)
+    store = groups[0].engine.transport.steps
+    close, attempts = store.close, iter([False, True, True])
+
+    async def aborted(group, attempt, step, closing, **more):
+        if next(attempts, False):
+            raise StepAborted("cut", step=step, group=group)
+        return await close(group, attempt, step, closing, **more)
+
+    monkeypatch.setattr(store, "close", aborted)
+    other = asyncio.create_task(society.live(groups[1]))
+    for _ in range(2):
+        with pytest.raises(StepAborted, match="cut"):
+            await society.live(groups[0])
+    async with asyncio.timeout(30):
+        await society.live(groups[0])
+        await other
+    await society.run(groups)
+    found = await society.digests()
+    assert found[0] == found[1]
+    calm = Society(society.server, f"{society.exp_id}-calm", society.folder.parent / "calm")
+    try:
+        await calm.run(await calm.begin(make(), groups=1))
+        assert await calm.digests() == found
+    finally:
+        await calm.close()
+
+
+# -- AgentSociety's supervisors ---------------------------------------------------------------------------------------
+
+
+class Keeper(SupervisorBase):
+    """A supervisor as it is written for AgentSociety 1.5, but for the import."""
+
+    async def forward(self, current_round_messages: list[Message]) -> tuple[dict[Message, bool], list[Message]]:
+        validation, persuasion = {}, []
+        for message in current_round_messages:
+            validation[message] = message.from_id % 7 != 0 or message.kind != MessageKind.AGENT_CHAT
+            if message.from_id == 8:
+                told = {"word": f"be kind ({len(current_round_messages)})"}
+                persuasion.append(
+                    Message(from_id=None, to_id=8, day=message.day, t=message.t, kind=message.kind, payload=told)
+                )
+        return validation, persuasion
+
+
+async def test_a_supervisor_of_agentsociety_judges_steps(society):
+    groups = await society.begin(Supervisor(Keeper(1, "keeper")))
+    async with asyncio.timeout(60):
+        heard = dict(zip(range(2), await asyncio.gather(*map(say_one_word, groups)), strict=True))
+    told = [{"word": f"be kind ({AGENTS})"}]
+    for agent, inbox in {**heard[0], **heard[1]}.items():
+        before = (agent - 1) % AGENTS
+        words = [] if before % 7 == 0 else [{"word": before}]
+        failed = [{"content": "Message sent failed"}] if agent % 7 == 0 else []
+        assert sorted(inbox, key=str) == sorted([*words, *failed, *(told if agent == 8 else [])], key=str)
+
+
+async def say_one_word(messager):
+    """Let each agent of a group tell the next one a word; return what each hears in the next step."""
+    heard = {}
+    async with aclosing(messager.steps(until=2)) as steps:
+        async for step in steps:
+            for agent, inbox in step.by_agent():
+                heard[agent] = [message.payload for message in inbox]
+                if step.number == 0:
+                    step.send(agent, (agent + 1) % AGENTS, {"word": agent})
+    return heard
+
+
+def test_a_supervisor_without_forward_is_refused():
+    with pytest.raises(RuleError, match="is no supervisor"):
+        Supervisor(object())

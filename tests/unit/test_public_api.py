@@ -88,6 +88,7 @@ RULES = [
     "SlowRule",
     "StepRule",
     "StepVerdicts",
+    "Supervisor",
     "Table",
     "Verdict",
     "block",

@@ -4,6 +4,7 @@
 """
 
 from ray_messaging.interception.rules.agentsociety_block import Block
+from ray_messaging.interception.rules.agentsociety_supervisor import Supervisor
 from ray_messaging.interception.rules.allow_graph import AllowGraph
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.edge_ban import EdgeBan
@@ -38,6 +39,7 @@ __all__ = [
     "SlowRule",
     "StepRule",
     "StepVerdicts",
+    "Supervisor",
     "Table",
     "Verdict",
     "block",

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from copy import copy
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from ray_messaging.interception.server.state.answers import key_of, record
 from ray_messaging.interception.server.state.state_saver import StateSaver
 from ray_messaging.interception.server.state.state_writer import StateStore, StateWriter
 from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.server.steps.attempts import StepAttempts
 from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.interception.wire.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.wire.verdicts import (
@@ -43,8 +44,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VIOLATIONS = ":violations"  # the name of their table; no rule's name begins with a colon on the server
-ROUNDS = ":rounds"
+ROUNDS, ATTEMPTS = ":rounds", ":attempts"
 ANSWERS = ":answers"
+_OVER = ("interceptor", "another driver has the group: this attempt at the step is over")
 _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer than this
 
 
@@ -80,11 +82,13 @@ class Interceptor:
         self.blocked = 0
         self.violations: Table[int] = Table()
         self.rounds: Table[int] = Table()  # "step": the last one that ended a round
+        self._attempts = StepAttempts(lambda: self._counted, self._restore_rules)
         self.failures = RuleFailures()
         self.rules = RuleSet(rules, self)
         self.delegation = RuleDelegation(self.rules, epoch, publish_snapshot)
         self.watch = Watch()
         self._tables: dict[str, Table[Any]] = {}
+        self._counted: dict[str, Table[Any]] = {}  # those that verdicts change
         self._writer = None if store is None else StateWriter(store, self._tables, epoch)
         self._follow_rules()
         self._state = StateSaver(self._writer, keep_s, self._is_deferred)
@@ -105,8 +109,7 @@ class Interceptor:
         if self._fenced is not None:
             raise self._fenced.with_traceback(None)
         if batch.lines is not None and not self.rules.wants_payload:
-            batch = copy(batch)
-            batch.lines = batch.frame = None  # rules that do not ask for payloads get none, also in this process
+            batch = _without_payloads(batch)  # rules that do not ask for payloads get none, also in this process
         verdict = self._run_rules(batch).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
             # As it would reach other processes: a verdict that cannot be sent must not pass here either.
@@ -184,8 +187,12 @@ class Interceptor:
     def _run_rules(self, batch: Batch) -> RulePipeline:
         """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
         pipeline = RulePipeline(batch, self.exp_id, self.watch)
-        pipeline.run(self.rules.each)
-        self.count(batch, pipeline.verdict)
+        with self._attempts.counting(batch) as counts:
+            if counts:
+                pipeline.run(self.rules.each)
+                self._count(batch, pipeline.verdict)
+            else:
+                pipeline.verdict.blocked = dict.fromkeys(range(batch.rows), _OVER)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
         return pipeline
@@ -226,6 +233,12 @@ class Interceptor:
         return sum(table.version for table in self._tables.values())
 
     def count(self, batch: Batch, verdict: BatchVerdict) -> None:
+        """Count deferred messages as judged, and violations by sender."""
+        with self._attempts.counting(batch) as counts:
+            if counts:
+                self._count(batch, verdict)
+
+    def _count(self, batch: Batch, verdict: BatchVerdict) -> None:
         """Count a batch as judged, and violations by sender; deferred rows are counted later."""
         self.judged += batch.rows - len(verdict.deferred)
         if verdict.blocked:
@@ -279,20 +292,20 @@ class Interceptor:
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
-        for rule in self.rules.each:
-            if rule.state is not None and tables.get(rule.name):
-                self._restore(rule)
+        self._attempts.load()
+        self._restore_rules([name for name, table in tables.items() if table])
         self._state.answers.load(answers, self.epoch)
         self.delegation.restart()
 
-    def _restore(self, rule: Rule) -> None:
-        try:
-            rule.restored()
-        except Exception as error:  # the user's code
-            raise RuleError(
-                f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix its `restored`",
-                rule=rule.name,
-            ) from error
+    def _restore_rules(self, names: Collection[str]) -> None:
+        for rule in [rule for rule in self.rules.each if rule.state is not None and rule.name in names]:
+            try:
+                rule.restored()
+            except Exception as error:  # the user's code
+                raise RuleError(
+                    f"rule {rule.name!r} cannot go on from its saved state ({failure(error)}): fix its `restored`",
+                    rule=rule.name,
+                ) from error
 
     async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
         """Change rules or their state; the change is saved and in force once this has returned.
@@ -337,6 +350,7 @@ class Interceptor:
         def end() -> None:
             self._count_violations(violations)
             self.new_round()
+            self._attempts.end_step()
             self.rounds["step"] = number
 
         if self.rounds.get("step", -1) < number:
@@ -363,12 +377,13 @@ class Interceptor:
         """Make the saved tables those of the current rules."""
         # The state of rules that judge a whole step is kept with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
-        for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS}:
+        for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:
             if self._writer is None:
                 del self._tables[name]
             else:
                 self._writer.drop(name)
-        self._tables |= {VIOLATIONS: self.violations, ROUNDS: self.rounds} | tables
+        self._counted = {VIOLATIONS: self.violations} | tables
+        self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.undo}
 
     # -- the end --------------------------------------------------------------------------------------------------
 

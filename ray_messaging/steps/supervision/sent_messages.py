@@ -13,7 +13,7 @@ from ray_messaging.steps.inbox import joined_in_order
 from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.store import StepStore
-from ray_messaging.transports.steps.values import OUTSIDE, box_name
+from ray_messaging.transports.steps.values import OUTSIDE, Cover, box_name
 
 Rows = NDArray[np.intp]
 
@@ -73,15 +73,18 @@ class SentMessages:
 
 async def sent_messages(store: StepStore, number: int, horizon: int) -> SentMessages | None:
     """Return the messages of groups to mailboxes in a step that all have closed; None: there are none."""
-    names = await asyncio.gather(*(store.boxes(step) for step in range(number + 1, number + horizon + 1)))
-    boxes = [name for found in names for name in found if not name.startswith(":")]
-    parts = await asyncio.gather(*(_sent_to(store, box, number) for box in boxes))
+    covered = await store.covered_boxes(number + 1, number + horizon)
+    boxes = {
+        box: [cover for cover in covers if cover.sent == number and cover.group != OUTSIDE]
+        for box, covers in covered.items()
+        if not box.startswith(":")
+    }
+    parts = await asyncio.gather(*(_sent_to(store, box, covers) for box, covers in boxes.items() if covers))
     sources = [source for part in parts for source in part]
     return SentMessages(number, sources) if sources else None
 
 
-async def _sent_to(store: StepStore, box: str, number: int) -> list[BoxBatch]:
-    covers = [cover for cover in await store.covers(box) if cover.sent == number and cover.group != OUTSIDE]
+async def _sent_to(store: StepStore, box: str, covers: Sequence[Cover]) -> list[BoxBatch]:
     mailbox, _, step = box.rpartition("@")
     frames = await BoxReader(store, box).covered(covers)
     batches = [BoxBatch(mailbox, int(step), batch_of(frame, int(step))) for frame in frames]

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 V = TypeVar("V")
 Key = Any  # an id, None, a str, or a tuple of these
 Fields = dict[bytes, bytes]
+Journal = dict[Key, tuple[Any, ...]]  # changed keys, each with the value before, if there was one
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -30,28 +31,49 @@ class Table(MutableMapping[Key, V], Generic[V]):
     saved raises RuleError; in a rule, that is a failure of the rule.
     """
 
-    __slots__ = ("_cleared", "_touched", "_values", "version")
+    __slots__ = ("_cleared", "_touched", "_values", "journal", "version")
 
     def __init__(self, values: Mapping[Key, V] | None = None) -> None:
         self._values: dict[Key, V] = {_checked(key): _kept(value) for key, value in (values or {}).items()}
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # counts changes
+        self.journal: Journal | None = None  # notes each key at its first change
 
     def __getitem__(self, key: Key) -> V:
-        return self._values[key]
+        value = self._values[key]
+        if self.journal is not None and isinstance(value, list | dict):
+            self._note(key)  # it may be changed in place
+        return value
 
     def __setitem__(self, key: Key, value: V) -> None:
-        key = _checked(key)
-        self._values[key] = _kept(value)
+        key, value = _checked(key), _kept(value)
+        if self.journal is not None:
+            self._note(key)
+        self._values[key] = value
         self._touched.add(key)
         self.version += 1
 
     def __delitem__(self, key: Key) -> None:
+        if self.journal is not None and key in self._values:
+            self._note(_checked(key))
         del self._values[key]
         key = _checked(key)  # numpy's 7 is found like 7, and cannot be written
         self._touched.add(key)
         self.version += 1
+
+    def _note(self, key: Key) -> None:
+        assert self.journal is not None
+        if key not in self.journal:
+            # A copy: rules may change a list in place.
+            self.journal[key] = (_kept(self._values[key]),) if key in self._values else ()
+
+    def put_back(self, key: Key, *value: V) -> None:
+        """Set an entry to the value that a journal noted; none: there was no entry."""
+        if value:
+            self[key] = value[0]
+        else:
+            self.pop(key, None)
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
@@ -68,6 +90,8 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
     def clear(self) -> None:
         """Remove all entries."""
+        for key in self._values if self.journal is not None else ():
+            self._note(key)
         self._values.clear()
         self._touched.clear()
         self._cleared = True

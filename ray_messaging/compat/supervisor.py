@@ -1,0 +1,59 @@
+"""The types of AgentSociety 1.5's supervisors: their classes run here with this import in place of AgentSociety's."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+# Of annotations only: a supervisor gets the objects that it is made with.
+AgentToolbox = Block = Memory = Any
+
+
+class MessageKind(StrEnum):
+    """The kinds of AgentSociety's messages; the value is the subtopic here."""
+
+    AGENT_CHAT = "agent-chat"
+    USER_CHAT = "user-chat"
+    AOI_MESSAGE_REGISTER = "aoi-message-register"
+    AOI_MESSAGE_CANCEL = "aoi-message-cancel"
+
+
+class Message(BaseModel):
+    """A message as AgentSociety has it: a key of a dict, too."""
+
+    from_id: int | str | None = None
+    to_id: int | str | None = None
+    day: int
+    t: float
+    kind: MessageKind
+    payload: dict[str, Any]
+    created_at: datetime = Field(default_factory=datetime.now)
+    extra: dict[str, Any] | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.from_id, self.to_id, self.day, self.t, self.kind, self.created_at))
+
+
+class SupervisorBase:
+    """The base class of supervisors; it keeps the arguments that AgentSociety gives it."""
+
+    def __init__(
+        self,
+        id: int = 0,  # noqa: A002 - AgentSociety's name
+        name: str = "supervisor",
+        toolbox: object = None,
+        memory: object = None,
+        agent_params: object = None,
+        blocks: list[Any] | None = None,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.toolbox: Any = toolbox
+        self.memory: Any = memory
+        self.params: Any = agent_params
+        self.blocks = blocks
+
+    async def forward(self, current_round_messages: list[Message]) -> tuple[dict[Message, bool], list[Message]]:
+        """Return which messages of a round are valid (those left out are), and the messages that are sent besides."""
+        raise NotImplementedError(f"{type(self).__name__} must override forward")
