@@ -187,12 +187,13 @@ class Interceptor:
     def _run_rules(self, batch: Batch) -> RulePipeline:
         """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
         pipeline = RulePipeline(batch, self.exp_id, self.watch)
-        with self._attempts.counting(batch) as counts:
-            if counts:
-                pipeline.run(self.rules.each)
-                self._count(batch, pipeline.verdict)
-            else:
-                pipeline.verdict.blocked = dict.fromkeys(range(batch.rows), _OVER)
+
+        def judge() -> None:
+            pipeline.run(self.rules.each)
+            self._count(batch, pipeline.verdict)
+
+        if not self._attempts.run(batch, judge):
+            pipeline.verdict.blocked = dict.fromkeys(range(batch.rows), _OVER)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
         return pipeline
@@ -234,9 +235,7 @@ class Interceptor:
 
     def count(self, batch: Batch, verdict: BatchVerdict) -> None:
         """Count deferred messages as judged, and violations by sender."""
-        with self._attempts.counting(batch) as counts:
-            if counts:
-                self._count(batch, verdict)
+        self._attempts.run(batch, lambda: self._count(batch, verdict))
 
     def _count(self, batch: Batch, verdict: BatchVerdict) -> None:
         """Count a batch as judged, and violations by sender; deferred rows are counted later."""

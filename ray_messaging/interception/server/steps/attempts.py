@@ -1,7 +1,6 @@
 """Counts of rules by attempt: those of an attempt at a step that died are taken back."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ray_messaging.interception.server.state.table import Journal, Table
@@ -37,29 +36,28 @@ class StepAttempts:
             self._latest[key[0]] = max(self._latest.get(key[0], (step, attempt)), (step, attempt))
             self._changed.setdefault(key[0], set()).add(key)
 
-    @contextmanager
-    def counting(self, batch: Batch) -> Iterator[bool]:
-        """Note what is changed meanwhile as a change by the batch's attempt; False: the attempt is over."""
-        attempt = 0 if batch.extension is None else batch.extension.attempt
-        if attempt == 0 or not isinstance(batch.step, int):
-            yield True
-            return
-        group, now = batch.sender, (batch.step, attempt)
+    def run(self, batch: Batch, judge: Callable[[], None]) -> bool:
+        """Note what `judge` changes as changes by the batch's attempt; False, and it is not called: that is over."""
+        if batch.extension is None or batch.extension.attempt == 0 or not isinstance(batch.step, int):
+            judge()
+            return True
+        group, now = batch.sender, (batch.step, batch.extension.attempt)
         before = self._latest.get(group, (-1, 0))
         if now < before:
-            yield False
-            return
+            return False
         if now > before:
             self._begin(group, now, again=now[0] == before[0])
-        journals = {name: Journal() for name in self._tables()}
-        for name, table in self._tables().items():
+        tables = self._tables()
+        journals = {name: Journal() for name in tables}
+        for name, table in tables.items():
             table.journal = journals[name]
         try:
-            yield True
+            judge()
         finally:
-            for table in self._tables().values():
+            for table in tables.values():
                 table.journal = None
             self._note(group, now, journals)
+        return True
 
     def _begin(self, group: str, now: tuple[int, int], *, again: bool) -> None:
         """Begin an attempt: what an earlier one at the same step changed is taken back, and stays otherwise."""
