@@ -404,7 +404,7 @@ async def test_a_step_that_runs_again_counts_once(society, monkeypatch, make):
     assert found[0] == found[1]
     calm = Society(society.server, f"{society.exp_id}-calm", society.folder.parent / "calm")
     try:
-        await calm.run(await calm.begin(make(), groups=1))
+        await calm.run(await calm.begin(make(), groups=2))
         assert await calm.digests() == found
     finally:
         await calm.close()
