@@ -49,14 +49,14 @@ class StartedExperiment:
         self._ray_is_ours = ray_is_ours
         self._untouched = False  # the server has only data of this start
 
-    def start(self, spec: InterceptorSpec, config: ServerConfig | None) -> None:
-        """Start the actors; config is a server of the user's (None: an embedded one is started, too)."""
+    def start(self, spec: InterceptorSpec, config: ServerConfig | None, data_dir: str | None) -> None:
+        """Start the actors; config is a server of the user's (None: an embedded one with its data in `data_dir`)."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         if config is None:
             # Its data are on this node, so it must stay on it.
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/server"}
-            self._server = remote(ServerActor, options).remote(secrets.token_hex(16))
+            self._server = remote(ServerActor, options).remote(secrets.token_hex(16), data_dir)
         # Ray may repeat all of its calls.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
         try:
@@ -107,6 +107,7 @@ def start_experiment(
     on_existing: str,
     settings: MessagingConfig,
     steps: Steps | None = None,
+    data_dir: str | Path | None = None,
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`."""
     check_name("exp_id", exp_id)
@@ -115,19 +116,32 @@ def start_experiment(
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     config = experiment_config(server)
+    if config is not None and data_dir is not None:
+        raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
     started = StartedExperiment(ray_is_ours=ensure_ray())
     try:
         _end_running(exp_id, on_existing)
         spec = InterceptorSpec(
             exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps
         )
-        started.start(spec, config)
+        started.start(spec, config, _data_dir(data_dir, spec))
         if config is not None:
             warn_of_data_loss(config)
     except BaseException:
         started.close(erase=False)
         raise
     return started
+
+
+def _data_dir(given: str | Path | None, spec: InterceptorSpec) -> str | None:
+    """Return where the embedded server keeps its data; None: in a temporary directory, until it ends."""
+    if given is not None:
+        if "://" in str(given):
+            raise ConfigError(f"data_dir={str(given)!r} must be a folder on this machine, not a URI")
+        return str(Path(given).expanduser().absolute())
+    if spec.steps is None or spec.log_dir is None or "://" in spec.log_dir:
+        return None
+    return f"{spec.log_dir.rstrip('/')}-server"
 
 
 def _end_running(exp_id: str, on_existing: str) -> None:

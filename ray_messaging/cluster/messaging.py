@@ -66,12 +66,13 @@ class Messaging:
         settings: "MessagingConfig | None" = None,
         mirror: bool = False,
         steps: "Steps | None" = None,
+        data_dir: str | Path | None = None,
     ) -> "Messaging":
         """Start an experiment, and Ray where it does not run yet.
 
         Args:
             exp_id: The experiment's name.
-            redis: A server of yours. None: an embedded one, which ends with the experiment.
+            redis: A server of yours. None: an embedded one, which ends with the experiment (see `data_dir`).
             rules: The rules that messages must pass, in order.
             log_dir: Where the event log is kept: a folder, or a URI of pyarrow's file systems. None: no log.
                 `messaging.log_dir` is the absolute path.
@@ -79,6 +80,8 @@ class Messaging:
             settings: Limits and timeouts.
             mirror: PUBLISH messages to agents as well, for foreign listeners.
             steps: Groups send and receive in steps (see docs/steps.md). None: as they like.
+            data_dir: A folder on this machine where the embedded server keeps its data, for a later start with
+                on_existing="resume". None: with steps and a log_dir that is `<log_dir>-server`, else nothing is kept.
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
@@ -96,6 +99,7 @@ class Messaging:
             on_existing=on_existing,
             settings=settings,
             steps=steps,
+            data_dir=data_dir,
         )
         return cls(started.experiment, started.interceptor, started)
 
@@ -112,7 +116,8 @@ class Messaging:
 
         Args:
             erase: Delete the experiment's data, unread messages included, from a server of yours. Otherwise
-                `on_existing` decides at the next start. An embedded server's data are always deleted.
+                `on_existing` decides at the next start. An embedded server's data are deleted unless it has a
+                `data_dir`.
         """
         started, self._started = self._started, None
         if started is not None:

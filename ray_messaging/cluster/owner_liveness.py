@@ -5,10 +5,25 @@ import logging
 
 from ray.exceptions import RayError
 
+from ray_messaging.receiving.mailbox_lease import IsDead
+
 logger = logging.getLogger(__name__)
 
 _ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
 _ASK_S = 5.0  # without an answer an owner counts as alive
+
+
+def gone_for(run: str) -> IsDead:
+    """Return the check whether a mailbox's owner is gone, as this start of the experiment sees it.
+
+    Owners of earlier starts are: this start has claimed the experiment, so these are fenced where they live on.
+    """
+
+    async def is_gone(owner: str) -> bool:
+        start, _, _ = owner.rpartition("/")
+        return (bool(start) and start != run) or await is_dead(owner)
+
+    return is_gone
 
 
 async def is_dead(owner: str) -> bool:

@@ -23,6 +23,7 @@ AWAITED_NAME: Final = ".ray_messaging.heir"  # a successor may come; its mtime: 
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 LOG_LINES: Final = 20
 LOCK_TIMEOUT_S: Final = 0.5  # a killed server loses its lock within milliseconds
+KEPT_TIMEOUT_S: Final = 2.0  # the owner of a server whose driver was killed ends a moment later
 PAUSE_S: Final = 0.02
 AWAITED_S: Final = 60.0  # Ray starts a successor sooner, or the experiment has ended
 STOPPING: Final = b"stopping"
@@ -104,21 +105,26 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
 
 
 def open_kept(path: Path, busy: Callable[[], None]) -> int:
-    """Lock a user's directory; wait while a server stops there. Raise CannotStart if one runs."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return take_lock(path, create=True)
-        except BlockingIOError:
-            holder = (path / LOCK_NAME).read_bytes()
-        except OSError as error:
-            raise CannotStart("data_dir", str(error), "") from error
-        if holder == STOPPING:
-            busy()
-        elif time.monotonic() > deadline:
-            raise CannotStart("data_dir", f"another server runs on it, guarded by {holder.decode()}", "")
-        time.sleep(PAUSE_S)
+    """Lock a user's directory; wait while a server without an owner stops there. Raise CannotStart if one runs."""
+    deadline = time.monotonic() + KEPT_TIMEOUT_S
+    try:
+        while True:
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return take_lock(path, create=True)
+            except BlockingIOError:
+                holder = (path / LOCK_NAME).read_bytes()
+                (path / SUCCESSOR_NAME).touch(mode=0o600)  # a guard without an owner stops its server then
+            if holder == STOPPING:
+                busy()
+            elif time.monotonic() > deadline:
+                raise CannotStart("data_dir", f"another server runs on it, guarded by {holder.decode()}", "")
+            time.sleep(PAUSE_S)
+    except OSError as error:
+        raise CannotStart("data_dir", str(error), "") from error
+    finally:
+        with suppress(OSError):
+            (path / SUCCESSOR_NAME).unlink(missing_ok=True)
 
 
 def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:

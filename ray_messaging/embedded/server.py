@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
@@ -168,14 +169,14 @@ class EmbeddedServer:
 
         Raises: as restart(); ServerFailed where no data are left.
         """
-        path = self._temporary_dir()
+        path = Path(self._kept_dir or self._temporary_dir())
         try:
-            if path.is_symlink() or path.stat().st_uid != os.getuid():
+            if self._kept_dir is None and (path.is_symlink() or path.stat().st_uid != os.getuid()):
                 raise PermissionError(f"{path} is not ours")
             found = LEFT.search((path / data_directory.CONFIG_NAME).read_text())
             if found is None:  # its writer was killed, or the disk was full
                 raise FileNotFoundError(f"{path / data_directory.CONFIG_NAME} is torn")
-            owner = data_directory.lock_as_owner(path)
+            owner = data_directory.lock_as_owner(path) if self._kept_dir is None else None
         except OSError as error:
             text = f"the embedded server on {self._host} ended, and its data are gone: no successor came in time"
             raise ServerFailed(f"{text} ({error}); start the experiment again", log="", host=self._host) from error
@@ -229,7 +230,9 @@ class EmbeddedServer:
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
         # A user's directory may have too long a name for a socket, or a file system without sockets.
-        socket_dir = str(path) if self._kept_dir is None and may_hold_sockets(path) else None
+        with suppress(OSError):  # the guard's start says why
+            path.parent.mkdir(parents=True, exist_ok=True)
+        socket_dir = str(path) if may_hold_sockets(path) else None
         return RedisConfig(server=self._host, port=port, password=password, socket_dir=socket_dir)
 
     def _temporary_dir(self) -> Path:

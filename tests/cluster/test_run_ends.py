@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.cluster import wait_for
 from support.own_driver import Driver
+from support.step_society import STEPS, messages_of, sequential
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
@@ -48,6 +49,30 @@ DEAF = """
 BARRIER = 3
 with Messaging.start("ends", steps=Steps(digest=True)) as messaging:
     messaging.run(person, agents=10, groups=2, until=1000, progress=False)
+"""
+
+
+RESUMED = """
+from support.step_society import AGENTS, SEED, STEPS, listen, spread
+
+
+def person(me, inbox):
+    if KILLED and me.step == 4 and me.id == 7:
+        (home / "reached-4").touch()
+        threading.Event().wait()
+    heard = [(message.from_id, message.payload) for message in inbox]
+    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
+    for friend, payload, later in spread(me.id, me.state["word"], me.step):
+        me.send(friend, payload, deliver_at=later)
+
+
+steps, mode = Steps(seed=SEED, digest=True), "error" if KILLED else "resume"
+with Messaging.start("ends", steps=steps, log_dir=home / "log", on_existing=mode) as messaging:
+    first = messaging.steps.now
+    result = messaging.run(person, agents=AGENTS, groups=3, until=STEPS, progress=False)
+    logged = [messaging.log.digest(step).hex() for step in range(STEPS)]
+    words = [result.states[agent]["word"] for agent in range(AGENTS)]
+    print(json.dumps([first, words, result.digests, logged, result.fates]), flush=True)
 """
 
 
@@ -95,3 +120,19 @@ def test_a_second_ctrl_c_ends_a_run_at_once(home):
     assert code in {-signal.SIGINT, 128 + signal.SIGINT, 1}, errors
     assert "KeyboardInterrupt" in errors
     driver.assert_nothing_left()
+
+
+def test_a_run_that_is_killed_with_its_whole_machine_resumes(home):
+    killed = Driver(SCRIPT + "KILLED = True" + RESUMED, home)
+    reached(killed, home, 4)
+    killed.kill_all()
+    assert (home / "log-server").is_dir()
+    driver = Driver(SCRIPT + "KILLED = False" + RESUMED, home)
+    output, errors = driver.process.communicate(timeout=90)
+    assert driver.process.returncode == 0, errors
+    first, words, digests, logged, fates = json.loads(output)
+    states, expected = sequential()
+    assert first == 4  # steps 0 to 3 were committed
+    assert words == list(states.values())
+    assert list(digests.values()) == logged == [digest.hex() for digest in expected]
+    assert sum(fates.values()) == messages_of(STEPS)

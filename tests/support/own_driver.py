@@ -17,10 +17,11 @@ class Driver:
 
     def __init__(self, script, home):
         self.home = home
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", script],
-            env=environment | {"TMPDIR": str(home)},
+            env=environment | {"TMPDIR": str(home), "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -25,6 +25,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.steps.accounts.sealed_counts import sealed_counts, sealed_history
@@ -198,6 +199,10 @@ class InterceptorActor:
     async def owner_of(self, agent_id: AgentId) -> str | None:
         """Return the group that hosts an agent."""
         return await self._host.owner_of(agent_id)
+
+    async def hosted(self, groups: Collection[str]) -> dict[str, AgentSet]:
+        """Return the agents of some groups, as far as these have a mailbox."""
+        return await self._host.hosted(groups)
 
     async def step_progress(self) -> Progress:
         """Return the progress of the steps of all groups."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.interception.wire.lane import LaneAddress
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.transports.backend import backend_of
@@ -239,6 +240,12 @@ class InterceptorHost:
         await self._reload()
         return [name for name, record in self._directory.records.items() if record.exclusive]
 
+    async def hosted(self, groups: Collection[str]) -> dict[str, AgentSet]:
+        """Return the agents of some groups, as far as these have a mailbox."""
+        await self._reload()
+        records = self._directory.records
+        return {name: records[name].agents() for name in groups if name in records}
+
     async def owner_of(self, agent_id: AgentId) -> str | None:
         """Return the group that hosts an agent."""
         await self._reload()
@@ -350,9 +357,17 @@ async def begin_steps(store: StepStore | None, spec: InterceptorSpec) -> None:
         kept = await (store.settings() if given is None else store.begin(given))
     if kept != given:
         raise ConfigError(
-            f"experiment {spec.exp_id!r} began with {_steps_text(kept)}, and this start has {_steps_text(given)}: "
+            f"experiment {spec.exp_id!r} began with {_steps_text(kept)}, and this start has {_steps_text(given)}"
+            f"{_difference(kept, given)}: "
             "resume it with the same, or begin anew by on_existing='reset'"
         )
+
+
+def _difference(kept: StepSettings | None, given: StepSettings | None) -> str:
+    if kept is None or given is None:
+        return ""
+    pairs = zip(kept._fields, kept, given, strict=True)
+    return "; " + ", ".join(f"{name} was {before!r} and is {now!r}" for name, before, now in pairs if before != now)
 
 
 def _steps_text(steps: StepSettings | None) -> str:

@@ -19,14 +19,15 @@ GRACE_S: Final = 20.0
 class ServerActor:
     """Ray actor that owns the embedded server; after a restart it takes the running server over.
 
-    `name` is a secret of this actor and its restarts: the name of the data directory.
+    `name` is a secret of this actor and its restarts: the name of a temporary data directory. Data in `data_dir` stay.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, data_dir: str | None = None) -> None:
         # Without this node's raylet Ray cannot restart the actor here.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         succession = Succession(name, GRACE_S, raylet)
-        self._supervisor = ServerSupervisor(EmbeddedServer(get_node_ip_address(), succession=succession))
+        server = EmbeddedServer(get_node_ip_address(), data_dir=data_dir, succession=succession)
+        self._supervisor = ServerSupervisor(server)
         self._supervisor.start(succeed=restarted())  # an error raised here would lose its type; `config` raises it
 
     def config(self) -> ServerConfig:
@@ -46,5 +47,5 @@ class ServerActor:
         return Report(time.time(), error=error, stats=stats, disk=disk)
 
     def stop(self) -> None:
-        """Stop the server and remove its data."""
+        """Stop the server; its data go unless it has a `data_dir`."""
         self._supervisor.stop()

@@ -8,6 +8,7 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.support.graphs import read_network
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.accounts.sealed_counts import digest_of
 from ray_messaging.steps.accounts.step_account import StepCounts
@@ -40,6 +41,11 @@ class ExperimentSteps:
     def groups(self) -> list[str]:
         """Return the groups that each step waits for."""
         return [name for name, group in self.progress().groups.items() if group.until is None]
+
+    def hosted(self) -> dict[str, AgentSet]:
+        """Return the agents of the groups that each step waits for."""
+        found: dict[str, AgentSet] = self._connection.ask(self._interceptor.hosted.remote(self.groups))
+        return found
 
     @property
     def wait_for(self) -> str:

@@ -8,7 +8,7 @@ from ray_messaging.addressing.channels import AgentId, check_name
 from ray_messaging.cluster.handles.actor_calls import find_actor
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.group import check_agents
-from ray_messaging.cluster.owner_liveness import is_dead
+from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager
@@ -38,7 +38,7 @@ async def open_messager(
     owner = f"{experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
     try:
         await messager.init()
-        await messager.host_agents(agents, subtopics, owner=owner, gone=is_dead)
+        await messager.host_agents(agents, subtopics, owner=owner, gone=gone_for(experiment.run))
     except BaseException:
         await messager.close()
         raise

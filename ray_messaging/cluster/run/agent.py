@@ -151,7 +151,7 @@ class Society:
         self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         self._ids = b"".join(map(id_bytes, agents))
         if state is not None:
-            ids, states, stopped = _decode(state)
+            ids, states, stopped = kept_parts(state, 3, self._group)
             if ids != self._ids:
                 raise ConfigError(
                     f"group {self._group!r} began with other agents than the {len(agents):,} of this run: resume with "
@@ -240,6 +240,17 @@ class Society:
         if self.calls is not None and self.calls.memory.broken is not None:
             return self.calls.memory.broken
         return step_failed(error, function, self._group, max(agent.step, 0), agent.id)
+
+
+def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them
+    """Decode a group's committed state; raise ConfigError for that of another kind of model."""
+    parts = _decode(state)
+    if not isinstance(parts, list) or len(parts) != count:
+        raise ConfigError(
+            f"the state of group {group!r} is of another kind of model: by differs ('agent' or 'group'), or the group "
+            "was driven by other code. Resume with the same, or begin anew by on_existing='reset'"
+        )
+    return parts
 
 
 def step_failed(error: BaseException, function: str, group: str, step: int, agent: AgentId | None = None) -> StepFailed:

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.cluster.run.agent import step_failed, unfit_answer
+from ray_messaging.cluster.run.agent import kept_parts, step_failed, unfit_answer
 from ray_messaging.errors import ConfigError
 from ray_messaging.steps.accounts.digests import id_bytes
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.step import Step
 
-_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+_encode = msgspec.msgpack.encode
 
 
 class Crowd:
@@ -87,7 +87,7 @@ class CrowdSociety:
         ids = agents.column.to_numpy()
         self._crowd = Crowd(self._group, ids, self._shared)
         if state is not None:
-            known, kept = _decode(state)
+            known, kept = kept_parts(state, 2, self._group)
             if known != _ids_of(ids):
                 raise ConfigError(
                     f"group {self._group!r} began with other agents than the {len(ids):,} of this run: resume with the "

@@ -14,6 +14,7 @@ from ray_messaging.cluster.run.early_end import EarlyEnd
 from ray_messaging.cluster.run.plan import plan_groups, senders_of
 from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
+from ray_messaging.cluster.run.resumption import check_same
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, UnknownName
@@ -44,12 +45,7 @@ def run(
     plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
     if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
         raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
-    others = sorted(set(messaging.steps.groups) - {plan.name for plan in plans})
-    if others:
-        raise ConfigError(
-            f"groups {others} are in the steps of this experiment, not in this run, so each step would wait for them: "
-            "run with the same groups as before, or begin anew by on_existing='reset'"
-        )
+    check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0)
     shared_ref = ray.put(shared)  # once in the store, however many groups there are
     actors: dict[str, Any] = {}
     try:

@@ -8,7 +8,7 @@ from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
 from ray_messaging.cluster.actors.group.group_lane_server import GroupLaneServer
 from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
 from ray_messaging.cluster.actors.group.group_steps import GroupSteps
-from ray_messaging.cluster.owner_liveness import is_dead
+from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown
 from ray_messaging.message import Messages
@@ -31,6 +31,7 @@ class GroupHost:
         )
         self._name = name
         self._owner = owner
+        self._run = experiment.run
         self._admission = CallerAdmission()
         self._loan_s = experiment.settings.loan_s
         self._leases: DeliveryLeases | None = None
@@ -42,7 +43,7 @@ class GroupHost:
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
         await self.messager.init()
-        await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=is_dead)
+        await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
         self.agents = agents
         self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 

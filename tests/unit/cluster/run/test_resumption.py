@@ -1,0 +1,53 @@
+"""A run that goes on has the groups and agents that it began with: any difference is named."""
+
+import pytest
+from support.step_society import open_step
+
+from ray_messaging import ConfigError
+from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.cluster.run.plan import GroupPlan
+from ray_messaging.cluster.run.resumption import check_same
+from ray_messaging.model.agent_sets import AgentSet
+
+BEFORE = {"east": AgentSet.of(range(5)), "west": AgentSet.of([10, "ann"])}
+
+
+def plans(**groups):
+    return [GroupPlan(name, AgentSet.of(ids), [], []) for name, ids in groups.items()]
+
+
+def test_the_same_groups_and_agents_go_on():
+    check_same(plans(west=["ann", 10], east=range(5)), BEFORE, begun=True)
+    check_same(plans(west=["ann", 10]), {}, begun=False)
+
+
+def test_more_groups_may_come_before_the_first_step():
+    check_same(plans(east=range(5), west=["ann", 10], north=[20]), BEFORE, begun=False)
+
+
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        (
+            {"east": range(5)},
+            r"groups differ: .*2 groups \(east, west\), and this run has 1 groups \(east\)",
+        ),
+        ({"east": range(5), "west": [10, "ann"], "north": [20]}, "this run has 3 groups"),
+        ({"east": range(3), "west": [10, "ann"]}, "agents differ: 2 agents .*agent 3, not any more in group 'east'"),
+        ({"east": range(5), "west": [10, "ann", "bob"]}, "and 1 were not in theirs.*agent 'bob', not before in group"),
+        ({"east": [0, 1, 2, 3, 10], "west": [4, "ann"]}, "2 agents .*2 were not in theirs.*agent 4, not any more"),
+    ],
+)
+def test_a_difference_is_named(groups, text):
+    with pytest.raises(ConfigError, match=text):
+        check_same(plans(**groups), BEFORE, begun=True)
+
+
+async def test_the_state_of_another_kind_of_model_is_refused():
+    crowd, agents = open_step(), open_step()
+    await CrowdSociety("east", lambda group, step: None).run(crowd)
+    await Society("east", lambda me, inbox: None).run(agents)
+    for society, state in ((Society, crowd.state), (CrowdSociety, agents.state)):
+        with pytest.raises(ConfigError, match="by differs"):
+            await society("east", lambda *_: None).run(open_step(1, state))
