@@ -18,7 +18,7 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, nam
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule, absolute
+from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
 from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
@@ -68,7 +68,13 @@ class StartedExperiment:
             raise runs_already(spec.exp_id) from error
         if self._server is not None:
             result(self._server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
-        experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
+        try:
+            experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
+        except AlreadyExists as error:
+            if data_dir is None:
+                raise
+            text = f"{error} (our embedded server keeps its data in {data_dir})"
+            raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
         if experiment.log_dir is not None:
             # A path belongs to this node; a URI is the same everywhere.
             options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": experiment.log_name}
@@ -77,10 +83,15 @@ class StartedExperiment:
             # Nothing is sent before the log has started, and "reset" has deleted older data.
             self._untouched = spec.on_existing != "resume"
             from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
+            from ray_messaging.eventlog.run_record import command_line  # noqa: PLC0415 - as above
 
             self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
             result(self.log.ready.remote(), actor_name=f"the event log of experiment {spec.exp_id!r}")
             self._untouched = False
+            steps = None if spec.steps is None else spec.steps.model_dump()
+            rules = result(self.interceptor.rules.remote(), actor_name=f"experiment {spec.exp_id!r}")
+            facts = StartFacts(command_line(), steps, rules)
+            result(self.log.note_start.remote(facts), actor_name=f"the event log of experiment {spec.exp_id!r}")
         self.experiment = experiment
 
     def close(self, *, erase: bool) -> None:

@@ -4,7 +4,7 @@ import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 
@@ -84,6 +84,14 @@ class InterceptorSpec:
     on_existing: str
     log_dir: str | None = None
     steps: "Steps | None" = None
+
+
+class StartFacts(NamedTuple):
+    """Facts of a start for the record of the run: its command, the settings of steps, descriptions of the rules."""
+
+    command: list[str]
+    steps: dict[str, Any] | None
+    rules: list[dict[str, Any]]
 
 
 def no_log(exp_id: str) -> str:

@@ -69,6 +69,15 @@ class EventLog:
         """Return the position of the last row, -1 for an empty log."""
         return int(self._source.ask("end"))
 
+    @property
+    def run(self) -> dict[str, Any] | None:
+        """Return the record of the run: experiment, steps, groups, starts with command and versions, rule changes.
+
+        See docs/event-log.md. None for the log of an earlier version, which has no record.
+        """
+        found: dict[str, Any] | None = self._source.ask("run")
+        return found
+
     def query(self, *, internal: bool = False, **fields: Unpack[Fields]) -> pa.Table:
         """Return the matching rows in log order: one per send and recipient.
 

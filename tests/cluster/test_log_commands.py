@@ -44,6 +44,20 @@ def test_sent_messages_are_in_the_log_at_once(town):
     assert 'it was {"content":"to the casino"}' in ask("query", town.exp_id, "--agent", 4)
 
 
+def test_what_ran_is_shown(town):
+    shown = ask("run", town.exp_id)
+    assert shown.startswith(f"Experiment {town.exp_id}\n")
+    assert "black_list" in shown
+    assert "(not closed)" in shown
+    (found,) = objects(ask("run", town.exp_id, "--json"))
+    (start,) = found["starts"]
+    assert [rule["name"] for rule in start["rules"]] == ["black_list", "pattern"]
+    assert start["versions"].keys() >= {"python", "ray", "ray-messaging"}
+    assert start["server"].startswith("Valkey ")
+    assert "pytest" in " ".join(start["command"])
+    assert (found["steps"], found["rule_changes"]) == (None, [])
+
+
 def test_the_tail_ends_at_its_limit(town):
     lines = ask("tail", town.exp_id, "--limit", 3).splitlines()
     assert len(lines) == 3

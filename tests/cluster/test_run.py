@@ -11,7 +11,7 @@ import pytest
 import ray
 from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
 
-from ray_messaging import ConfigError, Messaging, StepFailed, Steps, UndeclaredSend, UnknownName
+from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps, UndeclaredSend, UnknownName
 
 
 @pytest.fixture(scope="module")
@@ -261,3 +261,28 @@ def test_an_experiment_without_steps_says_so(start):
         pytest.raises(ConfigError, match="has no steps"),
     ):
         messaging.run(person, agents=2, until=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"redis": "redis://127.0.0.1", "data_dir": "here"}, "data_dir='here' is for the embedded server"),
+        ({"data_dir": "s3://bucket"}, "data_dir='s3://bucket' must be a folder"),
+    ],
+)
+def test_a_data_dir_that_cannot_be(ray_cluster, arguments, text):
+    with pytest.raises(ConfigError, match=text):
+        Messaging.start(f"plain-{uuid.uuid4().hex[:8]}", **arguments)
+
+
+@pytest.mark.long
+def test_kept_data_are_named_where_they_are_in_the_way(start, tmp_path):
+    messaging = start(data_dir=tmp_path / "data")
+    messaging.run(person, agents=2, groups=1, until=1)
+    messaging.shutdown()
+    with pytest.raises(AlreadyExists, match=rf"has data .*keeps its data in {tmp_path / 'data'}"):
+        Messaging.start(messaging.exp_id, steps=Steps(seed=SEED, digest=True), data_dir=tmp_path / "data")
+    with pytest.raises(ConfigError, match="seed was 7 and is 8"):
+        Messaging.start(
+            messaging.exp_id, steps=Steps(seed=8, digest=True), data_dir=tmp_path / "data", on_existing="resume"
+        )

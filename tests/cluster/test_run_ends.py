@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from support.cluster import wait_for
 from support.own_driver import Driver
-from support.step_society import STEPS, messages_of, sequential
+from support.step_society import SEED, STEPS, messages_of, sequential
+
+from ray_messaging import EventLog
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
 
@@ -136,3 +138,10 @@ def test_a_run_that_is_killed_with_its_whole_machine_resumes(home):
     assert words == list(states.values())
     assert list(digests.values()) == logged == [digest.hex() for digest in expected]
     assert sum(fates.values()) == messages_of(STEPS)
+    record = EventLog.open(home / "log").run
+    assert record["groups"] == {f"group{n}": 20 for n in range(3)}
+    assert (record["steps"]["seed"], record["model"]["until"], record["model"]["by"]) == (SEED, STEPS, "agent")
+    assert [(start["on_existing"], start["ended"] is None) for start in record["starts"]] == [
+        ("error", True),
+        ("resume", False),
+    ]

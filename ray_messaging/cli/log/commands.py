@@ -9,7 +9,7 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ray_messaging.cli.log.options import Target, open_log, read_id, with_fields
-from ray_messaging.cli.log.show import difference_line, line_of, show_difference, show_rows, show_stats
+from ray_messaging.cli.log.show import difference_line, line_of, show_difference, show_rows, show_run, show_stats
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import check_file, clean_errors, output, print_json
 from ray_messaging.cli.show import counted
@@ -123,6 +123,19 @@ def tail(
                 console.print(line_of(row))
     except Closed as error:  # no more rows can come
         typer.echo(f"note: the experiment has ended: {error}", err=True)
+
+
+@app.command(short_help="Show what ran: settings, groups, rules, starts.")
+def run(target: Target, as_json: Json = False) -> None:
+    """Show what ran: steps, groups, the model, each start with its command and versions, and changes of the rules."""
+    with clean_errors():
+        found = open_log(target).run
+        if as_json:
+            print_json(json_line(found or {}))
+        elif found is None:
+            output().print("This log has no record of its run: an earlier version wrote it.")
+        else:
+            show_run(output(), found)
 
 
 @app.command(short_help="Write rows to a Parquet, CSV or JSON lines file.")

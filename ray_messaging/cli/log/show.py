@@ -180,6 +180,38 @@ def difference_line(found: Difference) -> bytes:
     return msgspec.json.encode(agreed | rows)
 
 
+def show_run(console: Console, run: dict[str, Any]) -> None:
+    """Print the record of a run."""
+    console.print(f"Experiment {printable(run['experiment'])}")
+    for name in ("steps", "model"):
+        if run[name] is not None:
+            console.print(f"{name}: {_settings(run[name])}")
+    if run["groups"]:
+        agents = sum(run["groups"].values())
+        console.print(f"{counted(len(run['groups']), 'group')}, {counted(agents, 'agent')}: {_settings(run['groups'])}")
+    starts = plain_table("Starts", "began", "ended", "command", "server", "versions")
+    for start in run["starts"]:
+        command = printable(" ".join(start["command"]))
+        ended = start["ended"] or "(not closed)"
+        starts.add_row(start["began"], ended, command, printable(start["server"]), _settings(start["versions"]))
+    print_table(console, starts)
+    if run["starts"] and run["starts"][-1]["rules"]:
+        rules = plain_table("Rules at the last start", "rule", "settings")
+        for rule in run["starts"][-1]["rules"]:
+            rules.add_row(printable(rule["name"]), _settings({k: v for k, v in rule.items() if k != "name"}))
+        print_table(console, rules)
+    if run["rule_changes"]:
+        changes = plain_table("Changes of rules", "at", "step", "change", "rule")
+        for change in run["rule_changes"]:
+            step = "" if change["step"] is None else f"{change['step']}{'' if change['exact'] else ' (within it)'}"
+            changes.add_row(utc_time(change["at"]), step, printable(change["change"]), _settings(change["rule"]))
+        print_table(console, changes)
+
+
+def _settings(found: dict[str, Any]) -> str:
+    return ", ".join(printable(f"{name} {value}") for name, value in found.items())
+
+
 def show_difference(console: Console, found: Difference, one: str, other: str) -> None:
     """Print the first message in which two logs differ, side by side."""
     console.print(

@@ -9,7 +9,7 @@ import pyarrow as pa
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.actors.restarts import ActorStart, worth_a_retry
 from ray_messaging.cluster.handles.remote_log import Seen
-from ray_messaging.cluster.spec import Experiment
+from ray_messaging.cluster.spec import Experiment, StartFacts
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import MessagingError
@@ -48,6 +48,14 @@ class LogActor:
     async def ready(self) -> None:
         """Return once the log is being written; raise the error that prevents it."""
         self._start.check()
+
+    async def note_start(self, facts: StartFacts) -> None:
+        """Record this start of the experiment in the folder; raise LogError."""
+        await self._host.note_start(facts)
+
+    async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> None:
+        """Record a call of `messaging.run` in the folder; raise LogError."""
+        await self._host.note_model(model, groups)
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
         """Answer one of `eventlog.reading.query.QUESTIONS`."""

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.cluster.handles.remote_log import Seen
-from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import AlreadyExists
+from ray_messaging.cluster.spec import Experiment, StartFacts
+from ray_messaging.errors import AlreadyExists, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import claim, forget_missing, note_missing, read_account
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
@@ -19,12 +20,14 @@ from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.query import REACHED, answer
 from ray_messaging.eventlog.reading.result_columns import INTERNAL
 from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
+from ray_messaging.eventlog.run_record import RunStart, note_end, note_model, note_start, utc_now, versions
 from ray_messaging.eventlog.writing.log_errors import died_before_loss
 from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_ROWS
 from ray_messaging.eventlog.writing.segment_store import with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.experiment_store import other_run
+from ray_messaging.transports.redis.connection.facts import kind_and_version
 from ray_messaging.transports.transport import Limits
 
 PAGE = 4096  # rows in one answer
@@ -59,6 +62,7 @@ class LogHost:
         )
         self._cleared = -1  # the position up to which the list of `rows` was cleared
         self._cleared_ms = -1  # the server's time of that; a later process may number rows differently
+        self._noting = asyncio.Lock()
         self._taken_over = 0  # rows in the folder when this process began
 
     async def start(self) -> None:
@@ -112,9 +116,41 @@ class LogHost:
     async def close(self) -> None:
         """Write everything that was sent, and remove the log from the server."""
         try:
+            delta = await self._transport.load_directory(-1)
+            groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
             await self._writer.retire()
+            await self._note(note_end, self._experiment.run, groups)
         finally:
             await self._transport.close()
+
+    # -- the record of the run ------------------------------------------------------------------------------------
+
+    async def note_start(self, facts: StartFacts) -> None:
+        """Record this start of the experiment in the folder; raise LogError."""
+        probe = await asyncio.to_thread(backend_of(self._experiment.redis).probe)
+        start = RunStart(
+            self._experiment.run,
+            utc_now(),
+            self._on_existing,
+            facts.command,
+            versions(),
+            f"{kind_and_version(probe.info)} at {probe.where}" if probe.info else probe.where,
+            facts.rules,
+        )
+        await self._note(note_start, self._experiment.exp_id, facts.steps, start)
+
+    async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> None:
+        """Record a call of `messaging.run` in the folder; raise LogError."""
+        await self._note(note_model, model, groups)
+
+    async def _note(self, change: Callable[..., None], *facts: object) -> None:
+        try:
+            async with self._noting:
+                await asyncio.to_thread(change, self._folder, *facts)
+        except OSError as error:
+            raise LogError(
+                f"the record of the run cannot be written into {self._folder.where}: {error}", path=self._folder.where
+            ) from error
 
     async def abandon(self) -> None:
         """Disconnect, after a failed start."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ray_messaging.cluster.handles.actor_calls import translated
+from ray_messaging.cluster.handles.actor_calls import result, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 from ray_messaging.cluster.lifecycle import leave, remote
 from ray_messaging.cluster.run.early_end import EarlyEnd
-from ray_messaging.cluster.run.plan import plan_groups, senders_of
+from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.resumption import check_same
@@ -53,6 +53,7 @@ def run(
             kind = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
             actors[plan.name] = remote(RunActor, kind).remote()
         plan_refs = {plan.name: ray.put(plan) for plan in plans}
+        _note(messaging, model, until, options, plans)
         # All groups are there before the first step begins.
         _results([actors[name].open.remote(messaging, plan) for name, plan in plan_refs.items()])
         if graph is not None and messaging.steps.wait_for == WaitFor.SENDERS:
@@ -72,6 +73,27 @@ def run(
     finally:
         leave(list(actors.values()))
     return _result(steps, parts, until)
+
+
+def _note(messaging: "Messaging", model: object, until: int, options: RunOptions, plans: Sequence[GroupPlan]) -> None:
+    """Record this call beside the event log, if there is one."""
+    if messaging.log_dir is None:
+        return
+    facts = {
+        "model": _name_of(model),
+        "start": None if options.start is None else _name_of(options.start),
+        "by": options.by,
+        "until": until,
+        "concurrency": options.concurrency,
+        "timeout": options.timeout,
+    }
+    noted = messaging.log_actor.note_model.remote(facts, {plan.name: len(plan.agents) for plan in plans})
+    result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
+
+
+def _name_of(function: object) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{getattr(function, '__module__', '?')}.{name}"
 
 
 def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) -> Result:

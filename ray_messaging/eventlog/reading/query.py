@@ -18,6 +18,7 @@ from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.result_columns import COLUMNS, joined, plain, stored, with_ids
 from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.reading.step_digests import digest, history
+from ray_messaging.eventlog.run_record import run_facts
 from ray_messaging.eventlog.schema import SCHEMA
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
@@ -104,6 +105,11 @@ def _any_valid(part: pa.Table, columns: Sequence[str]) -> bool:
     return any(part[name].null_count < len(part) for name in columns)
 
 
+def run(view: View) -> dict[str, Any] | None:
+    """Return the record of the run; None: there is none."""
+    return run_facts(view.folder)
+
+
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "query": query,
     "since": since,
@@ -115,5 +121,6 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "digest": digest,
     "history_digest": history,
     "end": end,
+    "run": run,
     "has_names": has_names,
 }

@@ -1,0 +1,96 @@
+"""The record of a run: its starts, one file that is whole at any time, no secrets."""
+
+import json
+import sys
+
+import pytest
+
+from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
+from ray_messaging.eventlog.run_record import (
+    RunStart,
+    command_line,
+    note_end,
+    note_model,
+    note_start,
+    run_facts,
+    versions,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = Folder(tmp_path / "log")
+    found.prepare("town")
+    return found
+
+
+def start(run, on_existing="error"):
+    rules = [{"name": "quota", "limit": 3}]
+    return RunStart(run, "2026-11-21T10:00:00+00:00", on_existing, ["python", "town.py"], {"ray": "2"}, "Valkey", rules)
+
+
+def test_a_folder_without_a_record(folder):
+    assert run_facts(folder) is None
+    note_model(folder, {}, {})
+    note_end(folder, "one", {})
+    assert run_facts(folder) is None
+
+
+def test_a_run_that_was_killed_and_resumed(folder):
+    note_start(folder, "town", {"seed": 7}, start("one"))
+    note_start(folder, "town", {"seed": 7}, start("one"))  # its actor began again
+    note_model(folder, {"until": 20}, {"east": 2})
+    note_start(folder, "town", {"seed": 7}, start("two", "resume"))
+    note_end(folder, "two", {"east": 2, "west": 3})
+    change = RuleChange(5.0, "insert", {"name": "quota"}, step=4, exact=True)
+    write_rule_changes(folder, [change])
+    found = run_facts(folder)
+    assert (found["format"], found["experiment"], found["steps"]) == (1, "town", {"seed": 7})
+    assert (found["groups"], found["model"]) == ({"east": 2, "west": 3}, {"until": 20})
+    one, two = found["starts"]
+    assert (one["run"], one["ended"], two["run"], two["on_existing"]) == ("one", None, "two", "resume")
+    assert two["ended"].endswith("+00:00")
+    assert one["rules"] == [{"name": "quota", "limit": 3}]
+    assert found["rule_changes"] == [
+        {"at": 5.0, "change": "insert", "rule": {"name": "quota"}, "step": 4, "exact": True}
+    ]
+
+
+def test_a_reset_begins_a_new_record(folder):
+    note_start(folder, "town", None, start("one"))
+    note_start(folder, "town", None, start("two", "reset"))
+    assert [each["run"] for each in run_facts(folder)["starts"]] == ["two"]
+
+
+def test_the_record_is_one_file_of_json_that_readers_of_parquet_skip(folder, tmp_path):
+    note_start(folder, "town", None, start("one"))
+    files = [path.name for path in (tmp_path / "log").iterdir()]
+    assert files == ["_run.json"]
+    assert json.loads((tmp_path / "log" / "_run.json").read_text())["experiment"] == "town"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": "x"}', "7"])
+def test_a_damaged_record_is_named(folder, tmp_path, text):
+    (tmp_path / "log" / "_run.json").write_text(text)
+    with pytest.raises(LogError, match=r"_run.json is damaged"):
+        run_facts(folder)
+
+
+def test_a_record_of_a_later_version_is_refused(folder, tmp_path):
+    (tmp_path / "log" / "_run.json").write_text('{"format": 2, "experiment": "town"}')
+    with pytest.raises(ConfigError, match="has format 2, this ray_messaging reads up to 1"):
+        run_facts(folder)
+
+
+def test_a_command_has_no_secrets(monkeypatch):
+    given = ["python", "town.py", "--redis", "redis://me:pw@host:1", "--api-key", "abc", "--password=pw", "-n", "5"]
+    monkeypatch.setattr(sys, "orig_argv", [*given, "--token", "3", "x" * 300])
+    found = command_line()
+    assert found[:6] == ["python", "town.py", "--redis", "redis://***@host:1", "--api-key", "***"]
+    assert found[6:] == ["--password=***", "-n", "5", "--token", "***", "x" * 200]
+
+
+def test_versions_name_what_a_result_depends_on():
+    assert versions().keys() == {"python", "ray-messaging", "ray", "numpy", "pyarrow"}
