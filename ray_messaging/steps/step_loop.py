@@ -15,6 +15,7 @@ from ray_messaging.errors import (
     Closed,
     ConfigError,
     MessagingError,
+    NotListening,
     StepAborted,
     StepTooLarge,
     TransitError,
@@ -129,10 +130,10 @@ class StepLoop:
         runs it again.
         """
         self.until = check_until(until)
-        taken = await self._take()
+        taken = await self._take(self.until)
         sender = _AttemptSender(self._engine, self._store, taken.attempt, self._account)
         await sender.open()
-        self._host(sender.directory.records[self._group])
+        self._host(self._record_of(sender.directory))
         step: Step | None = None
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
@@ -147,7 +148,7 @@ class StepLoop:
                 if opened is None:
                     return
                 heard = bool(opened.covers)
-                self._host(sender.directory.records[self._group])
+                self._host(self._record_of(sender.directory))
                 step = await self._step(opened, taken.attempt, box)
                 sender.begin(number)
                 again = number == taken.closed + 1
@@ -173,15 +174,27 @@ class StepLoop:
 
     # -- the driver -----------------------------------------------------------------------------------------------
 
-    async def _take(self) -> Taken:
+    async def _take(self, until: int) -> Taken:
+        """Take the group up to a step; it joins again where it has left before. Raises AlreadyExists, Fenced."""
+        taken = await self._wait_to_take(until)
+        if taken.until is None or taken.closed + 1 < taken.until or until <= taken.until:
+            return taken
+        assert self._engine.frame_sender is not None
+        await self._engine.frame_sender.reload()
+        self._record_of(self._engine.directory)
+        if await self._store.join(self._group, again=True) >= until:  # the others have run on too far
+            await self._store.leave(self._group, at_once=True)
+        return await self._wait_to_take(until)
+
+    async def _wait_to_take(self, until: int) -> Taken:
         """Take the group; wait until the lease of a driver that is gone has ended. Raises AlreadyExists, Fenced."""
         backoff, clock = Backoff(STEP_DRIVER_RETRY), asyncio.get_running_loop().time
-        found = await self._store.take(self._group, self._driver, LEASE_S)
+        found = await self._store.take(self._group, self._driver, LEASE_S, until=until)
         seen_at = clock()
         while isinstance(found, Driven):
             await backoff.sleep()
             over = found.lease if clock() - seen_at > found.lease_s else ""
-            again = await self._store.take(self._group, self._driver, LEASE_S, over)
+            again = await self._store.take(self._group, self._driver, LEASE_S, over, until)
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
                     f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
@@ -233,6 +246,13 @@ class StepLoop:
         if self._engine.closed:
             raise self._engine.not_open(Closed)
 
+    def _record_of(self, directory: Directory) -> Record:
+        """Return the group's record; raise NotListening where the group was removed."""
+        record = directory.records.get(self._group)
+        if record is None:
+            raise NotListening(f"group {self._group!r} was removed, so it has no steps: create it again")
+        return record
+
     def _host(self, record: Record) -> None:
         """Take over the group's agents; some may come between two steps."""
         if record is not self._record:
@@ -270,9 +290,9 @@ class _AttemptSender:
         self._engine = engine
         self._account = account
         self._hostings = -1  # of the engine, at the last look at the directory
-        self._transport = StepTransport(engine.transport, store, engine.name, attempt)
         self.directory = Directory(engine.exp_id, engine.directory.patterns)  # of mailboxes with steps
         router = FrameRouter(self.directory, mirror=engine.settings.mirror)
+        self._transport = StepTransport(engine.transport, store, engine.name, attempt, router.shut)
         self._frames = FrameSender(self._transport, self.directory, router, engine.name, 0)
         self._accumulator: Accumulator | None = None
 

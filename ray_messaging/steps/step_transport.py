@@ -20,22 +20,26 @@ class StepTransport:
     """The port of a `FrameSender` for the steps of one attempt.
 
     An attempt is one sender's epoch: a step that fails in any way is given up whole, so nothing is fenced or resumed.
+
+    Args: `shut` gets the names of boxes that take nothing, because their group does not count in their step.
     """
 
     logs_apart = False
     forgets = False
 
-    def __init__(self, transport: Transport, store: StepStore, group: str, attempt: int) -> None:
+    def __init__(self, transport: Transport, store: StepStore, group: str, attempt: int, shut: set[str]) -> None:
         self.step = -1  # the open one
         self.rows = 0  # that mailboxes' boxes took in it
         self._transport = transport
         self._store = store
         self._group = group
         self._attempt = attempt
+        self._shut = shut
 
     def begin(self, step: int) -> None:
         """Send in this step from now on."""
         self.step, self.rows = step, 0
+        self._shut.clear()
 
     @property
     def largest_frame(self) -> int | None:
@@ -84,6 +88,8 @@ class StepTransport:
         for write, fate in zip(request.writes, reply.fates, strict=True):
             if fate is FrameFate.TOO_LARGE:
                 raise await self._too_large(write.mailbox)
+            if fate is FrameFate.GONE:
+                self._shut.add(write.mailbox)
             if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE) and "@" in write.mailbox:
                 self.rows += write.rows
         # What is published goes out at the seal: its takers are unknown now, so it counts as undeliverable.

@@ -106,6 +106,8 @@ class Actor:
         assert reply.status is SendStatus.OK
         if reply.fates == [FrameFate.WRITTEN]:
             self.rows += rows
+        else:
+            self.numbers[box] -= 1
         return reply.fates[0]
 
     async def close(self, *, go_on=False, **more):
@@ -243,6 +245,71 @@ async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
     assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
     assert await a.inbox(1) == []
     assert (await b.call(b.request(b.write("a@1", b"late")))).status is SendStatus.STEP_OVER
+
+
+async def test_what_is_sent_before_a_group_joins_and_after_it_leaves_does_not_reach_it(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    assert await a.send("c@1", b"nobody") is FrameFate.GONE
+    assert await steps.join("c") == 2
+    assert await a.send("c@1", b"too early") is FrameFate.GONE
+    assert await a.send("c@2", b"its senders need not know it") is FrameFate.GONE
+    await a.close()
+    await run(b, step=0)
+    await a.open(1)
+    assert await a.send("c@2", b"for its first step") is FrameFate.WRITTEN
+    assert await steps.leave("b") == 3
+    assert await a.send("b@2", b"for its last step") is FrameFate.WRITTEN
+    assert await a.send("b@3", b"too late") is FrameFate.GONE
+    await a.close()
+    await run(b, step=1)
+    c = await taken(steps, "c", "c")
+    assert await c.inbox(2) == [b"for its first step"]
+    assert await b.inbox(2) == [b"for its last step"]
+
+
+async def test_a_group_whose_driver_ends_before_others_leaves(steps):
+    await steps.begin(StepSettings())
+    for name in "abc":
+        await steps.join(name)
+    a = await taken(steps, "a", "a", until=2)
+    b = await taken(steps, "b", "b", until=2)
+    assert [(await steps.progress()).groups[name].until for name in "ab"] == [None, None]
+    c = await taken(steps, "c", "c", until=4)
+    assert [(await steps.progress()).groups[name].until for name in "abc"] == [2, 2, None]
+    b = await taken(steps, "b", "b", 1, until=4)
+    assert [(await steps.progress()).groups[name].until for name in "abc"] == [2, None, None]
+    for step in range(4):
+        for actor in (a, b, c) if step < 2 else (b, c):
+            await run(actor, step=step)
+    assert await a.steps.open("a", a.attempt, 2) == Done(1)
+    assert (await steps.progress()).sealed == 3
+
+
+async def test_groups_that_end_together_stay_for_a_driver_that_goes_on(steps):
+    await steps.begin(StepSettings())
+    for name in "ab":
+        await steps.join(name)
+    for end in (1, 2):
+        pair = [await taken(steps, name, f"{name}{end}", until=end, over=lease) for name, lease in await leases(steps)]
+        for actor in pair:
+            await run(actor, step=end - 1)
+    # One that rests ahead of a driver that goes on was not resumed with it: it has left.
+    a = await taken(steps, "a", "a9", until=3, over=(await leases(steps))[0][1])
+    await run(a, step=2)
+    await taken(steps, "b", "b9", until=9, over=(await leases(steps))[1][1])
+    progress = await steps.progress()
+    assert list(progress.groups) == ["b"]
+    assert progress.waiting_for() == {"b": 2}
+
+
+async def leases(steps):
+    """Return the lease of each group of a pair."""
+    found = [(name, await steps.take(name, Driver("nobody"), 1.0)) for name in "ab"]
+    for name, taken_by in found:
+        if isinstance(taken_by, Taken):
+            await steps.let_go(name, taken_by.attempt)
+    return [(name, found.lease if isinstance(found, Driven) else "") for name, found in found]
 
 
 # -- the barrier ----------------------------------------------------------------------------------------------------

@@ -230,6 +230,57 @@ async def test_messages_that_no_group_can_read_are_undeliverable(groups, server,
     assert await fates(group, 1) == {"undeliverable": 1}
 
 
+async def test_a_group_that_joins_later_reads_from_a_step_that_all_senders_know(groups):
+    (first,) = await groups(1, digest=True)
+    steps = first.steps(until=6)
+    new = []
+    for number in range(4):
+        step = await anext(steps)
+        if number == 1:
+            new.append(await groups.one(7, [AGENTS]))
+        step.send(0, AGENTS, {"in": number})
+    heard = []
+
+    async def rest():
+        async for step in steps:
+            step.send(0, AGENTS, {"in": step.number})
+
+    async def hear():
+        async for step in new[0].steps(until=6):
+            heard.extend((step.number, message.payload["in"]) for message in step.messages)
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(rest(), hear())
+    assert heard == [(number, number - 1) for number in (3, 4, 5)]
+    assert [await fates(first, step) for step in range(2)] == [{"undeliverable": 1}] * 2
+    assert [(await first_fates(first, step)) for step in (2, 3, 4)] == [{"delivered": 1}] * 3
+
+
+async def test_a_group_that_ends_earlier_holds_up_nobody(groups):
+    first, second = await groups(2)
+    seen = {first: [], second: []}
+
+    async def write(group, until, to_id):
+        async with aclosing(group.steps(until=until)) as steps:
+            async for step in steps:
+                seen[group] += [(step.number, message.payload["in"]) for message in step.messages]
+                step.send(step.agents[0], to_id, {"in": step.number})
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(write(first, 7, 1), write(second, 3, 0))
+    assert seen[first] == [(1, 0), (2, 1), (3, 2)]
+    assert seen[second] == [(1, 0), (2, 1)]
+    assert [await first_fates(first, step) for step in range(5)] == [{"delivered": 1}] * 2 + [{"undeliverable": 1}] * 3
+    async with asyncio.timeout(20):  # it comes back where the others are by then
+        await asyncio.gather(write(first, 12, 1), write(second, 12, 0))
+    assert seen[second][2:] == [(number, number - 1) for number in range(seen[second][2][0], 12)]
+    assert seen[second][2][0] >= 8
+
+
+async def first_fates(group, step):
+    return StepCounts.decode((await group.engine.transport.steps.closed_step(step))["group0"].counts).fates
+
+
 async def test_break_and_a_second_loop(groups):
     (group,) = await groups(1)
     async for step in group.steps(until=4):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from ray_messaging.cluster.rule_store import RuleStore, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
-from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError
+from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
 from ray_messaging.interception.rules.step_rule import forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -311,6 +312,9 @@ class InterceptorHost:
 
     async def remove(self, name: str) -> int:
         """Remove a mailbox and the state of its sender; return the number of unread frames."""
+        if self._spec.steps is not None:
+            with suppress(UnknownName):  # it has not joined
+                await self.steps.leave(name, at_once=True)
         frames = await self.transport.remove(name, None)
         await self._server.forget_sender(name)
         return frames

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import build_channel
-from ray_messaging.addressing.directory import Directory
+from ray_messaging.addressing.directory import NOBODY, Directory
 from ray_messaging.interception.wire.verdicts import FOREIGN
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import DELIVERED, UNKNOWN
@@ -69,6 +69,7 @@ class FrameRouter:
         self.directory = directory
         self.mirror = mirror
         self.logs_apart = logs_apart
+        self.shut: set[str] = set()  # boxes that take nothing, because their group does not count in their step
 
     def route(
         self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float, *, settle: bool = True
@@ -107,13 +108,13 @@ class FrameRouter:
                 opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
                 in_flight.expect(opened, 1)
                 return {asker: None if whole else opened}
-        if whole and batch.rows == 1:  # a lone message takes the shortest path
+        if whole and batch.rows == 1 and not self.shut:  # a lone message takes the shortest path
             address = batch.to_ids[0], batch.topics[0]
             listeners = directory.cached.get(address) or directory.mailboxes_of(*address)
             if len(listeners) < 2:
                 in_flight.copies = None
                 return {listeners[0] if listeners else UNOWNED: None}
-        routes = directory.route(batch)
+        routes = directory.route(batch) if not self.shut else self._open_routes(batch)
         mailboxes = directory.mailboxes(int(routes[0]))
         if whole and len(mailboxes) < 2 and (routes == routes[0]).all():
             in_flight.copies = None
@@ -131,13 +132,22 @@ class FrameRouter:
             found[next(iter(directory.mailboxes(route)), UNOWNED)] = opened[order[low:high]]
         return found
 
+    def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
+        """Return the route of each message; that of nobody where all of its mailboxes are shut."""
+        routes = self.directory.route(batch)
+        for route in np.unique(routes).tolist():
+            if all(_queue_of(name, batch) in self.shut for name in self.directory.mailboxes(route)):
+                routes = np.where(routes == route, np.int32(NOBODY), routes)
+        return routes
+
     def _copied_rows(self, in_flight: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
         """Return which rows go to which mailbox, where some go to several, and count their copies."""
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
         for row, route in zip(opened.tolist(), routes, strict=True):
             had = in_flight.placed.get(row, ())
-            left = [name for name in self.directory.mailboxes(route) if _queue_of(name, in_flight.batch) not in had]
+            queues = {name: _queue_of(name, in_flight.batch) for name in self.directory.mailboxes(route)}
+            left = [name for name, queue in queues.items() if queue not in had and queue not in self.shut]
             targets = left or ([UNOWNED] if row not in in_flight.placed else [])
             for mailbox in targets:
                 rows_of.setdefault(mailbox, []).append(row)

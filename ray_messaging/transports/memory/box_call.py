@@ -58,6 +58,8 @@ class BoxCall:
             named = _BOX.fullmatch(write.mailbox)
             if named is None or not sent < int(named[1]) <= sent + self.data.given.horizon:
                 return FrameFate.GONE
+            if not self.data.reads(write.mailbox.rpartition("@")[0], sent, int(named[1])):
+                return FrameFate.GONE
         for box, frame, nbytes in _parts(write, self.tag):
             held = taken.get(box) or self.sizes.get(box) or self.data.size_of(box)
             if not self.data.takes(held, frame.rows, nbytes):

@@ -76,10 +76,10 @@ class MemorySteps:
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def join(self, group: str) -> int:
+    async def join(self, group: str, *, again: bool = False) -> int:
         """Make a group a member, and its mailbox stepped; return the first step in which it counts."""
         data, before = self._data, self._data.members.get(group)
-        if before is not None and before.until is None:
+        if before is not None and (before.until is None or (before.ending and not again)):
             return before.since
         if before is not None and before.counts:
             raise leaving(group)
@@ -124,6 +124,7 @@ class MemorySteps:
             until = member.closed + 1
             data.abandon(member)
             member.results.clear()
+        member.ending = False
         member.until, member.changed = until, time.monotonic()
         self._seal()
         data.tell()
@@ -135,7 +136,9 @@ class MemorySteps:
             raise no_steps(group)
         return member
 
-    async def take(self, group: str, driver: Driver, lease_s: float, over: str = "") -> Taken | Driven:
+    async def take(
+        self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
+    ) -> Taken | Driven:
         """Take a group to drive it; raise Fenced, UnknownName."""
         member = self._member(group)
         holder = member.driver
@@ -149,6 +152,11 @@ class MemorySteps:
             self._data.abandon(member)
             member.driver, member.lease_s, member.changed = driver, lease_s, time.monotonic()
         member.beat += 1
+        if until is not None and member.ends != until and member.counts:
+            member.ends = until
+            if self._data.settle_ends(member, until):
+                self._seal()
+                self._data.tell()
         return Taken(member.attempt, member.closed, member.state, member.until)
 
     async def renew(self, group: str, attempt: int) -> None:

@@ -76,10 +76,10 @@ class RedisSteps:
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def join(self, group: str) -> int:
+    async def join(self, group: str, *, again: bool = False) -> int:
         """Make a group a member, and its mailbox stepped; return the first step in which it counts."""
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]
-        since = await self._link.script("join_steps", keys, self._of(group))
+        since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
         if since == -1:
             raise leaving(group)
         if since == -2:
@@ -109,9 +109,13 @@ class RedisSteps:
             raise no_steps(group)
         return int(until)
 
-    async def take(self, group: str, driver: Driver, lease_s: float, over: str = "") -> Taken | Driven:
+    async def take(
+        self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
+    ) -> Taken | Driven:
         """Take a group to drive it; raise Fenced, UnknownName."""
-        code, *rest = await self._script("take_group", group, *driver, int(lease_s * 1000), over)
+        code, *rest = await self._script(
+            "take_group", group, *driver, int(lease_s * 1000), over, "" if until is None else until
+        )
         if code == -1:
             raise no_steps(group)
         if code == 0:

@@ -2,7 +2,8 @@
 
 The protocol:
 
-1. A group joins. It counts from a step that nobody has opened, so that the senders of earlier steps need not know it.
+1. A group joins. It counts from a step that nobody has opened, nor the one before: what is sent in earlier ones does
+   not reach it, nor what would be read after it has left.
 2. A driver takes the group and gets an attempt number. A later driver gets a higher one; the earlier one is fenced.
 3. `open` opens the step after the last one that the group closed. It waits for the barrier, for the window (how far a
    group may be ahead of the slowest), for holds (readers of sealed boxes, as the event log), and while paused.
@@ -59,8 +60,11 @@ class StepStore(Protocol):
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def join(self, group: str) -> int:
-        """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts."""
+    async def join(self, group: str, *, again: bool = False) -> int:
+        """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts.
+
+        Args: with `again` also one that has left as its driver ended before others.
+        """
 
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
         """Declare which groups may send to a group, besides itself (None: all), for all that it reads from a step on.
@@ -79,10 +83,16 @@ class StepStore(Protocol):
         Args: at_once also gives up its open step, for a group whose process is gone for good.
         """
 
-    async def take(self, group: str, driver: Driver, lease_s: float, over: str = "") -> Taken | Driven:
+    async def take(
+        self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
+    ) -> Taken | Driven:
         """Take a group to drive it. A driver that has it gets its attempt again, a later start of it the next one.
 
-        Args: over is the lease of another driver that has not changed for its time.
+        A group whose driver ends before that of another one leaves then, and holds up nobody. Groups that all end in
+        the same step stay for drivers that go on.
+
+        Args: over is the lease of another driver that has not changed for its time; until the first step that the
+        driver does not run.
         Raises: Fenced where a later start of the driver has the group; UnknownName where no such group has joined.
         """
 
@@ -105,7 +115,8 @@ class StepStore(Protocol):
 
         A frame's number counts from 1 for each attempt, sender and box. The sender's epoch and the directory's version
         are not looked at. Notes and publications go to the boxes NOTES and PUBLICATIONS of the step after the tag's.
-        A full box is TOO_LARGE at once; one that is not of a later step within the horizon is GONE. The status is
+        A full box is TOO_LARGE at once. GONE are boxes that are not of a later step within the horizon, or of a mailbox
+        whose group does not count in the box's step, or did not in the step after the tag's. The status is
         STEP_OVER if the attempt does not have the step open: then nothing is written.
         """
 

@@ -65,6 +65,8 @@ class StepMachine(RuleBasedStateMachine):
         self.frames = self.tasks = 0
         self.wrote = {}  # tag -> [(box, frame)]
         self.counts = {}  # (group, step) -> attempt
+        self.read = set()  # boxes
+        self.left = {}  # group -> first steps in which it did not count
 
     def do(self, call):
         return self.loop.run_until_complete(call)
@@ -103,6 +105,7 @@ class StepMachine(RuleBasedStateMachine):
         if group in self.data.members:
             until = self.do(self.steps.leave(group, at_once=at_once))
             assert self.do(self.steps.leave(group, at_once=at_once)) == until
+            self.left.setdefault(group, []).append(until)
 
     @rule(target=attempts, group=groups)
     def take(self, group):
@@ -151,6 +154,7 @@ class StepMachine(RuleBasedStateMachine):
             attempt.step, attempt.numbers, attempt.rows, attempt.last = answer.step, {}, 0, None
         box = box_name(attempt.group, answer.step)
         assert self.do(self.holding(box, answer.covers)) == self.counting(box)
+        self.read.add(box)
 
     @rule(attempt=attempts, mailbox=groups, ahead=st.integers(1, HORIZON), rows=st.integers(1, 3))
     def send(self, attempt, mailbox, ahead, rows):
@@ -165,7 +169,15 @@ class StepMachine(RuleBasedStateMachine):
             assert self.seen() == before
             assert not self.owns(attempt) or self.data.open_of(self.data.members[attempt.group]) != attempt.step
             return
-        assert (reply.status, reply.fates) == (SendStatus.OK, [FrameFate.WRITTEN])
+        reader, read = self.data.members.get(mailbox), attempt.step + ahead
+        counts = (
+            reader is not None and attempt.step >= reader.since - 1 and (reader.until is None or read < reader.until)
+        )
+        assert (reply.status, reply.fates) == (SendStatus.OK, [FrameFate.WRITTEN if counts else FrameFate.GONE])
+        if not counts:
+            assert self.seen() == before
+            attempt.last = None
+            return
         attempt.numbers[box] = write.seq
         attempt.rows += rows
         self.wrote.setdefault(tag, []).append((box, frame))
@@ -306,6 +318,11 @@ class StepMachine(RuleBasedStateMachine):
                 if isinstance(self._open(attempt), Opened):
                     self._close(attempt, lost=False, go_on=False)
             assert {name: member.closed for name, member in self.data.members.items()} != before
+        sent = {tag: frames for tag, frames in self.wrote.items() if self.counts.get(tag[:2]) == tag.attempt}
+        for box, tag in {(box, tag) for tag, frames in sent.items() for box, _ in frames}:
+            group, _, step = box.rpartition("@")
+            left = any(tag.sent < until <= int(step) for until in self.left.get(group, ()))
+            assert int(step) > end or box in self.read or left  # nothing that counts is lost
 
 
 TestStepMachine = StepMachine.TestCase

@@ -15,6 +15,7 @@ if ARGV[3] == '1' and closed + 1 < ends then
   redis.call('UNLINK', KEYS[2] .. ':results')
 end
 redis.call('HSET', KEYS[2], 'until', ends, 'changed', milliseconds())
+redis.call('HDEL', KEYS[2], 'ending')
 if closed + 1 >= ends then redis.call('ZREM', ARGV[1] .. 'steps:closed', ARGV[2]) end
 seal(ARGV[1])
 tell(ARGV[1], 'left')

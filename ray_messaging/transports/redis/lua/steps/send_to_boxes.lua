@@ -51,12 +51,19 @@ local function box_of(mailbox, at)
   return box
 end
 
+-- Whether a group reads a step that is sent to in this one. Senders of steps before it joined need not know it.
+local function counts(mailbox, at)
+  local reader = redis.call('HMGET', prefix .. 'step:' .. mailbox, 'since', 'until')
+  return reader[1] and step + 1 >= tonumber(reader[1]) and (not reader[2] or at < tonumber(reader[2]))
+end
+
 local function fits(s)
   local size = #ARGV[s.at + 3]
   s.parts = {}
   if s.name ~= '' and s.name ~= ':log' then
     local mailbox, at = s.name:match('^([^:@]+)@(%d+)$')
     if not at or tonumber(at) <= step or tonumber(at) > step + tonumber(limits[3]) then return 3 end
+    if not counts(mailbox, tonumber(at)) then return 3 end
     local box = box_of(mailbox, at)
     if not box_takes(box, limits, s.rows, size) then return 5 end
     s.parts[1] = {box, s.rows, size, 'f', ARGV[s.at + 3]}
