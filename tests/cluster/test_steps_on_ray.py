@@ -14,7 +14,7 @@ from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_st
 
 from ray_messaging import EventLog, Messaging
 from ray_messaging.config import MessagingConfig, Steps
-from ray_messaging.errors import AlreadyExists, ConfigError, StepAborted, UndeclaredSend, UnknownName
+from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, StepAborted, UndeclaredSend, UnknownName
 from ray_messaging.interception.rules import RateLimit
 from ray_messaging.steps.accounts.digests import history_digest
 from ray_messaging.transports.backend import open_transport
@@ -209,6 +209,19 @@ def test_groups_wait_for_their_senders_alone(ray_cluster):
         for wrong in ({}, {"hears": {"west": "east"}}, {"edges": 7}, {"hears": {}, "at_step": -1}):
             with pytest.raises(ConfigError, match=r"declare|list of groups|no graph|number of a step"):
                 messaging.steps.declare(**wrong)
+
+
+@pytest.mark.long
+def test_groups_leave_while_others_go_on(messaging, groups):
+    refs = [live.remote(groups["group0"], STEPS), live.remote(groups["group1"], 3)]
+    steps = groups["group2"].steps(until=STEPS)
+    assert [next(steps).number for _ in range(3)] == [0, 1, 2]
+    messaging.remove_group("group2")  # in its step 2
+    ray.get(refs, timeout=60)
+    assert messaging.steps.now == STEPS
+    assert messaging.steps.groups == ["group0"]
+    with pytest.raises(MessagingError):
+        next(steps)
 
 
 def test_bad_input(messaging, groups):

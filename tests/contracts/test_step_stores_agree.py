@@ -62,8 +62,11 @@ class World:
         """Return the attempt of a driver; one that has never got its group believes in the first."""
         return self.attempts.get(driver, 1)
 
-    async def take(self, group, driver):
-        found = await self.steps.take(group, driver, 1.0, over=self.leases.get(group, ""))
+    async def join(self, group, again):
+        return await self.steps.join(group, again=again)
+
+    async def take(self, group, driver, until=None):
+        found = await self.steps.take(group, driver, 1.0, self.leases.get(group, ""), until)
         if isinstance(found, Driven):
             self.leases[group] = found.lease
             return "driven", found.driver
@@ -129,7 +132,7 @@ class Course:
             [4, 3, 0.5, 5, 1, 1, 25, 25, 20, 0.5, 6, 4, 8],
         )[0]
         if kind == "join":
-            return kind, group
+            return kind, group, chance.random() < 0.5
         if kind == "declare":
             at = chance.choice([None, progress["latest"] + chance.randint(0, 4)])
             return kind, {group: chance.choice([None, chance.sample(GROUPS, 2)])}, at
@@ -141,7 +144,7 @@ class Course:
             if chance.random() < 0.3:
                 driver = driver._replace(start=driver.start + 1)
             self.drivers.append((group, driver))
-            return kind, group, driver
+            return kind, group, driver, chance.choice([None, progress["latest"] + chance.randint(1, 9)])
         if kind in {"pause", "resume"}:
             return (kind, *([chance.choice([None, progress["latest"] + 1])] if kind == "resume" else []))
         if kind == "hold":
@@ -160,7 +163,7 @@ class Course:
             return "progress", *()
         found = progress["groups"].get(group)
         if found is None:
-            return "join", group
+            return "join", group, True
         if found["driver"] is None:
             return "take", group, chance.choice(known)
         driver = Driver(**found["driver"]) if chance.random() < 0.9 else chance.choice(known)

@@ -91,14 +91,14 @@ class StepMachine(RuleBasedStateMachine):
 
     # -- members ------------------------------------------------------------------------------------------------------
 
-    @rule(group=groups)
-    def join(self, group):
+    @rule(group=groups, again=st.booleans())
+    def join(self, group, again=True):
         try:
-            since = self.do(self.steps.join(group))
+            since = self.do(self.steps.join(group, again=again))
         except AlreadyExists:
             assert self.data.members[group].until is not None
         else:
-            assert self.do(self.steps.join(group)) == since
+            assert self.do(self.steps.join(group, again=again)) == since
 
     @rule(group=groups, at_once=st.booleans())
     def leave(self, group, at_once):
@@ -107,15 +107,19 @@ class StepMachine(RuleBasedStateMachine):
             assert self.do(self.steps.leave(group, at_once=at_once)) == until
             self.left.setdefault(group, []).append(until)
 
-    @rule(target=attempts, group=groups)
-    def take(self, group):
+    @rule(target=attempts, group=groups, ahead=st.none() | st.integers(1, 6))
+    def take(self, group, ahead=None):
         if group not in self.data.members:
             return multiple()
         self.tasks += 1
         driver = Driver(f"task-{self.tasks}")
-        found = self.do(self.steps.take(group, driver, 1.0))
+        until = None if ahead is None else self.data.latest + ahead
+        found = self.do(self.steps.take(group, driver, 1.0, until=until))
         if isinstance(found, Driven):
-            found = self.do(self.steps.take(group, driver, 1.0, over=found.lease))
+            found = self.do(self.steps.take(group, driver, 1.0, found.lease, until))
+        for name, other in self.data.members.items():
+            if other.until is not None:
+                self.left.setdefault(name, []).append(other.until)
         return Attempt(group, found.attempt, found.closed)
 
     @rule(attempt=attempts)

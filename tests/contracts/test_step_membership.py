@@ -1,0 +1,129 @@
+"""Groups that come and go while others run: a message reaches its group or is undeliverable, whichever process dies."""
+
+import asyncio
+import itertools
+import json
+
+import pytest
+from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Repeat
+
+from ray_messaging import AlreadyExists, Messager, StepAborted
+from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import Driver, StepSettings
+
+AGENTS, ENDS = {"stays": 0, "goes": 1, "comes": 2}, {"stays": 7, "goes": 3, "comes": 7}
+# "goes" ends after step 2. "comes" joins in step 1, so it counts from step 3, and step 2 is the first that sends to it.
+HEARD = {
+    "stays": [[1, "stays", "goes"], [2, "stays", "goes"], [3, "stays", "goes"]]
+    + [[step, "stays", "comes"] for step in (4, 5, 6)],
+    "goes": [[0], [1, "stays", "goes"], [2, "stays", "goes"]],
+    "comes": [[3, "stays", "goes"], *([step, "stays", "comes"] for step in (4, 5, 6))],
+}
+HEARD["stays"].insert(0, [0])
+FATES = {"delivered": 2, "undeliverable": 1}
+
+
+@pytest.fixture(params=["memory", pytest.param("valkey", marks=pytest.mark.long)])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+
+
+class Town:
+    """Two groups from the start, one of which ends early, and a third one that comes later."""
+
+    def __init__(self, server, exp_id, faults=None):
+        self.server, self.exp_id, self.faults = server, exp_id, faults
+        self.opened, self.joined, self.fates = [], asyncio.Event(), {}
+
+    async def connect(self, name):
+        messager = Messager(self.server, self.exp_id, name=name)
+        self.opened.append(messager)
+        await messager.init()
+        return messager
+
+    async def open(self, name):
+        messager, process = await self.connect(name), Process()
+        await messager.host_agents([AGENTS[name]], ["agent-chat"])
+        transport = messager.engine.transport
+        if self.faults is not None:
+            transport.steps = FaultyStore(transport.steps, process, self.faults)
+        return messager, process
+
+    async def live(self, name):
+        """Drive a group to its end; a new process follows one that died."""
+        messager, process = await self.open(name)
+        while True:
+            if process.dead:
+                messager, process = await self.open(name)
+            try:
+                async for step in messager.steps(until=ENDS[name]):
+                    if (name, step.number) == ("stays", 1) and not self.joined.is_set():
+                        await self.open("comes")
+                        self.joined.set()
+                    self.live_step(name, step)
+            except (Killed, StepAborted, AlreadyExists):
+                continue
+            return
+
+    def live_step(self, name, step):
+        heard = json.loads(step.state or b"[]")
+        heard.append([step.number, *(message.payload["by"] for message in step.messages)])
+        step.state = json.dumps(heard).encode()
+        for agent in AGENTS.values():
+            step.send(AGENTS[name], agent, {"by": name})
+
+    async def come(self):
+        await self.joined.wait()
+        await self.live("comes")
+
+    async def run(self):
+        """Run all groups to their ends; return what each heard, and the fates of what it sent in each step."""
+        store = (await self.connect("setup")).engine.transport.steps
+        await store.begin(StepSettings(groups=2))
+        try:
+            async with asyncio.timeout(30):
+                await asyncio.gather(self.live("stays"), self.live("goes"), self.come())
+            self.faults = None
+            heard = {name: json.loads(await self.state(name)) for name in ENDS}
+            closed = [await store.closed_step(step) for step in range(7)]
+            fates = [StepCounts.decode(each.counts).fates for groups in closed for each in groups.values()]
+            return heard, fates
+        finally:
+            for messager in reversed(self.opened):
+                await messager.close()
+
+    async def state(self, name):
+        messager, _ = await self.open(name)
+        loop = messager.steps(until=ENDS[name])
+        assert [step async for step in loop] == []
+        driver = Driver("reader")
+        return (await messager.engine.transport.steps.take(name, driver, 1.0)).state
+
+
+async def proves(town):
+    heard, fates = await town.run()
+    assert heard == HEARD
+    assert fates == [FATES] * (7 + 3 + 4)
+
+
+@pytest.mark.parametrize("faults", [None, Repeat()], ids=["", "each call comes twice, and late"])
+async def test_groups_that_come_and_go(server, exp_id, faults):
+    await proves(Town(server, exp_id, faults))
+
+
+@pytest.mark.parametrize("deadly", [True, False])
+@pytest.mark.parametrize("side", ["before", pytest.param("after", marks=pytest.mark.long)])
+async def test_the_nth_call_of_the_protocol_fails(server, exp_id, side, deadly):
+    for nth in itertools.count(1, 1 if side == "after" and isinstance(server, MemoryServer) else 6):
+        faults = FailAt(nth, side, deadly=deadly)
+        await proves(Town(server, f"{exp_id}-{nth}", faults))
+        if faults.met is None:
+            break
+    assert nth > 40
+
+
+@pytest.mark.long
+async def test_any_call_fails_kills_comes_twice_or_late(server, exp_id):
+    for seed in range(12):
+        await proves(Town(server, f"{exp_id}-{seed}", Chaos(seed)))
