@@ -103,6 +103,9 @@ class Steps(_Settings):
         "all", "the groups that each waits for: all, or those that may send to it (messaging.steps.declare)"
     )
     groups: int | None = _setting(None, "step 0 waits until so many groups are there; None: at least one", ge=1)
+    stall_s: PositiveFloat = _setting(
+        30.0, "seconds for which a group may hold up a step before the log and messaging.health() name it"
+    )
     digest: bool = _setting(False, "keep a digest of what is sent in each step")
 
 

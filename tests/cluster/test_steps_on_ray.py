@@ -212,6 +212,18 @@ def test_groups_wait_for_their_senders_alone(ray_cluster):
 
 
 @pytest.mark.long
+def test_a_group_that_nobody_drives_is_named(ray_cluster):
+    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(stall_s=0.2)) as messaging:
+        west, _ = messaging.create_groups({"west": [1], "east": [2]}).values()
+        driving = live.remote(west, 2)
+        with pytest.raises(TimeoutError):
+            messaging.steps.wait(until=1, timeout=4, progress=True)
+        assert [straggler.group for straggler in messaging.steps.stragglers()] == ["east"]
+        assert "no task has opened group 'east'" in str(messaging.health().of("steps")[0])
+        ray.cancel(driving)
+
+
+@pytest.mark.long
 def test_groups_leave_while_others_go_on(messaging, groups):
     refs = [live.remote(groups["group0"], STEPS), live.remote(groups["group1"], 3)]
     steps = groups["group2"].steps(until=STEPS)

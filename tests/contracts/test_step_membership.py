@@ -8,7 +8,7 @@ import pytest
 from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Repeat
 
 from ray_messaging import AlreadyExists, Messager, StepAborted
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import Driver, StepSettings
 

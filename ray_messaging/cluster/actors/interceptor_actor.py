@@ -30,6 +30,7 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.steps.accounts.sealed_counts import sealed_counts, sealed_history
 from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.steps.values import Progress
 
 # The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
@@ -208,6 +209,10 @@ class InterceptorActor:
         """Return the progress of the steps of all groups."""
         return await self._host.step_progress()
 
+    async def step_stragglers(self) -> list[Straggler]:
+        """Return the groups that held up a step at the last look."""
+        return self._host.stragglers
+
     async def wait_steps(self, news: str, block_s: float) -> None:
         """Wait for news of the steps after a place in them."""
         await self._host.steps.wait(news, block_s)
@@ -249,7 +254,8 @@ class InterceptorActor:
         failure = self._start.failure or self._newest.fenced
         if failure is not None:
             return Report(time.time(), error=str(failure))
-        return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters())
+        late = [(str(straggler), straggler.remedy) for straggler in self._newest.stragglers]
+        return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters(), late=late)
 
     async def close(self, *, erase: bool) -> None:
         """Stop; with `erase`, also delete the experiment's data from the server."""

@@ -16,6 +16,7 @@ from ray_messaging.cluster.actors.pending_changes import PendingChanges
 from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, check_step_rules
+from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
 from ray_messaging.cluster.ownership import Ownership
 from ray_messaging.cluster.rule_store import RuleStore, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
@@ -31,6 +32,7 @@ from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
@@ -66,6 +68,7 @@ class InterceptorHost:
         self._waits_for_all = False
         self._schedule = RuleSchedule(self._store, lambda: self.interceptor, self._save_rules)
         self.editor = RuleEditor(self.experiment, self._store, self._schedule, self.change)
+        self._stragglers: StragglerWatch | None = None
         self._watchdog: Watchdog | None = None
         self._step_rules: StepRuleRunner | None = None  # None: the experiment has no steps
 
@@ -115,6 +118,7 @@ class InterceptorHost:
             await self._retire_log()
         self._watch_rules()
         if self._spec.steps is not None:
+            self._stragglers = StragglerWatch(self.steps, self._spec.exp_id, self._spec.steps.stall_s)
             settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
             self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self._schedule)
             await self._step_rules.follow()
@@ -272,6 +276,11 @@ class InterceptorHost:
     async def _reload(self) -> None:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
+    @property
+    def stragglers(self) -> list[Straggler]:
+        """Return the groups that held up a step at the last look."""
+        return [] if self._stragglers is None else self._stragglers.late
+
     def loops(self) -> list[TaskHealth]:
         """Return the health of the lane server, and of the supervisor of steps."""
         step_rules = [] if self._step_rules is None else self._step_rules.health()
@@ -339,6 +348,8 @@ class InterceptorHost:
         if self._step_rules is not None:
             await self._step_rules.close()
         await self._lane.close()
+        if self._stragglers is not None:
+            await self._stragglers.close()
         if self._heartbeat is not None:
             await self._heartbeat.close()
         if self._interceptor is not None:

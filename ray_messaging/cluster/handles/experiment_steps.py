@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
@@ -12,6 +12,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.steps.accounts.sealed_counts import digest_of
 from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.steps.values import SUPERVISOR, Progress
 
 _NEWS_S = 5.0  # the longest wait in one call
@@ -88,14 +89,29 @@ class ExperimentSteps:
         """Return the groups that hold up all others, each with the step that it has to commit."""
         return self.progress().waiting_for()
 
-    def wait(self, until: int, *, timeout: float | None = None) -> None:
-        """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds."""
+    def stragglers(self) -> list[Straggler]:
+        """Return the groups that have held up a step for `Steps.stall_s`, as of the interceptor's last look."""
+        found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
+        return found
+
+    def wait(self, until: int, *, timeout: float | None = None, progress: bool = False) -> None:
+        """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds.
+
+        Args: with `progress` it shows the step, the rate, and the groups that hold up the others, as `messaging.run`.
+        """
+        from ray_messaging.cluster.run.progress import RunProgress  # noqa: PLC0415 - it is for this class
+
+        with RunProgress(self, until, shown=progress) as bar:
+            self._wait(until, timeout, bar.show)
+
+    def _wait(self, until: int, timeout: float | None, show: Callable[[], None]) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (progress := self.progress()).sealed + 1 < until:
             left = _NEWS_S if deadline is None else min(_NEWS_S, deadline - time.monotonic())
             if left <= 0:
                 groups = ", ".join(f"{name} ({step})" for name, step in sorted(progress.waiting_for().items()))
                 raise TimeoutError(f"step {progress.sealed + 1} is not committed after {timeout:g} s by: {groups}")
+            show()
             self._connection.ask(self._interceptor.wait_steps.remote(progress.news, left))
 
     def pause(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 
 _LINE_S = 10.0  # between two lines of text
+_NAMED = 3  # groups that hold up a step
 
 
 class RunProgress:
@@ -40,7 +41,7 @@ class RunProgress:
         step, waiting = progress.sealed + 1, progress.waiting_for()
         self._first = step if self._first is None else self._first
         rate = (step - self._first) / max(now - self._began, 1e-9)
-        text = self.text(step, rate, waiting)
+        text = "; ".join([self.text(step, rate, waiting), *map(str, self._steps.stragglers()[:_NAMED])])
         if self._bar is None:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()

@@ -74,6 +74,7 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
     problems = [finding for loop in report.loops if (finding := _loop(actor.name, loop)) is not None]
     yield from problems
     yield from _counters(actor.name, report)
+    yield from (warning("steps", late, remedy) for late, remedy in report.late)
     if report.disk is not None:
         yield check_disk("server disk" if actor.name == SERVER_ACTOR else f"{actor.name} disk", report.disk)
     restarts = max(actor.restarts, report.stats.get("restarts", 0))

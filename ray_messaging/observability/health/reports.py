@@ -35,6 +35,7 @@ class Report:
     """An actor's report of its clock (unix s), loops and counters.
 
     `error` is the reason why it does not work. `remedy` is the action to take; without one the actor retries itself.
+    `late` are groups that hold up a step, each with a remedy.
     """
 
     now: float
@@ -43,6 +44,7 @@ class Report:
     loops: list[TaskHealth] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     disk: Disk | None = None
+    late: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ import pytest
 
 from ray_messaging.cluster.run import progress as module
 from ray_messaging.cluster.run.progress import RunProgress
+from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.steps.values import GroupProgress, Progress
 
 
@@ -13,6 +14,9 @@ class Steps:
     def progress(self):
         groups = {name: GroupProgress(closed, None, None, 0, 0, None) for name, closed in (("west", 4), ("east", 5))}
         return Progress(4, 5, None, groups, {}, "0-0")
+
+    def stragglers(self):
+        return [Straggler("west", 5, 41.0, is_open=False, driver="")]
 
 
 @pytest.fixture
@@ -29,7 +33,9 @@ def test_a_line_comes_now_and_then(clock, capsys):
         clock[0] += 11
         progress.show()
         progress.show()
-    assert capsys.readouterr().err == "step 5 of 20, 0 steps/s, waiting for west\n"
+    assert capsys.readouterr().err == (
+        "step 5 of 20, 0 steps/s, waiting for west; no task has opened group 'west': step 5 waits for it since 41 s\n"
+    )
 
 
 def test_nothing_comes_without_progress(clock, capsys):

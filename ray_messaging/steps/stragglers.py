@@ -1,0 +1,47 @@
+"""Groups that hold up a step of all others for long."""
+
+from typing import NamedTuple
+
+from ray_messaging.transports.steps.values import Progress
+
+
+class Straggler(NamedTuple):
+    """A group that holds up a step; `idle_s` is the time since its last sign of progress, `driver` "" where none is."""
+
+    group: str
+    step: int
+    idle_s: float
+    is_open: bool
+    driver: str
+
+    def __str__(self) -> str:
+        if self.is_open:
+            driven = f", driven by {self.driver!r}" if self.driver else ", and its driver has gone"
+            return f"group {self.group!r} is in step {self.step} since {self.idle_s:.0f} s{driven}"
+        if not self.driver:
+            return f"no task has opened group {self.group!r}: step {self.step} waits for it since {self.idle_s:.0f} s"
+        return f"group {self.group!r} has not begun step {self.step} for {self.idle_s:.0f} s, driven by {self.driver!r}"
+
+    @property
+    def remedy(self) -> str:
+        """Return what a user can do about it."""
+        if self.is_open:
+            return "look at what its model does in this step: it computes, or waits for another service"
+        return (
+            "drive all groups at the same time, each in a task of its own with num_cpus=0, or end its membership: "
+            f"messaging.remove_group({self.group!r})"
+        )
+
+
+def stragglers(progress: Progress, after_s: float) -> list[Straggler]:
+    """Return the groups without progress for so long, while some other group has closed the step that they have not."""
+    paused = progress.target is not None and progress.sealed >= progress.target
+    if paused or all(group.closed <= progress.sealed for group in progress.groups.values()):
+        return []
+    found = []
+    for name, step in progress.waiting_for().items():
+        group = progress.groups.get(name)
+        if group is not None and group.idle_ms >= after_s * 1000:
+            driver = "" if group.driver is None else group.driver.task
+            found.append(Straggler(name, step, group.idle_ms / 1000, group.open == step, driver))
+    return sorted(found)
