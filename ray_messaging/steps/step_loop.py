@@ -293,6 +293,7 @@ class _AttemptSender:
         self.directory = Directory(engine.exp_id, engine.directory.patterns)  # of mailboxes with steps
         router = FrameRouter(self.directory, mirror=engine.settings.mirror)
         self._transport = StepTransport(engine.transport, store, engine.name, attempt, router.shut)
+        self._shut = router.shut
         self._frames = FrameSender(self._transport, self.directory, router, engine.name, 0)
         self._accumulator: Accumulator | None = None
 
@@ -310,6 +311,7 @@ class _AttemptSender:
 
     def begin(self, number: int) -> None:
         """Send in this step from now on."""
+        self._shut.clear()
         self._transport.begin(number)
 
     @property

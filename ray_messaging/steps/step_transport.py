@@ -39,7 +39,6 @@ class StepTransport:
     def begin(self, step: int) -> None:
         """Send in this step from now on."""
         self.step, self.rows = step, 0
-        self._shut.clear()
 
     @property
     def largest_frame(self) -> int | None:

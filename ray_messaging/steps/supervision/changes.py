@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from typing import NamedTuple
 
@@ -48,16 +48,17 @@ class Write(NamedTuple):
 class StepChanges:
     """Frames that change one step, and the changes of its counts.
 
-    Args: `directory` is that of mailboxes with steps.
+    Args: `directory` is that of mailboxes with steps; `shut` are boxes that take nothing.
     """
 
-    def __init__(self, number: int, attempt: int, directory: Directory, *, digest: bool) -> None:
+    def __init__(self, number: int, attempt: int, directory: Directory, shut: Set[str], *, digest: bool) -> None:
         self.writes: list[Write] = []
         self.fates: Counter[str] = Counter()
         self.digest = 0  # what is added to the sum of the step's digests
         self._number = number
         self._attempt = attempt
         self._directory = directory
+        self._shut = shut
         self._digests = digest
 
     def apply(self, sent: SentMessages, verdict: BatchVerdict) -> None:
@@ -75,7 +76,8 @@ class StepChanges:
         for message in added:
             ordinal = FIRST_ADDED + ordinals[message.from_id]
             ordinals[message.from_id] += 1
-            mailboxes = self._directory.mailboxes_of(message.to_id, message.subtopic)
+            listeners = self._directory.mailboxes_of(message.to_id, message.subtopic)
+            mailboxes = [name for name in listeners if box_name(name, message.deliver) not in self._shut]
             self._count([message_row(self._number, ordinal, message, delivered=bool(mailboxes))], 1)
             for mailbox in mailboxes or ("",):
                 found[mailbox, message.deliver, message.subtopic].append((ordinal, message))

@@ -85,6 +85,8 @@ class Supervisor:
         self._epoch = epoch
         self._start = epoch << _ATTEMPT_BITS
         self._directory = Directory(transport.exp_id, transport.patterns)  # of mailboxes with steps
+        self._shut: set[str] = set()  # boxes that take nothing in the step `_shut_in`
+        self._shut_in = -1
         self._state: bytes | None = None
         self._total: Counter[str] = Counter()
 
@@ -112,9 +114,12 @@ class Supervisor:
         assert isinstance(taken, Taken)  # all interceptors are one driver
         self._state, self._total = taken.state, await self._counted(taken.closed)
         self._reviewer.load(taken.state, taken.closed + 1)
-        sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt)
+        sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt, self._shut)
         number, found = taken.closed + 1, None
         while await self._opened(number, taken.attempt, found):
+            if number != self._shut_in:
+                self._shut_in = number
+                self._shut.clear()
             sender.begin(number)
             closing = await self._closing(number, taken.attempt, sender)
             closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
@@ -160,7 +165,7 @@ class Supervisor:
 
     async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None]]:
         """Return what the rules change in a step, and the blocked messages by sender."""
-        changes = StepChanges(number, attempt, self._directory, digest=self._settings.digest)
+        changes = StepChanges(number, attempt, self._directory, self._shut, digest=self._settings.digest)
         violations: Counter[AgentId | None] = Counter()
         if not self._reviewer.reads(number):
             return changes, violations
