@@ -121,7 +121,7 @@ async def test_the_nth_piece_on_the_wire_is_lost(redis_process, exp_id, side, se
 
     lost = [True]
     with Proxy(redis_process.config) as proxy:
-        for nth in itertools.count(1, 6):  # `python tests/faults/one_digest.py` takes each
+        for nth in itertools.count(1, 6):  # each one takes six times as long
             groups = RumourGroups(proxy.config, f"{exp_id}-{nth}", SMALL, 2, senders=senders)
             lose = functools.partial(proxy.lose, nth, up=side == "request", then=restart if killed else None)
             await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
