@@ -30,7 +30,7 @@ class StepGenerators:
     """
 
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
-        self._agents = agents
+        self.agents = agents
         self._keys = np.frombuffer(_hash_of(seed, step, 16), np.uint64)
         self._low = self._high = 0  # the places of `_seeds`
         self._seeds = np.zeros((0, 4), np.uint64)
@@ -45,7 +45,7 @@ class StepGenerators:
     def _compute(self, place: int) -> None:
         """Compute the seeds of a place and those around it."""
         self._low = place - place % _BLOCK
-        ids = self._agents.hashes[self._low : self._low + _BLOCK]
+        ids = self.agents.hashes[self._low : self._low + _BLOCK]
         self._high = self._low + len(ids)
         with np.errstate(over="ignore"):
             starts = np.stack([_mix(ids ^ self._keys[0]), _mix(ids + self._keys[1])], axis=1)

@@ -17,8 +17,9 @@ from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, MessagingError, StepFailed
 from ray_messaging.message import Messages
 from ray_messaging.steps.accounts.digests import id_bytes
+from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.random_numbers import agent_generator
+from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 
 START = -1  # the step of the random numbers that agents start with
@@ -56,7 +57,7 @@ class Agent:
     def rng(self) -> np.random.Generator:
         """Return the agent's random numbers of this step; they depend on seed, step and agent alone."""
         if self._rng is None or self._rng[0] != self.step:
-            self._rng = self.step, agent_generator(self._society.seed, self.step, self.id)
+            self._rng = self.step, self._society.generator(self.id)
         return self._rng[1]
 
     def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
@@ -119,6 +120,7 @@ class Society:
         self._timeout = timeout
         self._agents: list[Agent] = []
         self._ids = b""
+        self._at_start = StepGenerators(0, START, NO_PLACES)
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
 
     async def run(self, step: Step, memory: CallMemory | None = None) -> None:
@@ -162,7 +164,14 @@ class Society:
             for place in stopped:
                 self._agents[place].stopped = True
 
+    def generator(self, agent: AgentId) -> np.random.Generator:
+        """Return the random numbers of an agent in the step, or at its start."""
+        if self.step is not None:
+            return self.step.rng(agent)
+        return self._at_start.at(self._at_start.agents.place(agent))
+
     def _load(self, step: Step) -> None:
+        self._at_start = StepGenerators(step.seed, START, step.places)
         self.step, self.seed = None, step.seed
         self.read(step.agents, step.state)
         if step.state is None and self._start is not None:
