@@ -172,6 +172,7 @@ def test_a_change_in_the_middle_of_a_step_is_recorded_as_that(ray_cluster, tmp_p
     assert read_rule_changes(Folder(tmp_path / "log")) == found
 
 
+@pytest.mark.long
 def test_a_change_for_a_step_needs_steps(ray_cluster):
     with start() as town, pytest.raises(ConfigError, match="has no steps"):
         ray.get(town.interceptor.insert_rule.remote(rules.MaxLength(500), at_step=3))
