@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 from support import cluster as cluster_support
 from support import rumour as rumour_support
-from support.cluster import kill
+from support.cluster import kill, wait_for
 from support.rumour import blocks, live_step, sequential
 from support.servers import RedisProcess
 
@@ -44,30 +44,33 @@ class Words(rules.Rule):
 # -- in the tasks -------------------------------------------------------------------------------------------------
 
 
-class Repeating:
-    """A handle of an actor whose calls come twice, and once more after the next one of their kind."""
+def repeating(folder, number):
+    """Make this task make each call of the protocol twice, and count the calls in a file."""
+    made = folder / f"repeated-{number}"
 
-    def __init__(self, actor):
-        self._actor, self._earlier = actor, {}
+    def repeated(owner, point):
+        real = getattr(owner, point)
 
-    def __getattr__(self, name):
-        if name.startswith("_"):
-            return getattr(self._actor, name)
-        call = Repeating(getattr(self._actor, name))
-        return self._earlier.setdefault(name, call)
+        async def call(self, *args, **more):
+            await real(self, *args, **more)
+            with made.open("a") as file:
+                file.write(f"{point}\n")
+            return await real(self, *args, **more)
 
-    def remote(self, *args):
-        self._actor.remote(*args)
-        found = self._actor.remote(*args)
-        late, self._earlier["args"] = self._earlier.get("args"), args
-        if late is not None:
-            self._actor.remote(*late)
-        return found
+        setattr(owner, point, call)
+
+    for point in POINTS:
+        repeated(owner_of(point), point)
+
+
+def owner_of(point):
+    """Return the class whose method a call of the protocol is."""
+    return RemoteVerdictClient if point == "judge" else RedisSteps
 
 
 def dying(point, side, mark):
     """Make this task die right before, or after, its next call at a point."""
-    owner = RemoteVerdictClient if point == "judge" else RedisSteps
+    owner = owner_of(point)
     real = getattr(owner, point)
 
     def die():
@@ -93,7 +96,7 @@ def drive(groups, rumour, folder, number, repeated, dies):
             dying(point, side, mark)
             break
     if repeated:
-        groups = [Group(group._experiment, group.name, Repeating(group.actor)) for group in groups]
+        repeating(folder, number)
 
     def live(group):
         for step in group.steps(until=rumour.steps):
@@ -201,9 +204,10 @@ def nothing(society, tasks):
 
 
 def calls_repeated(society, tasks):
-    """Make each Ray call of the tasks twice, and once more later."""
+    """Make each call of the protocol twice."""
     society.start(tasks, repeated=True)
-    return 0
+    ray.get(society.refs, timeout=3 * SEALED_S)
+    return sum(len(path.read_text().splitlines()) for path in society.folder.glob("repeated-*"))
 
 
 def replies_cut(society, tasks):
@@ -242,7 +246,7 @@ def group_actor(society, chance):
 
 def task(society, chance):
     """Kill a task that drives groups."""
-    paths = sorted(society.folder.glob("task-*"))
+    paths = wait_for(lambda: sorted(society.folder.glob("task-*")), "a task that drives groups")
     with suppress(ProcessLookupError):  # Ray has not started it again
         os.kill(int(chance.choice(paths).read_text()), signal.SIGKILL)
 
@@ -279,7 +283,7 @@ FAULTS = {
     "embedded server killed at random": at_random(server),
     "all of them killed at random": at_random(everything, 3),
     "30% of the replies cut": replies_cut,
-    "each Ray call repeated, also late": calls_repeated,
+    "each call of the protocol repeated": calls_repeated,
 }
 
 
