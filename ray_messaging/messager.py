@@ -279,18 +279,19 @@ class Messager(names.ChannelNames):
         """Iterate over messages as they arrive; the request for the next message commits the one before."""
         return self.engine.fetcher.iterate()
 
-    def steps(self, *, until: int) -> "AsyncGenerator[Step, None]":
+    def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
         """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.
 
         To ask for the next step commits the one before; `break`, or an exception, leaves it uncommitted, and it runs
         again. All groups must be driven at the same time: each waits until the others have closed the step before.
 
+        Args: with `leave` the group leaves before step `until`: the others go on without it.
         Raises: ConfigError where the experiment has no steps, or this messager has no name or hosts no agents;
         StepAborted, StepTooLarge, Fenced where a step could not be committed.
         """
         from ray_messaging.steps.step_loop import step_loop  # noqa: PLC0415 - most messagers have no steps
 
-        return step_loop(self.engine).steps(until)
+        return step_loop(self.engine).steps(until, leave=leave)
 
     def transaction(self) -> Transaction:
         """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/transactions.md).

@@ -94,9 +94,10 @@ class MessageServer:
 
     async def _commit(self) -> None:
         """Commit the messages that were handled."""
-        handled, self._handled = self._handled, []
+        handled = self._handled[:]
         if handled:
             await self._messager.ack(handled)
+            del self._handled[: len(handled)]  # behind the await: where that is cut, the end commits them
 
 
 def check_concurrency(concurrency: object) -> int:

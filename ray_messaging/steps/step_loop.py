@@ -123,14 +123,16 @@ class StepLoop:
         self.calls: CallMemory | None = None  # of the open step
         self._account = StepAccount(digest=settings.digest)
 
-    async def steps(self, until: int) -> AsyncGenerator[Step, None]:
+    async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
         """Yield the steps up to `until`, exclusive. To ask for the next one commits the one before.
+
+        With `leave` the group does not count from `until` on, and the others do not wait for it.
 
         Raises: ConfigError; StepAborted, StepTooLarge, Fenced, Closed: then the step is not committed, and a new driver
         runs it again.
         """
         self.until = check_until(until)
-        taken = await self._take(self.until)
+        taken = await self._take(self.until, leave=leave)
         sender = _AttemptSender(self._engine, self._store, taken.attempt, self._account)
         await sender.open()
         self._host(self._record_of(sender.directory))
@@ -174,9 +176,10 @@ class StepLoop:
 
     # -- the driver -----------------------------------------------------------------------------------------------
 
-    async def _take(self, until: int) -> Taken:
+    async def _take(self, until: int, *, leave: bool) -> Taken:
         """Take the group up to a step; it joins again where it has left before. Raises AlreadyExists, Fenced."""
-        taken = await self._wait_to_take(until)
+        ends = until if leave else None
+        taken = await self._wait_to_take(ends)
         if taken.until is None or taken.closed + 1 < taken.until or until <= taken.until:
             return taken
         assert self._engine.frame_sender is not None
@@ -184,17 +187,17 @@ class StepLoop:
         self._record_of(self._engine.directory)
         if await self._store.join(self._group, again=True) >= until:  # the others have run on too far
             await self._store.leave(self._group, at_once=True)
-        return await self._wait_to_take(until)
+        return await self._wait_to_take(ends)
 
-    async def _wait_to_take(self, until: int) -> Taken:
+    async def _wait_to_take(self, ends: int | None) -> Taken:
         """Take the group; wait until the lease of a driver that is gone has ended. Raises AlreadyExists, Fenced."""
         backoff, clock = Backoff(STEP_DRIVER_RETRY), asyncio.get_running_loop().time
-        found = await self._store.take(self._group, self._driver, LEASE_S, until=until)
+        found = await self._store.take(self._group, self._driver, LEASE_S, until=ends)
         seen_at = clock()
         while isinstance(found, Driven):
             await backoff.sleep()
             over = found.lease if clock() - seen_at > found.lease_s else ""
-            again = await self._store.take(self._group, self._driver, LEASE_S, over, until)
+            again = await self._store.take(self._group, self._driver, LEASE_S, over, ends)
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
                     f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, fetch_all
+from support.contracts import WAIT_S, fetch_all, until
 
 from ray_messaging import ConfigError, InvalidColumns, NoAnswer, NoQuestion, QuestionBlocked, rules
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -218,7 +218,12 @@ async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pai
             break
     assert sorted(came) == list(range(2, 100, 2))
     assert sorted(running) == list(range(50))
-    serving.cancel()  # as if the process died: only the message in hand comes again
+
+    async def one_is_left():
+        return sum(task.get_name() == "ray_messaging handler" for task in asyncio.all_tasks()) == 1
+
+    await until(one_is_left)
+    serving.cancel()  # only the message in hand comes again
     await asyncio.gather(serving, return_exceptions=True)
     await east.__aexit__(RuntimeError, RuntimeError("died"), None)
     again = await messagers(name="east", host=[11, 12, "ann"])

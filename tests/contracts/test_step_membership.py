@@ -57,7 +57,7 @@ class Town:
             if process.dead:
                 messager, process = await self.open(name)
             try:
-                async for step in messager.steps(until=ENDS[name]):
+                async for step in messager.steps(until=ENDS[name], leave=name == "goes"):
                     if (name, step.number) == ("stays", 1) and not self.joined.is_set():
                         await self.open("comes")
                         self.joined.set()
@@ -95,7 +95,7 @@ class Town:
 
     async def state(self, name):
         messager, _ = await self.open(name)
-        loop = messager.steps(until=ENDS[name])
+        loop = messager.steps(until=ENDS[name], leave=name == "goes")
         assert [step async for step in loop] == []
         driver = Driver("reader")
         return (await messager.engine.transport.steps.take(name, driver, 1.0)).state

@@ -268,51 +268,44 @@ async def test_what_is_sent_before_a_group_joins_and_after_it_leaves_does_not_re
     assert await b.inbox(2) == [b"for its last step"]
 
 
-async def test_a_group_whose_driver_ends_before_others_leaves(steps):
+async def test_a_group_leaves_with_its_driver(steps):
     await steps.begin(StepSettings())
-    for name in "abc":
+    for name in "ab":
         await steps.join(name)
     a = await taken(steps, "a", "a", until=2)
-    b = await taken(steps, "b", "b", until=2)
-    assert [(await steps.progress()).groups[name].until for name in "ab"] == [None, None]
-    c = await taken(steps, "c", "c", until=4)
-    assert [(await steps.progress()).groups[name].until for name in "abc"] == [2, 2, None]
-    b = await taken(steps, "b", "b", 1, until=4)
-    assert [(await steps.progress()).groups[name].until for name in "abc"] == [2, None, None]
+    b = await taken(steps, "b", "b")
+    assert [(await steps.progress()).groups[name].until for name in "ab"] == [2, None]
     for step in range(4):
-        for actor in (a, b, c) if step < 2 else (b, c):
+        for actor in (a, b) if step < 2 else (b,):
             await run(actor, step=step)
     assert await a.steps.open("a", a.attempt, 2) == Done(1)
     assert (await steps.progress()).sealed == 3
 
 
-async def test_groups_that_end_together_stay_for_a_driver_that_goes_on(steps):
+async def test_the_next_driver_may_have_the_group_stay(steps):
+    await steps.begin(StepSettings())
+    for name in "ab":
+        await steps.join(name)
+    await taken(steps, "a", "a", until=2)
+    a = await taken(steps, "a", "a", 1)
+    b = await taken(steps, "b", "b")
+    assert [(await steps.progress()).groups[name].until for name in "ab"] == [None, None]
+    for step in range(3):
+        for actor in (a, b):
+            await run(actor, step=step)
+    assert (await steps.progress()).sealed == 2
+
+
+async def test_groups_whose_drivers_end_stay_for_those_that_go_on(steps):
     await steps.begin(StepSettings())
     for name in "ab":
         await steps.join(name)
     for end in (1, 2):
-        pair = [await taken(steps, name, f"{name}{end}", until=end, over=lease) for name, lease in await leases(steps)]
+        pair = [await taken(steps, name, name, end) for name in "ab"]
         for actor in pair:
             await run(actor, step=end - 1)
-    # One that rests ahead of a driver that goes on was not resumed with it: it has left.
-    a = await taken(steps, "a", "a9", until=3, over=(await leases(steps))[0][1])
-    await run(a, step=2)
-    await taken(steps, "b", "b9", until=9, over=(await leases(steps))[1][1])
-    progress = await steps.progress()
-    assert list(progress.groups) == ["b"]
-    assert progress.waiting_for() == {"b": 2}
-
-
-async def leases(steps):
-    """Return the lease of each group of a pair."""
-    found = [(name, await steps.take(name, Driver("nobody"), 1.0)) for name in "ab"]
-    for name, taken_by in found:
-        if isinstance(taken_by, Taken):
-            await steps.let_go(name, taken_by.attempt)
-    return [(name, found.lease if isinstance(found, Driven) else "") for name, found in found]
-
-
-# -- the barrier ----------------------------------------------------------------------------------------------------
+    assert (await steps.progress()).sealed == 1
+    assert [(await steps.progress()).groups[name].until for name in "ab"] == [None, None]
 
 
 async def test_what_is_sent_in_one_step_is_read_in_the_next(steps):

@@ -35,6 +35,11 @@ ALLOWED = {
     ("embedded/guard_client.py", "loads"),
     ("embedded/server.py", "loads"),
     ("embedded/guard.py", "loads"),
+    # Between a test kit's process and the child that it starts, by its pipes.
+    ("testing/child.py", "pickle"),
+    ("testing/child.py", "loads"),
+    ("testing/repeatability.py", "pickle"),
+    ("testing/repeatability.py", "loads"),
 }
 
 

@@ -344,18 +344,19 @@ class Group:
             self._unacked.pop(token[:2], None)
             self._token = None if self._token == token else self._token
 
-    def steps(self, *, until: int) -> "Iterator[Step]":
+    def steps(self, *, until: int, leave: bool = False) -> "Iterator[Step]":
         """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.
 
         To ask for the next step commits the one before; `break`, or an exception, leaves it uncommitted, and it runs
         again. All groups must be driven at the same time, so give their tasks num_cpus=0.
 
+        Args: with `leave` the group leaves before step `until`: the others go on without it.
         Raises: ConfigError where the experiment has no steps, AlreadyExists where another task drives the group,
         StepAborted, StepTooLarge.
         """
         from ray_messaging.cluster.handles.group_steps import group_steps  # noqa: PLC0415 - most groups have no steps
 
-        return group_steps(self._experiment, self.name, until)
+        return group_steps(self._experiment, self.name, until, leave=leave)
 
     @property
     def state(self) -> bytes | None:

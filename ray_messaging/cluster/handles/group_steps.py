@@ -15,7 +15,7 @@ from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import check_until, driven_loop
 
 
-def group_steps(experiment: Experiment, name: str, until: int) -> Iterator[Step]:
+def group_steps(experiment: Experiment, name: str, until: int, *, leave: bool = False) -> Iterator[Step]:
     """Yield the steps of a group.
 
     This process reads and writes on the server itself, under the number of its attempt: a pass through the group's
@@ -31,7 +31,7 @@ def group_steps(experiment: Experiment, name: str, until: int) -> Iterator[Step]
     connection.with_password()
     relax_collector()
     with OwnLoop(f"steps of {name}") as own:
-        driven = own.run(_Driven.begin(connection, name, task, until))
+        driven = own.run(_Driven.begin(connection, name, task, until, leave=leave))
         try:
             while (step := own.run(driven.next())) is not None:
                 yield step
@@ -47,7 +47,9 @@ class _Driven:
         self._opened = opened
 
     @classmethod
-    async def begin(cls, connection: ExperimentConnection, name: str, task: str, until: int) -> "_Driven":
+    async def begin(
+        cls, connection: ExperimentConnection, name: str, task: str, until: int, *, leave: bool
+    ) -> "_Driven":
         """Connect to the server; raise ConfigError without steps."""
         experiment = connection.experiment
         messager = GroupMessager(
@@ -61,7 +63,7 @@ class _Driven:
         opened.push_async_callback(messager.close)
         try:
             await messager.init()
-            steps = (await driven_loop(messager.engine, task)).steps(until)
+            steps = (await driven_loop(messager.engine, task)).steps(until, leave=leave)
         except BaseException:
             await opened.aclose()
             raise

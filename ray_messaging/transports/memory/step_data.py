@@ -46,8 +46,7 @@ class Member:
     until: int | None = None
     asked: int | None = None  # the step that its driver has asked for
     ahead: int | None = None  # a step that is open to it before it is to all
-    ends: int | None = None  # the first step that its driver does not run
-    ending: bool = False  # `until` is there because others run on
+    ending: bool = False  # `until` is there because its driver leaves then
     attempt: int = 0
     driver: Driver | None = None
     lease_s: float = 0.0
@@ -178,20 +177,6 @@ class StepData:
         member.asked = member.ahead = None
         member.sent.clear()
         member.numbers.clear()
-
-    def settle_ends(self, taker: Member, mine: int) -> bool:
-        """Have groups leave whose drivers end before others; tell whether one has left by now, as take_group.lua."""
-        ending = [(each, each.ends) for each in self.members.values() if each.counts and each.ends is not None]
-        groups = [(each, ends) for each, ends in ending if each.until is None or each.ending]
-        last = max([mine, *(ends for each, ends in groups if ends > each.closed + 1)])
-        left = False
-        for each, ends in groups:
-            driven = ends > each.closed + 1
-            leaves = ends < last if driven else taker.closed + 1 < ends < mine
-            if leaves or each.ending:
-                each.until, each.ending = (ends, True) if leaves else (None, False)
-            left |= leaves and not driven
-        return left
 
     # -- the barrier ----------------------------------------------------------------------------------------------
 

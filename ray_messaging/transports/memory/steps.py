@@ -152,11 +152,11 @@ class MemorySteps:
             self._data.abandon(member)
             member.driver, member.lease_s, member.changed = driver, lease_s, time.monotonic()
         member.beat += 1
-        if until is not None and member.ends != until and member.counts:
-            member.ends = until
-            if self._data.settle_ends(member, until):
-                self._seal()
-                self._data.tell()
+        if member.counts and (member.until is None or member.ending):
+            if until is None:
+                member.until, member.ending = None, False
+            elif until > member.closed + 1:
+                member.until, member.ending = until, True
         return Taken(member.attempt, member.closed, member.state, member.until)
 
     async def renew(self, group: str, attempt: int) -> None:

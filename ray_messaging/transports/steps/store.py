@@ -63,7 +63,7 @@ class StepStore(Protocol):
     async def join(self, group: str, *, again: bool = False) -> int:
         """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts.
 
-        Args: with `again` also one that has left as its driver ended before others.
+        Args: with `again` also one that has left with its driver.
         """
 
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
@@ -88,11 +88,8 @@ class StepStore(Protocol):
     ) -> Taken | Driven:
         """Take a group to drive it. A driver that has it gets its attempt again, a later start of it the next one.
 
-        A group whose driver ends before that of another one leaves then, and holds up nobody. Groups that all end in
-        the same step stay for drivers that go on.
-
-        Args: over is the lease of another driver that has not changed for its time; until the first step that the
-        driver does not run.
+        Args: over is the lease of another driver that has not changed for its time; until is the first step in which
+        the group does not count any more (None: it stays, also where an earlier driver said otherwise).
         Raises: Fenced where a later start of the driver has the group; UnknownName where no such group has joined.
         """
 

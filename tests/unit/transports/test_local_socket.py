@@ -60,8 +60,10 @@ def test_a_killed_server_comes_back_at_the_same_socket():
         assert asyncio.run(way(config)) == before
 
 
-def test_a_directory_of_the_users_has_none(tmp_path):
+def test_a_directory_of_the_users_has_one_where_its_name_is_short(tmp_path):
     with EmbeddedServer(HOST, data_dir=str(tmp_path)) as server:
+        assert f"{tmp_path}/" in asyncio.run(way(server.start()))
+    with EmbeddedServer(HOST, data_dir=str(tmp_path / ("x" * 100))) as server:
         config = server.start()
         assert config.socket_dir is None
         assert asyncio.run(way(config)) == f"{config.server}:{config.port}"

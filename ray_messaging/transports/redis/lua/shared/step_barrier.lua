@@ -15,8 +15,8 @@
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
 --               open = step that its driver has asked for (none: none), ahead = step that is open to it before it is to all,
 --               attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with each sign of life,
---               changed = ms of the last change, state, ends = first step that its driver does not run (none: unknown),
---               ending = 1: until is there because others run on
+--               changed = ms of the last change, state,
+--               ending = 1: until is there because its driver leaves then
 --               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
 -- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
 -- step:<group>:results  hash of the open step, for all its attempts: <step>:<name of a call> = its result

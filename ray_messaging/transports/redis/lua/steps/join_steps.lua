@@ -1,7 +1,7 @@
 -- Make a group a member: it counts from a step the senders of which nobody has opened yet.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier.lua  [3] state of its mailbox: stepped = 1 from now on
--- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: also where it has left because others run on
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: also where it has left with its driver
 -- Returns the first step in which it counts; -1: it is still leaving; -2: the experiment has no steps
 local now = redis.call('HMGET', KEYS[1], 'latest', 'settings', 'sealed')
 local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed', 'ending')
@@ -13,7 +13,7 @@ if group[1] and tonumber(group[3]) + 1 < tonumber(group[2]) then return -1 end
 local latest = tonumber(now[1])
 local since = math.max(latest < 0 and 0 or latest + 2, tonumber(now[3]) + 1)
 redis.call('HSET', KEYS[2], 'since', since, 'closed', since - 1, 'changed', milliseconds())
-redis.call('HDEL', KEYS[2], 'until', 'ends', 'ending')
+redis.call('HDEL', KEYS[2], 'until', 'ending')
 redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
 if ARGV[2] ~= SUPERVISOR then redis.call('HINCRBY', KEYS[1], 'joined', 1) end
 seal(ARGV[1])  -- where all others count from a later step, too
