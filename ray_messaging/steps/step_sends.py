@@ -59,6 +59,7 @@ class StepSends:
         self._from_id: object = _NOBODY
         self._subtopic: object = None
         self._deliver_at: object = None
+        self._route = 0
         self._over = False
         self._thread: int | None = None  # that sends
 
@@ -194,12 +195,15 @@ class StepSends:
         self._check_thread()
         if len(self._lines) >= BATCH_ROWS:
             self._close_rows()
-        route = check_subtopic(subtopic), self._deliver(deliver_at)
+        route = self._route  # most often that of the last run
+        if subtopic is not self._subtopic or deliver_at is not self._deliver_at or not self._routes:
+            given = check_subtopic(subtopic), self._deliver(deliver_at)
+            route = self._routes.setdefault(given, len(self._routes))
         place = self.agents.place(check_id(from_id))
         if place < 0:
             raise self._not_ours(from_id)
-        self._runs.extend((len(self._lines), place, self._routes.setdefault(route, len(self._routes))))
-        self._from_id, self._subtopic, self._deliver_at = from_id, subtopic, deliver_at
+        self._runs.extend((len(self._lines), place, route))
+        self._from_id, self._subtopic, self._deliver_at, self._route = from_id, subtopic, deliver_at, route
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return which send of its agent each row is, and count them."""

@@ -50,6 +50,16 @@ def test_a_message_is_read_in_the_next_step_or_later():
     assert [row[4] for row in rows_of(sends)] == [4, 11]
 
 
+def test_a_refused_send_leaves_the_subtopic_of_later_ones():
+    sends = sends_of()
+    sends.send(1, 2, {}, subtopic="a")
+    with pytest.raises(UnknownSender):
+        sends.send(3, 2, {}, subtopic="b")
+    sends.send(2, 2, {}, subtopic="a")
+    sends.send("x", 2, {}, subtopic="b")
+    assert sorted((str(row[0]), row[3]) for row in rows_of(sends)) == [("1", "a"), ("2", "a"), ("x", "b")]
+
+
 @pytest.mark.parametrize("deliver_at", [3, 12, -1, 4.5, "4"])
 def test_a_step_that_is_over_or_too_far_ahead_is_refused(deliver_at):
     sends = sends_of()
