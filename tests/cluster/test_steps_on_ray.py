@@ -32,9 +32,9 @@ def groups(messaging):
 
 
 @ray.remote(num_cpus=0, max_retries=3, retry_exceptions=[StepAborted])
-def live(group, until=STEPS):
+def live(group, until=STEPS, leave=False):
     states = {}
-    for step in group.steps(until=until):
+    for step in group.steps(until=until, leave=leave):
         states = run_step(step)
     return states
 
@@ -204,7 +204,7 @@ def test_groups_wait_for_their_senders_alone(ray_cluster):
             messaging.steps.declare({"west": ["east"]})
         messaging.steps.declare({"west": ["east"]}, at_step=9)
         assert messaging.steps.wait_for == "senders"
-        ray.get(messaging.interceptor.insert_rule.remote(RateLimit(1000)))
+        ray.get(messaging.interceptor.insert_rule.remote(RateLimit(per_round=1000)))
         assert messaging.steps.wait_for == "all"
         for wrong in ({}, {"hears": {"west": "east"}}, {"edges": 7}, {"hears": {}, "at_step": -1}):
             with pytest.raises(ConfigError, match=r"declare|list of groups|no graph|number of a step"):
@@ -225,7 +225,7 @@ def test_a_group_that_nobody_drives_is_named(ray_cluster):
 
 @pytest.mark.long
 def test_groups_leave_while_others_go_on(messaging, groups):
-    refs = [live.remote(groups["group0"], STEPS), live.remote(groups["group1"], 3)]
+    refs = [live.remote(groups["group0"], STEPS), live.remote(groups["group1"], 3, leave=True)]
     steps = groups["group2"].steps(until=STEPS)
     assert [next(steps).number for _ in range(3)] == [0, 1, 2]
     messaging.remove_group("group2")  # in its step 2

@@ -6,7 +6,7 @@ import pytest
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, FrameError, UnknownName
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, FrameError, UnknownName
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.box_reader import BoxReader
@@ -280,6 +280,19 @@ async def test_a_group_leaves_with_its_driver(steps):
             await run(actor, step=step)
     assert await a.steps.open("a", a.attempt, 2) == Done(1)
     assert (await steps.progress()).sealed == 3
+
+
+async def test_the_open_step_of_a_group_that_was_removed_is_not_closed(steps):
+    await steps.begin(StepSettings())
+    for name in "ab":
+        await steps.join(name)
+    a, b = await taken(steps, "a", "a"), await taken(steps, "b", "b")
+    await a.steps.open("a", a.attempt, 0)
+    await steps.leave("a", at_once=True)
+    with pytest.raises(Closed, match="group 'a' was removed"):
+        await a.steps.close("a", a.attempt, 0, Closing(0))
+    await run(b, step=0)
+    assert (await steps.progress()).sealed == 0
 
 
 async def test_the_next_driver_may_have_the_group_stay(steps):

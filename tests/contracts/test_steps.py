@@ -120,6 +120,19 @@ async def test_a_step_that_was_not_committed_runs_again_with_the_same_inbox(grou
     assert seen == [[]]
 
 
+async def test_groups_that_loop_to_one_step_after_the_other_wait_for_each_other(groups):
+    async def live_on(messager):
+        for until in range(1, STEPS + 1):
+            states = await live(messager, until=until)
+        return states
+
+    first, second = await groups(2, digest=True)
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(live_on(first), live_on(second))
+    assert found[0] | found[1] == sequential()[0]
+    assert await digests_of(second.engine.transport.steps) == sequential()[1]
+
+
 async def test_a_group_goes_on_where_it_stopped(groups):
     first, second = await groups(2, digest=True)
     await asyncio.gather(live(first, until=3), live(second, until=3))

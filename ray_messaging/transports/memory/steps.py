@@ -231,7 +231,7 @@ class MemorySteps:
         member = data.owned(group, attempt)
         if member.closed < step:
             if data.open_of(member) != step:
-                raise not_closable(group, step, member.closed)
+                raise not_closable(group, step, member.closed, member.until)
             if (refused := self._refused(group, member, step, closing)) is not None:
                 return refused
             asks = go_on and group != SUPERVISOR and (member.until is None or step + 1 < member.until)

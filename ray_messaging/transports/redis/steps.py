@@ -172,7 +172,7 @@ class RedisSteps:
         if reply[0] == 2:
             return Refused(step, reply[1], tuple(name.decode() for name in reply[2:]))
         if reply[0] == 3:
-            raise not_closable(group, step, reply[1])
+            raise not_closable(group, step, reply[1], None if reply[2] is None else int(reply[2]))
         if reply[0] != 1:
             raise _not_ours(reply[0], group, attempt)
         following = reply[2] if len(reply) > 2 else None

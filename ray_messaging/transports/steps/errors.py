@@ -1,6 +1,6 @@
 """Errors of step stores."""
 
-from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, UnknownName
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, UnknownName
 
 
 def overtaken(group: str, attempt: int) -> Fenced:
@@ -57,6 +57,10 @@ def too_late(at_step: int | None, latest: int) -> ConfigError:
     )
 
 
-def not_closable(group: str, step: int, closed: int) -> ValueError:
-    """Build the error for closing a step that is not open."""
+def not_closable(group: str, step: int, closed: int, until: int | None) -> Exception:
+    """Build the error for closing a step that is not open; from step `until` on the group does not count."""
+    if until is not None and step >= until:
+        return Closed(
+            f"group {group!r} was removed, or has left, and does not count in step {step}: nothing of it is committed"
+        )
     return ValueError(f"group {group!r} cannot close step {step}, which it has not opened; it has closed {closed}")

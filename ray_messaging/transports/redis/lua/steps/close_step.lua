@@ -7,7 +7,7 @@
 -- ARGV[5] rows that it wrote to mailboxes' boxes, as acknowledged  [6] its counts  [7] what becomes of the state: = it stays,
 --         + it is [8], - it goes  [9] 1: the next step is to be opened
 -- Returns {1, sealed, what open_step in step_barrier.lua does}; {0} a later driver has the group; {-1} the server knows
--- neither; {2, rows, mailboxes...}: so many rows are here, and these mailboxes do not hear the group; {3, closed}: not open
+-- neither; {2, rows, mailboxes...}: so many rows are here, and these mailboxes do not hear the group; {3, closed, until or false}: not open
 local prefix, group, step = ARGV[1], ARGV[2], tonumber(ARGV[4])
 local record, key = prefix .. 'steps:' .. ARGV[4], KEYS[2]
 local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat')
@@ -25,7 +25,7 @@ if has ~= 1 then
   if redis.call('HGET', record, 'k:' .. group) == ARGV[3] then return following() end
   return {has}
 end
-if not is_open(step, now[3], now[5], steps[1]) then return {3, tonumber(now[2])} end
+if not is_open(step, now[3], now[5], steps[1]) then return {3, tonumber(now[2]), now[4]} end
 
 -- First it is decided, then written.
 local sent, boxes, rows = redis.call('HGETALL', key .. ':sent'), {}, 0
