@@ -82,6 +82,7 @@ def counted(ray_cluster, redis_config, tmp_path):
     ray.cloudpickle.unregister_pickle_by_value(here)
 
 
+@pytest.mark.long
 def test_an_experiment_runs_on_a_custom_backend(counted, exp_id, tmp_path):
     config, uses = counted
     limits = [rules.BlackList([(1, 4)]), rules.RateLimit(1000)]

@@ -47,7 +47,7 @@ def end(request, redis):
     [
         pytest.param("embedded", "reset", marks=pytest.mark.long),
         ("embedded", "shutdown"),
-        ("own", "reset"),
+        pytest.param("own", "reset", marks=pytest.mark.long),
         ("own", "shutdown"),
     ],
     indirect=True,

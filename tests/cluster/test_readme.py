@@ -76,6 +76,7 @@ def test_the_example_runs_on_one_node(ray_cluster, ten_lines, capsys):
     assert printed(capsys.readouterr().out) == [EXPECTED]
 
 
+@pytest.mark.long
 def test_the_model_in_steps_gives_the_same_each_time(ray_cluster, examples, capsys):
     # One by one in numpy: agent 7's mood depends on 19 other agents, each of which hears one.
     exec(compile(examples[0], "README.md", "exec"), {"__name__": "__main__"})

@@ -179,6 +179,7 @@ def test_groups_wait_for_those_that_the_graph_says(ray_cluster):
             messaging.run(relay, agents=10, groups=halves, until=6, graph=[(9, 0)], shared=8)
 
 
+@pytest.mark.long
 def test_a_model_by_group(start):
     def crowd(group, step):
         heard = np.bincount(step.messages.to_ids, minlength=AGENTS) if len(step.messages) else np.zeros(AGENTS, int)
@@ -207,6 +208,7 @@ def test_a_model_that_raises_names_agent_and_step(start):
     assert words(messaging.run(person, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
 
 
+@pytest.mark.long
 def test_a_model_sees_its_state_as_after_a_restart(start):
     def tuples(me, inbox):
         me.state["seen"] = [*me.state.get("seen", []), type(me.state.get("place")).__name__]
@@ -215,6 +217,7 @@ def test_a_model_sees_its_state_as_after_a_restart(start):
     assert start().run(tuples, agents=1, until=3).states[0]["seen"] == ["NoneType", "list", "list"]
 
 
+@pytest.mark.long
 def test_a_state_that_cannot_be_kept(start):
     def odd(me, inbox):
         me.state["x"] = object()

@@ -75,6 +75,7 @@ def expected():
     return heard
 
 
+@pytest.mark.long
 def test_a_run_under_a_rule_that_judges_whole_steps(ray_cluster, tmp_path):
     result = run(tmp_path / "log", Warden(), 2)
     assert {agent: state["heard"] for agent, state in result.states.items()} == expected()

@@ -269,18 +269,18 @@ async def test_a_group_that_joins_later_reads_from_a_step_that_all_senders_know(
     assert [(await first_fates(first, step)) for step in (2, 3, 4)] == [{"delivered": 1}] * 3
 
 
-async def test_a_group_that_ends_earlier_holds_up_nobody(groups):
+async def test_a_group_that_leaves_holds_up_nobody(groups):
     first, second = await groups(2)
     seen = {first: [], second: []}
 
-    async def write(group, until, to_id):
-        async with aclosing(group.steps(until=until)) as steps:
+    async def write(group, until, to_id, leave=False):
+        async with aclosing(group.steps(until=until, leave=leave)) as steps:
             async for step in steps:
                 seen[group] += [(step.number, message.payload["in"]) for message in step.messages]
                 step.send(step.agents[0], to_id, {"in": step.number})
 
     async with asyncio.timeout(20):
-        await asyncio.gather(write(first, 7, 1), write(second, 3, 0))
+        await asyncio.gather(write(first, 7, 1), write(second, 3, 0, leave=True))
     assert seen[first] == [(1, 0), (2, 1), (3, 2)]
     assert seen[second] == [(1, 0), (2, 1)]
     assert [await first_fates(first, step) for step in range(5)] == [{"delivered": 1}] * 2 + [{"undeliverable": 1}] * 3
