@@ -1,7 +1,6 @@
 """The mailbox of the answers to one messager's questions."""
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -10,14 +9,11 @@ import numpy as np
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.open_questions import OpenQuestions, Rows
 from ray_messaging.engine import Engine
-from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.message import Slice
 from ray_messaging.receiving.ack_ranges import spans_in
 from ray_messaging.receiving.commits import MOST_RANGES
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
-
-logger = logging.getLogger(__name__)
 
 _MOST_KEPT = MOST_RANGES // 2  # late answers that nothing has fetched: later ones are committed in the inbox
 
@@ -53,16 +49,15 @@ class AnswerMailbox:
             await end(self._task)
         await self.engine.close()
 
+    def check(self) -> None:
+        """Raise the error that ended the reading of answers: a question would wait in vain."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
     async def _read(self) -> None:
         fetcher = self.engine.fetcher
         while True:
-            try:
-                messages = await fetcher.fetch(None, None, "acked")
-            except Closed:
-                return
-            except MessagingError:
-                logger.exception("the answers to %s are not read any more", self.engine.name)
-                return
+            messages = await fetcher.fetch(None, None, "acked")
             done: list[Slice] = []
             for found in messages.slices:
                 late = self._questions.answer(found)

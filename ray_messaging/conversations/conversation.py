@@ -68,6 +68,7 @@ class Conversation:
                 mailbox = AnswerMailbox(own, self._open, engine.fetcher, keeps_late=self.keeps_late)
                 await mailbox.open()
                 self._mailbox, self.opened = mailbox, True
+        self._mailbox.check()
         return self._mailbox
 
     async def close(self, *, commit: bool) -> None:
@@ -113,7 +114,7 @@ class Conversation:
         return await self._ask(checked, timeout)
 
     async def _ask(self, checked: CheckedMessage, timeout: float | None) -> Message:
-        mailbox = (self._mailbox or await self._answers()).engine.name
+        mailbox = (await self._answers()).engine.name
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         receipt: Receipt | None = None
         try:
@@ -181,14 +182,10 @@ class Conversation:
         """Answer many questions. Raises as `Messager.reply_columns`."""
         engine, slices = self._engine, slices_of(messages)
         batches = replies_to(slices, payloads, engine.exp_id, engine.settings.payload_bytes, engine.step)
-        receipts = await self.relay(batches)
+        engine.checks.check_senders(batch.from_ids for batch in batches)
+        receipts = await engine.bulk_sender.relay(batches)
         note_replied(slices)
         return receipts
-
-    async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches of answers."""
-        self._engine.checks.check_senders(batch.from_ids for batch in batches)
-        return await self._engine.bulk_sender.relay(batches)
 
 
 def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float | None) -> NoAnswer:

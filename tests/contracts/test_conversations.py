@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
-from ray_messaging import ConfigError, InvalidColumns, NoAnswer, NoQuestion, QuestionBlocked, rules
+from ray_messaging import ConfigError, Fenced, InvalidColumns, NoAnswer, NoQuestion, QuestionBlocked, rules
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.message import slice_of
 from ray_messaging.model.columns import IdColumn
@@ -55,6 +55,30 @@ async def test_a_full_inbox_holds_up_no_answer(messagers):
         answer = await west.ask(1, 11, {"n": 4}, timeout=WAIT_S)
     assert answer.payload == {"twice": 8}
     assert len(await fetch_all(west, 40)) == 40
+
+
+async def test_a_question_is_refused_where_its_answer_would_not_be_read(messagers):
+    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
+
+    async def handler(_message):
+        return {}
+
+    async def refused():
+        try:
+            await west.ask(1, 11, {"n": 1}, timeout=0.2)
+        except NoAnswer:
+            return False
+        except Fenced:
+            return True
+        return False
+
+    serving = asyncio.create_task(east.serve(handler))
+    assert not await refused()
+    successor = await messagers(name="west.answers")
+    await successor.subscribe_and_start_listening([])
+    await until(refused)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_the_user_asks_without_a_mailbox(messagers):

@@ -11,7 +11,7 @@ from ray_messaging.messager import Messager
 from ray_messaging.receipt import Receipts
 from ray_messaging.wire.frames import decode, encode
 
-_MOST_KEPT = 1000  # answers that no handle asks for any more
+_MOST_KEPT = 16  # calls that have ended, for one that Ray repeats
 
 
 class MoreAnswers(NamedTuple):
@@ -35,7 +35,7 @@ class GroupQuestions:
             batch = decode(frame)
             asking = self._messager.conversation.ask_batch(batch, timeout)
             self._lone[call] = asyncio.create_task(asking, name="ray_messaging question")
-            self._lone[call].add_done_callback(lambda _: _keep_few(self._lone))
+            self._lone[call].add_done_callback(lambda _: self._forget_lone())
         return await asyncio.shield(self._lone[call])
 
     async def ask_many(self, call: str, frames: Sequence[bytes], timeout: float | None) -> Receipts:
@@ -43,7 +43,7 @@ class GroupQuestions:
         if call not in self._asked:
             asking = self._messager.conversation.ask_batches([decode(frame) for frame in frames], timeout)
             self._asked[call] = asyncio.create_task(asking, name="ray_messaging questions")
-            _keep_few(self._asked)
+            self._forget_asked()
         answers = await asyncio.shield(self._asked[call])
         assert answers.receipts is not None
         return answers.receipts
@@ -67,8 +67,16 @@ class GroupQuestions:
         found = [(part.places.astype("<i8").tobytes(), encode(part.batch)) for part in answers.parts[parts:]]
         return MoreAnswers(found, answers.late)
 
+    def _forget_lone(self) -> None:
+        for call in [call for call, task in self._lone.items() if task.done()][:-_MOST_KEPT]:
+            del self._lone[call]
 
-def _keep_few(calls: "dict[str, asyncio.Task[Message]] | dict[str, asyncio.Task[Answers]]") -> None:
-    """Forget the oldest calls that have ended."""
-    for call in [call for call, task in calls.items() if task.done()][:-_MOST_KEPT]:
-        del calls[call]
+    def _forget_asked(self) -> None:
+        """Forget the oldest questions that wait for no more answers."""
+        for call in [call for call, task in self._asked.items() if _over(task)][:-_MOST_KEPT]:
+            del self._asked[call]
+
+
+def _over(task: "asyncio.Task[Answers]") -> bool:
+    """Tell whether questions were not sent, or wait for no more answers."""
+    return task.done() and (task.cancelled() or task.exception() is not None or task.result().done)
