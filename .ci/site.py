@@ -1,0 +1,82 @@
+"""Hooks of mkdocs: pages that are not in docs/, and a reference page of all public names."""
+
+import ast
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+# Pages of the site that lie elsewhere in the repository, and docs/README.md, which would be an index beside index.md.
+PAGES = {
+    "README.md": "index.md",
+    "docs/README.md": "pages.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "tests/faults/README.md": "faults-figures.md",
+    "benchmarks/README.md": "measuring.md",
+}
+LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie elsewhere."""
+    files.remove(files.get_file_from_path("README.md"))
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=_with_links(source, (ROOT / source).read_text())))
+    files.append(File.generated(config, "reference.md", content=_reference()))
+    for example in sorted((ROOT / "examples").glob("*.py")):
+        text = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
+        files.append(File.generated(config, f"examples/{example.stem}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Let the links of a page in docs/ lead to pages of the site."""
+    source = page.file.src_uri
+    return markdown if source in {*PAGES.values(), "reference.md"} else _with_links(f"docs/{source}", markdown)
+
+
+def _with_links(source: str, text: str) -> str:
+    """Return a page with links as the site has them; those to code become plain text."""
+
+    def led(match: re.Match[str]) -> str:
+        target = (ROOT / source).parent.joinpath(match[2]).resolve()
+        if not target.exists():
+            return match[0]  # mkdocs names it
+        name = target.relative_to(ROOT).as_posix()
+        page = PAGES.get(name) or name.removeprefix("docs/")
+        if name.startswith("examples/") and target.suffix == ".py":
+            page = f"examples/{target.stem}.md"
+        elif not name.startswith("docs/") and name not in PAGES:
+            page = "pages.md"  # code, which the site has not
+        here = Path(PAGES.get(source) or source.removeprefix("docs/")).parent
+        return f"{match[1]}{'../' * len(here.parts)}{page}{match[3]}"
+
+    return LINK.sub(led, text)
+
+
+def _reference() -> str:
+    """Return the page of all public names, from their docstrings."""
+    values = _constants("ray_messaging/__init__.py")
+    homes = values["_HOMES"]
+    names = [name for name in values["__all__"] if name not in values["_MODULES"]]
+    rules = sorted(set(_constants("ray_messaging/interception/rules/__init__.py")["__all__"]) - set(names))
+    head = "# Reference\n\nThe public names, from their docstrings. [The overview](api.md) groups them.\n"
+    places = [f"{homes.get(name, 'ray_messaging.errors')}.{name}" for name in names]
+    places += [f"ray_messaging.interception.rules.{name}" for name in rules]
+    return "\n".join([head, *(f"::: {place}\n" for place in places)])
+
+
+def _constants(path: str) -> dict[str, Any]:
+    """Return the literals that a module binds to names."""
+    found = {}
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with suppress(ValueError):  # no literal
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
