@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from pydantic_core import CoreSchema, core_schema
 
+from ray_messaging.compat.payload_objects import PayloadObject
 from ray_messaging.errors import InvalidMsg
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
@@ -213,7 +214,7 @@ class Msg:
         )
 
 
-Payload: TypeAlias = dict[str, Any] | Msg
+Payload: TypeAlias = dict[str, Any] | Msg | PayloadObject
 
 
 def names_msg(payload: object) -> TypeGuard[dict[str, Any]]:

@@ -102,6 +102,19 @@ class AgentSet(Collection[AgentId]):
     def __sub__(self, other: "AgentSet") -> "AgentSet":
         return AgentSet(self.ints[~self._held_by(other)], self.strings - other.strings)
 
+    def find(self, ids: IdColumn) -> NDArray[np.bool_]:
+        """Return of each id whether it is one of these agents, bool (n,)."""
+        if len(self.ints):
+            places = np.minimum(np.searchsorted(self.ints, ids.values), len(self.ints) - 1)
+            found: NDArray[np.bool_] = self.ints[places] == ids.values
+        else:
+            found = np.zeros(len(ids), np.bool_)
+        if ids.kinds is not None:
+            found[ids.kinds != INT] = False
+            named = ids.kinds == STR
+            found[named] = np.array([name in self.strings for name in ids.strings], np.bool_)[ids.values[named]]
+        return found
+
     def _held_by(self, other: "AgentSet") -> NDArray[np.bool_]:
         if not len(other.ints):
             return np.zeros(len(self.ints), np.bool_)

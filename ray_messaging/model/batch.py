@@ -1,15 +1,18 @@
 """Batch: messages of one sender as columns."""
 
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Extension
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.extension import Extension, Fold
 from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.trace_point import TracePoint
+from ray_messaging.model.typed.values import PayloadPart, column_of
 
 
 class Origin(NamedTuple):
@@ -40,7 +43,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     numbers: NDArray[np.uint32] | None = None
     step: NDArray[np.int64] | int | None = None
     sent_at: NDArray[np.float64] | float = 0.0
-    lines: PayloadColumn | None = None
+    lines: Payloads | None = None
     labels: dict[str, NDArray[np.uint32]] = {}
     noted: NDArray[np.uint32] | None = None
     frame: bytes | None = None  # the bytes it was decoded from, if unchanged
@@ -48,12 +51,24 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     origin: Origin | None = None  # of a batch that was read from a mailbox
     extension: Extension | None = None  # None: plain messages
     replied: set[int] | None = None  # rows, questions, that this process has answered
+    trace: TracePoint | None = None  # None: it is not traced, as most are not
 
     def __repr__(self) -> str:
         return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may be logged: no payloads
 
     def __len__(self) -> int:
         return self.rows
+
+    @property
+    def fold(self) -> Fold | None:
+        """Return how the rows stand for pairs of sender and hearer; None: each row is one message."""
+        return None if self.extension is None else self.extension.fold
+
+    @property
+    def messages(self) -> int:
+        """Return how many messages it has for mailboxes: a row that stands for pairs has one for each of them."""
+        fold = self.fold
+        return self.rows if fold is None else fold.pairs
 
     def message_id(self, row: int) -> str:
         """Return the id of one message.
@@ -80,6 +95,10 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         """Return the ordinals of messages that are part of a step."""
         return None if self.extension is None or self.step is None else self.extension.ordinal
 
+    def sent_time(self, row: int) -> float:
+        """Return when one message was accepted, in unix seconds."""
+        return float(self.sent_at[row]) if isinstance(self.sent_at, np.ndarray) else self.sent_at
+
     def topic_of(self, row: int) -> str:
         """Return the topic of one message."""
         return self.topics[0 if self.topic is None else self.topic[row]]
@@ -87,6 +106,13 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     def labels_of(self, row: int) -> tuple[str, ...]:
         """Return the labels of one message."""
         return tuple(name for name, rows in self.labels.items() if row in rows) if self.labels else ()
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one value of each payload, by its name: of typed columns the very array, without JSON.
+
+        Raises: InvalidColumns where a payload has no such value, InvalidPayload where the batch carries ids only.
+        """
+        return column_of([PayloadPart(self.lines, 0, self.rows)], name)
 
     def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
         """Return the same batch with the payloads of some rows replaced."""
@@ -114,6 +140,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
             labels={name: kept for name, found in self.labels.items() if len(kept := _places(rows, found))},
             noted=None if self.noted is None else _places(rows, self.noted),
             extension=None if self.extension is None else self.extension.take(rows),
+            trace=self.trace,
         )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.compat.msg import Msg
+from ray_messaging.compat.payload_objects import encode_object, is_native, is_object
 from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
 
 INT, STR, NONE = 0, 1, 2
@@ -138,6 +139,11 @@ class IdColumn(msgspec.Struct, eq=False):
         return self.values if self.kinds is None else np.array(self.tolist(), dtype=object)
 
 
+def nobody(rows: int) -> IdColumn:
+    """Return a column of so many rows without an id; it takes no memory for each."""
+    return IdColumn(np.broadcast_to(np.int64(0), rows), np.broadcast_to(np.uint8(NONE), rows))
+
+
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     """Forbid writes: a rule in this process gets the very array that is sent."""
     values.flags.writeable = False
@@ -150,6 +156,8 @@ def _as_json(value: object) -> object:
         return fspath(value)
     if isinstance(value, date | time):  # also pandas's subclasses, which msgspec rejects
         return value.isoformat()
+    if is_object(value):  # of pydantic: the others never come here
+        return msgspec.Raw(encode_object(value, encode_dict))
     return _same(value)
 
 
@@ -181,11 +189,15 @@ _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without l
 
 
 def encode_payload(payload: object, limit_bytes: int) -> bytes:
-    """Encode one payload, a dict or a Msg; raise InvalidPayload or PayloadTooLarge."""
+    """Encode one payload: a dict, a Msg, or an object; raise InvalidPayload or PayloadTooLarge."""
+    encode = encode_dict
     if not isinstance(payload, dict):
-        payload = _dict_of(payload)
+        if is_object(payload):
+            encode = _encode_object
+        else:
+            payload = _dict_of(payload)
     try:
-        line = encode_dict(payload)
+        line = encode(payload)
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
         raise InvalidPayload(
             f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
@@ -197,11 +209,16 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
     return line
 
 
+def _encode_object(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
+    return encode_object(payload, encode_dict)
+
+
 def _dict_of(payload: object) -> dict[str, Any]:
     """Return a Msg as its dict; raise InvalidPayload where it would not decode to itself."""
     if not isinstance(payload, Msg):
         raise InvalidPayload(
-            f"a payload must be a dict or a Msg, this is a {type(payload).__name__}: wrap it, as in {{'content': ...}}"
+            "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, this is a "
+            f"{type(payload).__name__}: wrap it, as in {{'content': ...}}"
         )
     kind = type(payload)
     if kind is not Msg:
@@ -270,7 +287,8 @@ class PayloadColumn(msgspec.Struct, eq=False):
     @classmethod
     def encode(cls, payloads: Sequence[object], limit_bytes: int) -> "PayloadColumn":
         """Encode a payload per row in one pass; raise InvalidPayload or PayloadTooLarge with the row."""
-        if set(map(type, payloads)) <= {dict}:
+        kinds = set(map(type, payloads))
+        if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
             try:
                 blob = _encoder.encode_lines(payloads)
             except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
@@ -283,6 +301,16 @@ class PayloadColumn(msgspec.Struct, eq=False):
                 if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
                     return made
         return cls.of([_encode_row(row, payload, limit_bytes) for row, payload in enumerate(payloads)])
+
+    @property
+    def small(self) -> bool:
+        """Return False: lines are not counted as small, however short."""
+        return False
+
+    @property
+    def json(self) -> "PayloadColumn":
+        """Return the payloads as JSON lines, as they are."""
+        return self
 
     @property
     def blob(self) -> bytes:
@@ -327,16 +355,16 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._nbytes
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the size of each line in bytes without its newline, int64 (count,)."""
+    def weights(self) -> NDArray[np.int64]:
+        """Return the size of each line in bytes with its newline, int64 (count,)."""
         if self._list is not None:
-            return np.fromiter(map(len, self._list), np.int64, self.count)
-        return np.diff(self._line_ends(), prepend=self._at) - 1
+            return np.fromiter(map(len, self._list), np.int64, self.count) + 1
+        return np.diff(self._line_ends(), prepend=self._at)
 
     @property
     def volumes(self) -> NDArray[np.int64]:
         """Return the bytes up to the end of each line, each with its newline, int64 (count,)."""
-        return self._line_ends() - self._at if self._list is None else np.cumsum(self.sizes + 1)
+        return self._line_ends() - self._at if self._list is None else np.cumsum(self.weights)
 
     def _line_ends(self) -> NDArray[np.intp]:
         """Return the end of each line in `_blob`, after its newline. Raw lines are a list and have none."""
@@ -357,7 +385,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     def take(self, rows: NDArray[np.intp]) -> "PayloadColumn":
         """Return the payloads of some rows; a line that several rows share stays one line."""
-        if self.index is None and self._list is None and self._blob is not None and _adjoin(rows):
+        if self.index is None and self._list is None and self._blob is not None and adjoin(rows):
             ends, low = self._line_ends(), int(rows[0])
             return PayloadColumn(self._blob[ends[low - 1] if low else self._at : ends[rows[-1]]], len(rows))
         lines = self.list
@@ -395,7 +423,7 @@ def _count(blob: bytes, at: int) -> int:
     return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == LINE_END))
 
 
-def _adjoin(rows: NDArray[np.intp]) -> bool:
+def adjoin(rows: NDArray[np.intp]) -> bool:
     """Return whether rows are consecutive."""
     return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 

@@ -9,12 +9,36 @@ from numpy.typing import NDArray
 
 from ray_messaging.model.message_ids import MessageIdColumn
 
+_ROW_BYTES = 16  # msgpack's, of a row's number and two texts
+
 
 class Audience(NamedTuple):
     """One version of a named set of pairs of sender and hearer."""
 
     name: str
     version: int
+
+
+class Fold(NamedTuple):
+    """How the rows of a batch stand for pairs: each row, a broadcast, for its sender and each of some hearers.
+
+    These hearers are the agents of one mailbox, which `agents` names by their digest. The batch stands for so many
+    `pairs`: those that `kept` names of the pairs of all rows (see `audiences.frames.kept_pairs`).
+    """
+
+    agents: bytes
+    pairs: int
+    kept: bytes = b""
+
+
+class OutsideQuestion(NamedTuple):
+    """A question that came from outside of the steps, as its asker knows it: mailbox for the answers, message id."""
+
+    mailbox: str
+    question: str
+
+
+AskedOutside = dict[int, OutsideQuestion]  # by row
 
 
 class Extension(msgspec.Struct, eq=False, kw_only=True):
@@ -24,8 +48,10 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     the messages are read (an int64 column, or one for all); `ordinal` (uint32), which says that message i is the n-th
     accepted one of its from_id in the step.
     Of questions and answers: `in_reply_to`, the ids of the questions; `expects_answer` (bool), a question;
-    `reply_mailbox`, the mailbox that takes the answers.
-    `audience`: its hearers are the recipients.
+    `reply_mailbox`, the mailbox that takes the answers; `asked_outside`, in a step the questions from outside, also of
+    their answers.
+    `audience`: its hearers are the recipients. With a `fold` each row stands for many of them; without it the batch
+    has a row for each.
     """
 
     attempt: int = 0
@@ -34,7 +60,9 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     in_reply_to: MessageIdColumn | None = None
     expects_answer: NDArray[np.bool_] | None = None
     reply_mailbox: str = ""
+    asked_outside: AskedOutside = {}
     audience: Audience | None = None
+    fold: Fold | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[tuple["Extension", int]]) -> "Extension | None":
@@ -56,11 +84,12 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             in_reply_to=MessageIdColumn.joined(replies) if replies else None,
             expects_answer=np.concatenate(expects) if expects else None,
             reply_mailbox=first.reply_mailbox,
+            asked_outside=_joined_outside(parts),
             audience=first.audience,
         )
 
     def take(self, rows: NDArray[np.intp]) -> "Extension":
-        """Return the extension of some rows."""
+        """Return the extension of some rows; they stand for no pairs any more."""
         return Extension(
             attempt=self.attempt,
             deliver=self.deliver[rows] if isinstance(self.deliver, np.ndarray) else self.deliver,
@@ -68,8 +97,14 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             in_reply_to=None if self.in_reply_to is None else self.in_reply_to.take(rows),
             expects_answer=None if self.expects_answer is None else self.expects_answer[rows],
             reply_mailbox=self.reply_mailbox,
+            asked_outside=self.outside_of(rows) if self.asked_outside else {},
             audience=self.audience,
         )
+
+    def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
+        """Return the questions from outside among some rows, by their new rows."""
+        found = self.asked_outside
+        return {at: found[row] for at, row in enumerate(rows.tolist()) if row in found}
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -83,4 +118,14 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         """Return the most bytes that a row takes in a frame."""
         columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
-        return in_columns + (0 if self.in_reply_to is None else self.in_reply_to.width)
+        names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())
+        return in_columns + max(names, default=0) + (0 if self.in_reply_to is None else self.in_reply_to.width)
+
+
+def _joined_outside(parts: Sequence[tuple[Extension, int]]) -> AskedOutside:
+    found: AskedOutside = {}
+    low = 0
+    for each, rows in parts:
+        found |= {low + row: asked for row, asked in each.asked_outside.items()}
+        low += rows
+    return found

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.typed.table import TypedColumns
 
 
 def joined_arrays(parts: Sequence[NDArray[Any]]) -> Any:  # noqa: ANN401 - an array of the parts' type
@@ -36,18 +38,24 @@ def joined_ids(columns: Sequence[IdColumn]) -> IdColumn:
     return IdColumn(values, kinds, tuple(table))
 
 
-def joined_payloads(columns: Sequence[PayloadColumn], rows: Sequence[int]) -> PayloadColumn:
-    """Return columns of payloads as one, in which each row names its line.
+def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArray[np.intp] | None = None) -> Payloads:
+    """Return payloads as one: typed columns of one schema as such, else JSON, in which each row names its line.
 
-    Args: rows are the numbers of rows of the columns.
+    Args: rows are the numbers of rows of the parts; order is that of the rows in the result (None: as they are).
     """
+    typed = [part for part in parts if isinstance(part, TypedColumns)]
+    if typed and len(typed) == len(parts) and all(part.schema == typed[0].schema for part in typed):
+        joined = TypedColumns.joined(typed)
+        return joined if order is None else joined.take(order)
+    columns = [part.json for part in parts]
     index = np.empty(sum(rows), np.uint32)
     low = first = 0
     for column, count in zip(columns, rows, strict=True):
-        part = index[low : low + count]
-        part[:] = np.arange(count, dtype=np.uint32) if column.index is None else column.index
-        part += first
+        places = index[low : low + count]
+        places[:] = np.arange(count, dtype=np.uint32) if column.index is None else column.index
+        places += first
         low, first = low + count, first + column.count
+    index = index if order is None else index[order]
     if any(column.raw for column in columns):  # raw lines may hold newlines: they are no blob
         return PayloadColumn.of([line for column in columns for line in column.list], index, raw=True)
     blob = b"".join([column.view for column in columns]) if len(columns) > 1 else columns[0].blob

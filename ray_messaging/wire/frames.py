@@ -2,26 +2,27 @@
 
 A frame, in order; all numbers are little endian:
 
-    "RM", version u8, spare u8     2 if the batch has an extension, else 1: plain messages are as they always were
+    "RM", version u8, spare u8     2 if there is an extension or a typed column, else 1: plain messages are as ever
     crc32 u32                      of all that follows
     header length u32
     header                         msgpack array: `Header`, or `ExtendedHeader` in version 2; it grows at its end only
-    from_ids, to_ids               i8 a row: the id, or its index in the header's table where the kind says so
+    from_ids, to_ids               i8 a row (by a flag i4): the id, or its index in the header's table by its kind; with
+                                   a fold there are no to_ids
     columns by flags, version 2    deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1
     columns by flags               numbers u4, kinds of from_ids and to_ids u1, topic u2, step i8, sent_at f8,
                                    index u4 (each row's line), lengths u4 (a row per line, where lines have no ends)
     payloads                       one JSON text per line
 
-An absent column takes no byte. Payloads in typed columns have their place: the flag `_TYPED`, descriptions in
-`ExtendedHeader.payload_columns`, and, in place of the lines, the columns, each at a multiple of 8 bytes from the start
-of the frame, so that numpy and Arrow read them there. This library refuses them. For invalid bytes `decode` raises
-FrameError before it allocates memory by a size that they claim.
+An absent column takes no byte. Payloads in typed columns make a frame of version 2: it has the flag `_TYPED`, and in
+place of the lines what `typed_columns` writes. For invalid bytes `decode` raises FrameError before it allocates memory
+by a size that they claim.
 """
 
 import copyreg
 from collections.abc import Callable
 from operator import is_
 from struct import Struct as Packer
+from time import time
 from typing import Annotated, Any
 
 import msgspec
@@ -31,9 +32,13 @@ from numpy.typing import NDArray
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch, Origin
-from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
+from ray_messaging.model.extension import Audience, Extension, Fold, OutsideQuestion
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
+from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.wire.typed_columns import ColumnField, buffers_of, fields_of, read_columns
 
 try:  # CRC-32 by the processor's own instructions, in a tenth of the time
     from isal.isal_zlib import crc32
@@ -45,7 +50,7 @@ MAGIC, PLAIN, EXTENDED = b"RM", 1, 2  # and the versions
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
-_I8, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<f8", "<u4", "<u2", "u1"))
+_I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
 
 # Optional columns in their order after the fixed ones. The lengths come last: they have a row per line.
 _OPTIONAL = (
@@ -54,12 +59,19 @@ _OPTIONAL = (
 _FLAGS = (*(flag for flag, _ in _OPTIONAL), _LENGTHS)
 _ABSENT = (None,) * len(_FLAGS)
 _NO_COLUMNS = [None] * len(_OPTIONAL)
+_NO_EXTENSION = Extension()
 
-# Version 2: a flag that every frame has, and optional columns in their order after the fixed ones.
-_EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED = (1 << bit for bit in range(8, 15))
+# Version 2: flags of frames with an extension, of its optional columns, in their order after the fixed ones, of typed
+# columns, of ids as int32, which go with these only (plain messages are as they always were), and of rows that stand
+# for pairs.
+_EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD = (
+    1 << bit for bit in range(8, 17)
+)
 _EXTENSION_COLUMNS = (
     (_DELIVER, _I8), (_ORDINAL, _U4), (_REPLY_NUMBERS, _I8), (_REPLY_PLACES, _U4), (_EXPECTS, _U1)
 )  # fmt: skip
+
+_EXTENSION_FLAGS = _EXTENSION | _FOLD | sum(flag for flag, _ in _EXTENSION_COLUMNS)
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -93,7 +105,17 @@ class ExtendedHeader(Header, frozen=True):
     reply_mailbox: str = ""
     reply_texts: tuple[str, ...] = ()
     audience: tuple[str, _Number] | None = None
-    payload_columns: tuple[Any, ...] = ()  # reserved: a name, a type and a width each
+    payload_columns: tuple[ColumnField, ...] = ()
+    asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # a row, a mailbox and a message id each
+    fold: tuple[bytes, _Number, bytes] | None = None
+    trace: bytes = b""  # the span that sent it, of a traced batch
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has no extension: of a traced batch, earlier readers find an empty one."""
+        flags = self.flags & _EXTENSION_FLAGS
+        others = self.attempt or self.deliver is not None or self.reply_mailbox or self.audience
+        return not flags or (flags == _EXTENSION and self.trace != b"" and not others)
 
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
@@ -101,12 +123,13 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     from_ids, to_ids, lines = batch.from_ids, batch.to_ids, batch.lines if with_payload else None
     step, steps = (None, batch.step) if isinstance(batch.step, np.ndarray) else (batch.step, None)
     sent_at, times = (0.0, batch.sent_at) if isinstance(batch.sent_at, np.ndarray) else (batch.sent_at, None)
-    flags = 0
+    typed = lines if isinstance(lines, TypedColumns) else None
+    flags = 0 if typed is None else _TYPED
     columns: list[memoryview] = []
     optional = (
         batch.numbers,
         from_ids.kinds,
-        to_ids.kinds,
+        to_ids.kinds if batch.fold is None else None,
         batch.topic,
         steps,
         times,
@@ -118,28 +141,48 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
             if column is not None:
                 flags |= flag
                 columns.append(np.ascontiguousarray(column).data)
+    given = (from_ids, to_ids) if batch.fold is None else (from_ids,)
+    ids: list[bytes | memoryview] = [each.packed for each in given]
+    if typed is not None and all(map(_is_small, given)):
+        flags, ids = flags | _SMALL_IDS, [each.values.astype(_I4).data for each in given]
+    extension = batch.extension
+    if extension is not None or batch.trace is not None:
+        extension_flags, columns[:0] = _extension_columns(extension or _NO_EXTENSION)
+        flags |= extension_flags
     version, fields = PLAIN, _header(batch, flags, lines, step, sent_at)
-    if batch.extension is not None:
-        version, fields, columns[:0] = EXTENDED, *_extended(fields, batch.extension)
+    if flags >= _EXTENSION:
+        version, fields = EXTENDED, _extended(fields, extension, typed, batch.trace)
     header = _encode_header(fields)
-    parts = [header, from_ids.packed, to_ids.packed, *columns]
-    if lines is not None:
-        parts.append(lines.blob)
+    parts: list[bytes | memoryview] = [header, *ids, *columns]
+    if typed is not None:
+        parts += buffers_of(typed, _PREFIX.size + sum([memoryview(part).nbytes for part in parts]))
+    elif lines is not None:
+        parts.append(lines.json.view)
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
     return b"".join((_PREFIX.pack(MAGIC, version, checksum, len(header)), *parts))
 
 
+def _is_small(ids: IdColumn) -> bool:
+    """Tell whether all values fit int32."""
+    values = ids.values
+    return int(values.min(initial=0)) >= -(2**31) and int(values.max(initial=0)) < 2**31
+
+
 # A batch is pickled as its frame, by Ray too.
 def _reduced(batch: Batch) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
     frame = encode(batch) if batch.frame is None else batch.frame
-    return (decode, (frame,)) if batch.origin is None else (_decode_read, (frame, batch.origin))
+    if batch.origin is None:
+        return decode, (frame,)
+    return _decode_read, (frame, batch.origin, *(() if batch.trace is None else (batch.trace.fetched,)))
 
 
-def _decode_read(frame: bytes, origin: Origin) -> Batch:
+def _decode_read(frame: bytes, origin: Origin, fetched: bytes = b"") -> Batch:
     batch = decode(frame)
     batch.origin = origin
+    if batch.trace is not None:
+        batch.trace = batch.trace._replace(fetched=fetched)
     return batch
 
 
@@ -152,7 +195,7 @@ _read_header = {
 }
 
 
-def _header(batch: Batch, flags: int, lines: PayloadColumn | None, step: int | None, sent_at: float) -> Header:
+def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, sent_at: float) -> Header:
     return Header(
         batch.sender,
         batch.epoch,
@@ -170,31 +213,43 @@ def _header(batch: Batch, flags: int, lines: PayloadColumn | None, step: int | N
     )
 
 
-def _extended(header: Header, extension: Extension) -> tuple[ExtendedHeader, list[memoryview]]:
-    """Return the header with an extension's fields, and the extension's columns."""
+def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
+    """Return the flags and the columns of an extension."""
     deliver, replies = extension.deliver, extension.in_reply_to
-    each = isinstance(deliver, np.ndarray)
     optional = (
-        deliver if each else None,
+        deliver if isinstance(deliver, np.ndarray) else None,
         extension.ordinal,
         None if replies is None else replies.numbers,
         None if replies is None else replies.places,
         extension.expects_answer,
     )
-    flags, columns = header.flags | _EXTENSION, list[memoryview]()
-    for (flag, dtype), column in zip(_EXTENSION_COLUMNS, optional, strict=True):
+    flags, columns = _EXTENSION if extension.fold is None else _EXTENSION | _FOLD, list[memoryview]()
+    for (flag, _), column in zip(_EXTENSION_COLUMNS, optional, strict=True):
         if column is not None:
             flags |= flag
-            columns.append(np.ascontiguousarray(column, dtype).data)
-    fields = msgspec.structs.asdict(header) | {
-        "flags": flags,
-        "attempt": extension.attempt,
-        "deliver": None if each else deliver,
-        "reply_mailbox": extension.reply_mailbox,
-        "reply_texts": () if replies is None else replies.texts,
-        "audience": extension.audience,
-    }
-    return ExtendedHeader(**fields), columns
+            columns.append(np.ascontiguousarray(column).data)
+    return flags, columns
+
+
+def _extended(
+    header: Header, extension: Extension | None, typed: TypedColumns | None, trace: TracePoint | None
+) -> ExtendedHeader:
+    """Return the header of version 2."""
+    extension = extension or _NO_EXTENSION
+    deliver, replies, asked = extension.deliver, extension.in_reply_to, extension.asked_outside
+    fields: list[Any] = [
+        *msgspec.structs.astuple(header),
+        extension.attempt,
+        None if isinstance(deliver, np.ndarray) else deliver,
+        extension.reply_mailbox,
+        () if replies is None else replies.texts,
+        extension.audience,
+        () if typed is None else fields_of(typed),
+        tuple((row, *question) for row, question in asked.items()) if asked else (),
+        extension.fold,
+        *(() if trace is None else (trace.sent,)),
+    ]
+    return ExtendedHeader(*fields)
 
 
 def _check(ok: object, reason: str) -> None:
@@ -219,6 +274,12 @@ class _Reader(msgspec.Struct):
     def column(self, dtype: Any, rows: int | None = None) -> Any:  # noqa: ANN401 - numpy's dtype and array
         return np.frombuffer(self.cut((self.rows if rows is None else rows) * dtype.itemsize), dtype)
 
+    def ids(self) -> memoryview:
+        """Return the values of the next column of ids as bytes, int64."""
+        if self.flags & _SMALL_IDS:
+            return memoryview(self.column(_I4).astype(_I8).tobytes())
+        return self.cut(self.rows * _I8.itemsize)
+
     def cut(self, nbytes: int) -> memoryview:
         """Return the next bytes."""
         at = self.at
@@ -229,7 +290,7 @@ class _Reader(msgspec.Struct):
 
     def optional(self) -> list[Any]:
         """Return the optional columns, None for each that is missing."""
-        if not self.flags:  # a single message, the latency case
+        if not self.flags & (_EXTENSION - 1):  # a single message, the latency case
             return _NO_COLUMNS
         return self.columns(_OPTIONAL)
 
@@ -279,25 +340,40 @@ def _header_trouble(header: Header, size: int) -> str | None:
         return "its count of rows is impossible"
     if header.flags < _EXTENSION:
         return None
-    if isinstance(header, ExtendedHeader) and (header.flags & _TYPED or header.payload_columns):
-        return "its payloads are in typed columns, which this library cannot read: update ray_messaging"
-    if not isinstance(header, ExtendedHeader) or header.flags >= _TYPED:
-        return "it has columns that this library does not know"
+    if not isinstance(header, ExtendedHeader) or header.flags >= 2 * _FOLD:
+        return "it has columns that this library does not know: update ray_messaging"
+    if bool(header.flags & _FOLD) != (header.fold is not None) or (header.fold and header.audience is None):
+        return "it stands for pairs that it does not name"
+    if header.flags & ~(_TYPED | _SMALL_IDS) >= _EXTENSION and not header.flags & _EXTENSION:
+        return "it has columns of an extension that it has not"
+    if len(header.trace) not in {0, CONTEXT_BYTES}:
+        return "it names no span"
+    if any(row >= header.rows for row, *_ in header.asked_outside):
+        return "it names rows it does not have"
+    if not header.flags & _TYPED:
+        return "it describes columns that it has not" if header.payload_columns else None
+    if header.flags & (_INDEX | _LENGTHS) or header.lines != header.rows:
+        return "its payloads are lines and columns"
     return None
 
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
-    from_values, to_values = reader.cut(header.rows * _I8.itemsize), reader.cut(header.rows * _I8.itemsize)
-    extension = _extension(header, reader) if isinstance(header, ExtendedHeader) else None
+    folded = bool(header.flags & _FOLD)
+    from_values, to_values = reader.ids(), b"" if folded else reader.ids()
+    extended = header if isinstance(header, ExtendedHeader) else None
+    extension = None if extended is None or extended.plain else _extension(extended, reader)
     numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
     from_ids = IdColumn(None, from_kinds, header.from_strings, from_values)
-    to_ids = IdColumn(None, to_kinds, header.to_strings, to_values)
+    to_ids = nobody(header.rows) if folded else IdColumn(None, to_kinds, header.to_strings, to_values)
     if from_kinds is not None or to_kinds is not None:
         _check_ids(from_ids)
         _check_ids(to_ids)
     if topic is not None and len(topic):
         _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
-    lines = _lines(header, reader, index)
+    if extended is None or not header.flags & _TYPED:
+        lines: Payloads | None = _lines(header, reader, index)
+    else:
+        lines = read_columns(extended.payload_columns, reader.frame, reader.at, header.rows, checked=reader.checked)
     return Batch(
         sender=header.sender,
         epoch=header.epoch,
@@ -314,13 +390,14 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         noted=_rows(header.noted, header.rows) if header.noted else None,
         rows=header.rows,
         extension=extension,
+        trace=None if extended is None or not extended.trace else TracePoint(extended.trace, time()),
     )
 
 
 def _extension(header: ExtendedHeader, reader: _Reader) -> Extension:
     delivers, ordinal, numbers, places, expects = reader.columns(_EXTENSION_COLUMNS)
     if expects is not None:
-        _check(not len(expects) or int(expects.max()) <= 1, "it expects an answer in another way than yes or no")
+        _check(_largest(expects) <= 1, "it expects an answer in another way than yes or no")
     return Extension(
         attempt=header.attempt,
         deliver=header.deliver if delivers is None else delivers,
@@ -328,7 +405,9 @@ def _extension(header: ExtendedHeader, reader: _Reader) -> Extension:
         in_reply_to=_replies(header.reply_texts, numbers, places),
         expects_answer=None if expects is None else expects.view(np.bool_),
         reply_mailbox=header.reply_mailbox,
+        asked_outside={row: OutsideQuestion(*asked) for row, *asked in header.asked_outside},
         audience=None if header.audience is None else Audience(*header.audience),
+        fold=None if header.fold is None else Fold(*header.fold),
     )
 
 
@@ -338,10 +417,19 @@ def _replies(
     if numbers is None:
         _check(places is None and not texts, "it answers questions that it does not name")
         return None
-    _check(not len(numbers) or int(numbers.min()) >= NO_NUMBER, "it answers a question of an impossible number")
-    last = 0 if places is None or not len(places) else int(places.max())
-    _check(last < len(texts), "it answers a question that it does not name")
+    _check(_smallest(numbers) >= NO_NUMBER, "it answers a question of an impossible number")
+    _check((0 if places is None else _largest(places)) < len(texts), "it answers a question that it does not name")
     return MessageIdColumn(numbers, texts, places)
+
+
+def _largest(column: NDArray[Any]) -> int:
+    """Return the largest value, 0 of no rows; of a single one, the latency case, in a sixth of numpy's time."""
+    return int(column.item(0)) if len(column) == 1 else int(column.max(initial=0))
+
+
+def _smallest(column: NDArray[Any]) -> int:
+    """Return the smallest value (see `_largest`)."""
+    return int(column.item(0)) if len(column) == 1 else int(column.min(initial=0))
 
 
 def _rows(data: bytes, count: int) -> NDArray[np.uint32]:

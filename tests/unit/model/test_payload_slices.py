@@ -18,7 +18,7 @@ def test_a_cut_has_its_lines_and_their_sizes(found, data):
     rows = np.arange(low, data.draw(st.integers(low + 1, len(found))))
     inside = PayloadColumn(b"head\n" + made.blob, len(found), None, 5)
     for lines in (made, inside):
-        assert lines.sizes.tolist() == [len(line) for line in wanted]
+        assert lines.weights.tolist() == [len(line) + 1 for line in wanted]
         assert lines.take(rows).blob == b"".join(wanted[row] + b"\n" for row in rows)
         assert lines.take(rows[::-1]).list == [wanted[row] for row in rows[::-1]]
         lines.pack()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.extensions import INT64, TEXT, extensions
+from support.forged_frames import sealed
 
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
@@ -189,14 +190,6 @@ def test_a_frame_cut_short_or_prolonged(batch, data):
         decode(frame[: data.draw(st.integers(0, len(frame) - 1))])
     with pytest.raises(FrameError):
         decode(frame + data.draw(st.binary(min_size=1, max_size=9)))
-
-
-def sealed(body, header_length, version=PLAIN):
-    """Build a frame with a right checksum from any content."""
-    from struct import pack
-    from zlib import crc32
-
-    return pack("<2sBxII", b"RM", version, crc32(body), header_length) + body
 
 
 @given(batches(), st.data())

@@ -1,0 +1,1 @@
+"""Typed columns, JSON payloads, and the bytes alone."""

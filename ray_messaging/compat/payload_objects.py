@@ -1,0 +1,151 @@
+"""Objects as payloads: dataclasses, msgspec.Structs and pydantic models, and their conversion from and to JSON."""
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, TypeGuard, TypeVar, is_typeddict
+
+import msgspec
+
+from ray_messaging.errors import InvalidPayload
+
+T = TypeVar("T")
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")  # of a field, at the end of msgspec's errors
+_INDEX = re.compile(r"\[(\d+)\]")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+_BRACE = ord("{")
+_UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
+
+
+class _DataclassObject(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class _StructObject(Protocol):
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+
+class _PydanticObject(Protocol):
+    @property
+    def __pydantic_serializer__(self) -> Any: ...  # noqa: ANN401 - pydantic's
+
+
+PayloadObject = _DataclassObject | _StructObject | _PydanticObject
+
+
+class Misfit(Exception):
+    """A JSON value does not fit a type: `field` is the path of the part that does not (empty: the whole value)."""
+
+    def __init__(self, reason: str, field: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.field = field
+
+
+class Form(Enum):
+    """The way in which objects of a type become JSON."""
+
+    NONE = "none"  # they are no payloads
+    NATIVE = "native"  # msgspec writes them
+    PYDANTIC = "pydantic"
+
+
+def _form_of(kind: type) -> Form:
+    if hasattr(kind, "__pydantic_serializer__"):  # a pydantic dataclass has aliases that msgspec does not know
+        return Form.PYDANTIC
+    known = hasattr(kind, "__struct_fields__") or hasattr(kind, "__dataclass_fields__")
+    return Form.NATIVE if known else Form.NONE
+
+
+form_of: Callable[[Any], Form] = lru_cache(maxsize=1024)(_form_of)  # how objects of a type become JSON
+
+
+def is_object(payload: object) -> TypeGuard[PayloadObject]:
+    """Tell whether a payload is an object of a type that has a JSON form of its own."""
+    return form_of(type(payload)) is not Form.NONE
+
+
+def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> bytes:
+    """Return an object as JSON; `encode` encodes those that msgspec knows. Raises InvalidPayload, ValueError."""
+    if form_of(type(payload)) is Form.PYDANTIC:
+        # Aliases are the names under which pydantic reads the fields.
+        line: bytes = payload.__pydantic_serializer__.to_json(payload, by_alias=True)  # type: ignore[union-attr]
+    else:
+        line = encode(payload)
+    if line[0] != _BRACE:
+        raise InvalidPayload(
+            f"a {type(payload).__name__} becomes {line[:20].decode(errors='replace')}... as JSON, and no JSON object: "
+            "put it into a field of a dict"
+        )
+    return line
+
+
+def is_native(kind: type) -> bool:
+    """Tell whether msgspec writes objects of this type as JSON objects."""
+    config = getattr(kind, "__struct_config__", None)
+    return form_of(kind) is Form.NATIVE and not (config is not None and config.array_like)
+
+
+Encoded = bytes | dict[str, Any]  # JSON, or what it would decode to
+
+
+def reader_of(kind: type[T]) -> Callable[[Encoded], T]:
+    """Return a function that reads a payload as an object of a type, and raises Misfit, or ValueError for no JSON.
+
+    A msgspec.Struct, a plain dataclass and a TypedDict are read by msgspec, all other types by pydantic.
+    """
+    try:
+        reader: Callable[[Encoded], T] = _kept_reader(kind)
+    except TypeError:  # unhashable, or a type that neither knows
+        reader = _new_reader(kind)
+    return reader
+
+
+def _new_reader(kind: type[T]) -> Callable[[Encoded], T]:
+    native = form_of(kind) is Form.NATIVE or is_typeddict(kind)
+    return _msgspec_reader(kind) if native else _pydantic_reader(kind)
+
+
+_kept_reader: Callable[[Any], Callable[[Encoded], Any]] = lru_cache(maxsize=256)(_new_reader)
+
+
+def _msgspec_reader(kind: type[T]) -> Callable[[Encoded], T]:
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(payload: Encoded) -> T:
+        try:
+            return decode(payload) if isinstance(payload, bytes) else msgspec.convert(payload, kind)
+        except msgspec.ValidationError as error:
+            raise Misfit(*explained(str(error))) from error
+        except msgspec.DecodeError as error:  # no ValueError in older releases
+            raise ValueError(str(error)) from error
+
+    return read
+
+
+def explained(text: str) -> tuple[str, str]:
+    """Return the reason and the field of an error of msgspec."""
+    found = _PATH.search(text)
+    reason, path = (text[: found.start()], _INDEX.sub(r".\1", found[1])) if found else (text, "")
+    named = _MISSING.search(reason) or _UNKNOWN.search(reason)
+    return reason, ".".join(filter(None, (path, named[1] if named else "")))
+
+
+def _pydantic_reader(kind: type[T]) -> Callable[[Encoded], T]:
+    import pydantic  # noqa: PLC0415 - it takes a tenth of a second, and most processes read no models
+
+    adapter = pydantic.TypeAdapter(kind)
+    of_json, of_dict = adapter.validate_json, adapter.validate_python
+
+    def read(payload: Encoded) -> T:
+        try:
+            return of_json(payload) if isinstance(payload, bytes) else of_dict(payload)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            if first["type"] == "json_invalid":
+                raise ValueError(first["msg"]) from error
+            raise Misfit(first["msg"], ".".join(map(str, first["loc"]))) from error
+
+    return read

@@ -1,0 +1,1 @@
+"""Schemas of payloads: a JSON Schema per subtopic, which senders enforce."""

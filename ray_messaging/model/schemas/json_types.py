@@ -1,0 +1,152 @@
+"""Types that msgspec checks, made of a JSON Schema: a sender needs no class of the user's."""
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ray_messaging.errors import ConfigError
+
+Node = Mapping[str, Any]
+
+_IGNORED = {
+    "title", "description", "default", "examples", "format", "deprecated", "readOnly", "writeOnly", "uniqueItems",
+    "contentMediaType", "contentEncoding", "$defs", "$schema", "$id", "$comment",
+}  # fmt: skip
+_BOUNDS = {
+    "minimum": "ge", "maximum": "le", "exclusiveMinimum": "gt", "exclusiveMaximum": "lt", "multipleOf": "multiple_of",
+    "minLength": "min_length", "maxLength": "max_length", "pattern": "pattern",
+    "minItems": "min_length", "maxItems": "max_length",
+    "minProperties": "min_length", "maxProperties": "max_length",
+}  # fmt: skip
+_KNOWN = {
+    *_IGNORED, *_BOUNDS, "$ref", "allOf", "anyOf", "oneOf", "const", "enum", "type", "properties", "required",
+    "additionalProperties", "items", "prefixItems",
+}  # fmt: skip
+_PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+
+
+class JsonTypes:
+    """Builder of types from one JSON Schema; raise ConfigError where it says what msgspec cannot check."""
+
+    def __init__(self, schema: Node) -> None:
+        self._defs: Node = schema.get("$defs", {})
+        self._open: list[str] = []  # the references that lead here
+
+    def resolved(self, node: Node) -> Node:
+        """Return a node without references at its top."""
+        while "$ref" in node or len(node.get("allOf", ())) == 1:
+            node = node["allOf"][0] if "$ref" not in node else self._defs[self._name(node["$ref"])]
+        return node
+
+    def _name(self, reference: object) -> str:
+        name = str(reference).removeprefix("#/$defs/")
+        if name not in self._defs:
+            raise ConfigError(f"a schema refers to {reference!r}, which it does not define: use #/$defs/...")
+        return name
+
+    def type_of(self, node: object, where: str) -> Any:  # noqa: ANN401 - a type
+        """Return the type of the values that a node allows; `where` is the path of its field."""
+        if not isinstance(node, Mapping):
+            if node is True:
+                return Any
+            raise ConfigError(f"the schema of {where} is {node!r}: senders cannot check that")
+        if unknown := [key for key in node if key not in _KNOWN]:
+            raise ConfigError(f"the schema of {where} says {unknown[0]!r}, which senders cannot check: leave it out")
+        if "$ref" in node:
+            return self._of_reference(node["$ref"], where)
+        if len(node.get("allOf", ())) == 1:
+            return self.type_of(node["allOf"][0], where)
+        if "const" in node or "enum" in node:
+            return self._literal([node["const"]] if "const" in node else node["enum"], where)
+        for key in ("anyOf", "oneOf"):
+            if key in node:
+                return reduce(or_, [self.type_of(each, where) for each in node[key]])
+        kinds = node.get("type")
+        if kinds is None:
+            return self._of_object(node, where) if "properties" in node else Any
+        made = [self._of_kind(kind, node, where) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+        return reduce(or_, made)
+
+    def _of_reference(self, reference: object, where: str) -> Any:  # noqa: ANN401 - as above
+        name = self._name(reference)
+        if name in self._open:
+            raise ConfigError(f"the schema of {where} contains itself ({name}), which senders cannot check")
+        self._open.append(name)
+        try:
+            return self.type_of(self._defs[name], where)
+        finally:
+            self._open.pop()
+
+    @staticmethod
+    def _literal(values: list[Any], where: str) -> Any:  # noqa: ANN401 - as above
+        if not all(value is None or type(value) in (str, int) for value in values):
+            raise ConfigError(f"the schema of {where} names the values {values!r}: senders check texts and ints")
+        return Literal[tuple(values)]
+
+    def _of_kind(self, kind: str, node: Node, where: str) -> Any:  # noqa: ANN401 - as above
+        if kind == "object":
+            return self._of_object(node, where)
+        found = self._of_array(node, where) if kind == "array" else _PLAIN[kind]
+        return found if "prefixItems" in node else self._bounded(found, kind, node)
+
+    @staticmethod
+    def _bounded(found: Any, kind: str, node: Node) -> Any:  # noqa: ANN401 - a type
+        names = [key for key, fitting in _KINDS_OF.items() if kind in fitting and key in node]
+        return Annotated[found, msgspec.Meta(**{_BOUNDS[key]: node[key] for key in names})] if names else found
+
+    def _of_array(self, node: Node, where: str) -> Any:  # noqa: ANN401 - a type
+        if node.get("prefixItems"):
+            made = [self.type_of(each, f"{where}.{place}") for place, each in enumerate(node["prefixItems"])]
+            return tuple.__class_getitem__(tuple(made))
+        return list[self.type_of(node.get("items", True), f"{where}.items")]  # type: ignore[misc]  # a type that is made
+
+    def _of_object(self, node: Node, where: str) -> Any:  # noqa: ANN401 - a type
+        others = node.get("additionalProperties", True)
+        properties = node.get("properties", {})
+        if not properties and others is not False:
+            values = self.type_of(others, f"{where}.*")
+            return self._bounded(dict[str, values], "object", node)  # type: ignore[valid-type]  # as above
+        required = set(node.get("required", ()))
+        fields: list[Any] = []
+        for place, (name, each) in enumerate(properties.items()):
+            found = self.type_of(each, f"{where}.{name}" if where else name)
+            if name in required:
+                fields.append((f"f{place}", found))
+            else:
+                fields.append((f"f{place}", found | msgspec.UnsetType if found is not Any else Any, msgspec.UNSET))
+        names = {f"f{place}": name for place, name in enumerate(properties)}
+        closed = others is False
+        return msgspec.defstruct("Payload", fields, rename=names, kw_only=True, forbid_unknown_fields=closed)
+
+
+_KINDS_OF = {
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), ("integer", "number")
+    ),
+    **dict.fromkeys(("minLength", "maxLength", "pattern"), ("string",)),
+    **dict.fromkeys(("minItems", "maxItems"), ("array",)),
+    **dict.fromkeys(("minProperties", "maxProperties"), ("object",)),
+}
+
+
+def decoder_of(schema: Node) -> msgspec.json.Decoder[Any]:
+    """Return a decoder that refuses what a schema of payloads does not allow; raise ConfigError."""
+    types = JsonTypes(schema)
+    top = types.resolved(schema)
+    if top.get("type", "object") != "object" or not ({"type", "properties"} & top.keys()):
+        raise ConfigError("a schema is one of payloads, which are JSON objects: use a class with fields")
+    decoder: msgspec.json.Decoder[Any] = built(lambda: msgspec.json.Decoder(types.type_of(schema, "")))
+    return decoder
+
+
+def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a type
+    """Return what a function makes; raise ConfigError where msgspec does not know such a type."""
+    try:
+        return make()
+    except (TypeError, ValueError, KeyError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"senders cannot check this schema: {error}") from error

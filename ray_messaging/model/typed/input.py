@@ -1,0 +1,207 @@
+"""Typed columns made of what users have: arrays, lists, Arrow tables, DataFrames."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import InvalidColumns
+from ray_messaging.model.typed.column import NUMBERS, TypedColumn
+from ray_messaging.model.typed.numbers import NumberColumn
+from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.text import TextColumn
+
+_TYPES = "int8 to int64, uint8 to uint64, float32, float64, bool, strings, or vectors (n, k) of numbers"
+
+
+def columns(table: object = None, /, **arrays: object) -> TypedColumns:
+    """Return payloads in typed columns, one message a row: `columns(price=[1.5, 2.0], text=["buy", "sell"])`.
+
+    Args: table is a mapping of names to arrays, a pyarrow Table or RecordBatch, or a pandas DataFrame; arrays by
+    keyword are columns, too. A column is a numpy array, a list, a Series or an Arrow array, and is copied unless Arrow
+    holds it.
+
+    Raises: InvalidColumns, which names the column and, for one bad value, the row.
+    """
+    found: list[tuple[object, object]] = [*_columns_of(table), *arrays.items()]
+    if not found:
+        raise InvalidColumns("payloads need at least one column: columns(price=array)")
+    made: dict[str, TypedColumn] = {}
+    for name, values in found:
+        if not isinstance(name, str) or not name:
+            raise InvalidColumns(f"the name of a column must be a text, not {name!r}")
+        if name in made:
+            raise InvalidColumns(f"two columns have the name {name!r}", column=name)
+        try:
+            made[name] = _column(values)
+        except InvalidColumns as error:
+            error.args = (f"column {name!r}: {error}",)
+            error.column = name
+            raise
+    if len({*map(len, made.values())}) > 1:
+        lengths = ", ".join(f"{len(column)} {name}" for name, column in made.items())
+        raise InvalidColumns(f"the columns differ in length: {lengths}", column=_odd_one(made))
+    return TypedColumns(made, len(next(iter(made.values()))))
+
+
+def is_table(payloads: object) -> bool:
+    """Tell whether payloads are typed columns, an Arrow table or a DataFrame."""
+    return isinstance(payloads, TypedColumns) or _is_arrow_table(payloads) or _is_data_frame(payloads)
+
+
+def table_of(payloads: object) -> TypedColumns:
+    """Return typed columns, an Arrow table or a DataFrame as typed columns; raise InvalidColumns."""
+    return payloads if isinstance(payloads, TypedColumns) else columns(payloads)
+
+
+def is_array(value: object) -> bool:
+    """Tell whether a value is an array of numpy, Arrow or pandas."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    pandas = sys.modules.get("pandas")
+    return _is_arrow_array(value) or (pandas is not None and isinstance(value, pandas.Series))
+
+
+def _odd_one(made: dict[str, TypedColumn]) -> str:
+    """Return the first column whose length differs from that of most columns."""
+    lengths = [*map(len, made.values())]
+    usual = max(lengths, key=lengths.count)
+    return next(name for name, column in made.items() if len(column) != usual)
+
+
+def _columns_of(table: object) -> list[tuple[object, object]]:
+    if table is None:
+        return []
+    if isinstance(table, Mapping):
+        return [*table.items()]
+    if isinstance(table, TypedColumns):
+        return [*table.columns.items()]
+    if _is_arrow_table(table):
+        return [*zip(table.schema.names, table.columns, strict=True)]  # type: ignore[attr-defined]  # a table's
+    if _is_data_frame(table):
+        return [*table.items()]  # type: ignore[attr-defined]  # a DataFrame's
+    raise InvalidColumns(
+        f"columns() takes arrays by name, a pyarrow table or a DataFrame, not {type(table).__name__}: "
+        "columns(price=array, text=strings)"
+    )
+
+
+# pyarrow and pandas are large, and not imported here: an object of theirs exists only where they are.
+def _is_arrow_table(table: object) -> bool:
+    pa = sys.modules.get("pyarrow")
+    return pa is not None and isinstance(table, pa.Table | pa.RecordBatch)
+
+
+def _is_arrow_array(values: object) -> bool:
+    pa = sys.modules.get("pyarrow")
+    return pa is not None and isinstance(values, pa.Array | pa.ChunkedArray)
+
+
+def _is_data_frame(table: object) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(table, pandas.DataFrame)
+
+
+def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
+    if isinstance(values, NumberColumn | TextColumn):
+        return values
+    if _is_arrow_array(values):
+        return _of_arrow(values)
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+        raise InvalidColumns(f"this is a {type(values).__name__}: give an array or a list with a value for each row")
+    if not isinstance(values, np.ndarray | list):
+        values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]  # a Series, a range, a tuple
+    array = values if isinstance(values, np.ndarray) else array_of(values)
+    return TextColumn.of(_texts(array)) if array.dtype.kind in "OUT" else _of_numbers(array)
+
+
+def array_of(values: list[Any]) -> NDArray[Any]:
+    """Return a list as an array, an object array where its values are not of one kind."""
+    kinds = {*map(type, values)}
+    if (str in kinds or bool in kinds) and len(kinds) > 1:
+        return np.array([*values, None], object)[:-1]
+    try:
+        return np.array(values, object if kinds == {str} else None)
+    except (ValueError, OverflowError):  # vectors of several lengths
+        return np.array([*values, None], object)[:-1]
+
+
+def _of_numbers(array: NDArray[Any]) -> NumberColumn:
+    if array.dtype.name not in NUMBERS:
+        raise InvalidColumns(f"{array.dtype} cannot travel: use {_TYPES}")
+    if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
+        raise InvalidColumns(f"its shape is {array.shape}: use (n,), or (n, k) for vectors of k numbers")
+    # A copy, as the caller may change the array before it is sent, and rules get the very column that is sent.
+    values = np.array(array, NUMBERS[array.dtype.name], order="C")
+    values.flags.writeable = False
+    return NumberColumn(values)
+
+
+def _texts(array: NDArray[Any]) -> list[str]:
+    """Return the strings of an array of strings or objects."""
+    if array.ndim != 1:
+        raise InvalidColumns(f"strings of the shape {array.shape} cannot travel: use (n,)")
+    texts: list[Any] = array.tolist()
+    if {*map(type, texts)} <= {str}:
+        return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
+    row = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
+    if row is None:
+        return [*map(str, texts)]  # subclasses, as numpy's
+    found = texts[row]
+    if found is None or found != found or type(found).__name__ == "NAType":
+        raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
+    raise InvalidColumns(
+        f"row {row} has {found!r} ({type(found).__name__}) in a column of objects: use one type, {_TYPES}", row=row
+    )
+
+
+def _broken(texts: list[str]) -> bool:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _whole(row: int, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidColumns(f"row {row} has {text!r}, which is no text ({error.reason})", row=row) from error
+    return text
+
+
+def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or ChunkedArray
+    """Return an Arrow array as a column; a null is NaN in floats, and refused elsewhere."""
+    import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
+
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return _of_arrow(values.cast(kind.value_type))
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+        values = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) else values
+    floats = pa.types.is_floating(kind)
+    if values.null_count and not floats:
+        row = values.is_null().index(True).as_py()
+        raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        values = values.cast(pa.large_string())
+        _, offsets, data = values.buffers()
+        bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1] if offsets else _NONE
+        return TextColumn(bounds, np.frombuffer(data, np.uint8) if data else _NO_TEXT)
+    width = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
+    flat = values.flatten() if width else values
+    if width and flat.null_count and not pa.types.is_floating(flat.type):
+        row = flat.is_null().index(True).as_py() // width
+        raise InvalidColumns(f"row {row} has a vector with a gap: fill it; only floats have NaN", row=row)
+    if not (pa.types.is_primitive(flat.type) and str(flat.type) in _ARROW):
+        raise InvalidColumns(f"{kind} cannot travel: use {_TYPES}")
+    array = flat.to_numpy(zero_copy_only=False)
+    return NumberColumn(array.reshape(-1, width) if width else array)
+
+
+_NONE, _NO_TEXT = np.zeros(1, np.int64), np.zeros(0, np.uint8)
+_ARROW = {*NUMBERS, "float", "double"}  # Arrow's names of the types

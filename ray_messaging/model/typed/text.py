@@ -1,0 +1,128 @@
+"""Column of strings."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import InvalidColumns
+from ray_messaging.model.typed.column import STRING, ColumnType, Rows
+
+_CONTINUES, _CONTINUATION = 0xC0, 0x80  # how UTF-8 marks a byte that begins no character
+
+
+class TextColumn(msgspec.Struct, eq=False):
+    """Strings as in Arrow: row i is the UTF-8 text `data[offsets[i]:offsets[i + 1]]` (uint8; int32 or int64)."""
+
+    offsets: NDArray[Any]
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, texts: list[str]) -> "TextColumn":
+        """Build from strings; raise UnicodeEncodeError."""
+        joined = "".join(texts)
+        if joined.isascii():
+            data, lengths = joined.encode(), map(len, texts)
+        else:
+            encoded = [text.encode() for text in texts]
+            data, lengths = b"".join(encoded), map(len, encoded)
+        return cls(_offsets(np.fromiter(lengths, np.int64, len(texts))), np.frombuffer(data, np.uint8))
+
+    @property
+    def type(self) -> ColumnType:
+        """Return the type of the values."""
+        return ColumnType(STRING)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the column takes in a frame."""
+        return 4 * len(self.offsets) + int(self.offsets[-1]) - int(self.offsets[0])
+
+    @property
+    def weights(self) -> NDArray[np.int64]:
+        """Return the bytes that each row takes in a frame."""
+        return np.diff(self.offsets).astype(np.int64, copy=False) + 4
+
+    @property
+    def buffers(self) -> list[NDArray[Any]]:
+        """Return the offsets, int32 from 0 on, and the text."""
+        low, high = int(self.offsets[0]), int(self.offsets[-1])
+        offsets = self.offsets - low if low else self.offsets
+        return [np.ascontiguousarray(offsets, "<i4"), self.data[low:high]]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, rows: Rows) -> "TextColumn":
+        """Return the column of some rows; a slice is not copied."""
+        if isinstance(rows, slice):
+            low, high, _ = rows.indices(len(self))
+            return TextColumn(self.offsets[low : high + 1], self.data)
+        starts = self.offsets[rows].astype(np.int64)
+        lengths = self.offsets[1:][rows] - starts
+        offsets = _offsets(lengths)
+        # Each byte's place: its row's start, and its distance from there.
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return TextColumn(offsets, self.data[places])
+
+    def join(self, others: "list[TextColumn]") -> "TextColumn":
+        """Return the column with others behind it."""
+        columns = [self, *others]
+        lengths = np.concatenate([np.diff(column.offsets) for column in columns])
+        return TextColumn(_offsets(lengths), np.concatenate([column.buffers[1] for column in columns]))
+
+    def value(self, row: int) -> str:
+        """Return the string of a row."""
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes().decode()
+
+    def tolist(self) -> list[str]:
+        """Return the strings."""
+        offsets, data = self.buffers
+        encoded = data.tobytes()
+        bounds = pairwise(offsets.tolist())
+        if encoded.isascii():
+            text = encoded.decode()
+            return [text[low:high] for low, high in bounds]
+        return [encoded[low:high].decode() for low, high in bounds]
+
+    def to_numpy(self) -> NDArray[Any]:
+        """Return the strings as an object array of str."""
+        return np.array([*self.tolist(), None], object)[:-1]  # not "<U": a str each
+
+    def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Array
+        """Return the strings as a pyarrow.Array, without a copy of the text."""
+        import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
+
+        offsets, data = self.buffers
+        return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data))
+
+    def replaced(self, changed: dict[int, Any]) -> "TextColumn":
+        """Return the column with the strings of some rows replaced; raise InvalidColumns where one is none."""
+        texts = self.tolist()
+        for row, text in changed.items():
+            if not isinstance(text, str):
+                raise InvalidColumns(f"row {row} has {text!r}, this column has strings", row=row)
+            texts[row] = text
+        return TextColumn.of(texts)
+
+    def trouble(self) -> str | None:
+        """Tell what is wrong with a decoded column, if anything; `offsets` and `data` are of any values."""
+        offsets, data = self.offsets, self.data
+        if int(offsets[0]) != 0 or int(offsets[-1]) != len(data) or bool((offsets[1:] < offsets[:-1]).any()):
+            return "its strings have impossible bounds"
+        if not len(data) or int(data.max()) < _CONTINUATION:
+            return None
+        try:
+            str(data.data, "utf-8")
+        except UnicodeDecodeError:
+            return "its strings are no UTF-8"
+        begins = data[offsets[offsets < len(data)]]
+        return "it cuts a character" if bool((begins & _CONTINUES == _CONTINUATION).any()) else None
+
+
+def _offsets(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -1,0 +1,311 @@
+"""Payloads in typed columns: by every door, through rules, conversations, steps and dead letters."""
+
+import asyncio
+import json
+import math
+import pickle
+from contextlib import aclosing
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from support.contracts import WAIT_S
+from support.frames import frames_of_columns
+
+from ray_messaging import InvalidColumns, InvalidPayload, Messages, PayloadTooLarge, columns
+from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Pattern, Rule, SlowRule, block, rewrite
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.transports.steps.values import StepSettings
+
+PRICES = np.array([1.5, math.nan, 3.0])
+TEXTS = ["buy", "séll", ""]
+PLACES = np.arange(6, dtype=np.int32).reshape(3, 2)
+OFFERS = columns(price=PRICES, text=TEXTS, at=PLACES, open=[True, False, True])
+TO = [11, 12, 11]
+
+
+async def received(messager, count):
+    """Fetch until `count` messages have come; return them as one batch."""
+    found = Messages(messager.exp_id, [])
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found.slices += (await messager.fetch_messages(timeout=WAIT_S)).slices
+    return found
+
+
+@pytest.fixture
+async def pair(messagers):
+    return await messagers(name="west", host=[1, 2, 3]), await messagers(name="east", host=[11, 12])
+
+
+def assert_offers(messages):
+    assert np.array_equal(messages.column("price"), PRICES, equal_nan=True)
+    assert messages.column("text").tolist() == TEXTS
+    assert messages.column("at").tolist() == PLACES.tolist()
+    assert messages.column("open").dtype == bool
+    assert (messages[0].payload["price"], messages[1].payload["text"]) == (1.5, "séll")
+    assert [message.payload["at"] for message in messages] == PLACES.tolist()
+    assert math.isnan(messages[1].payload["price"])
+    assert json.loads(messages.data[1]) == {"price": None, "text": "séll", "at": [2, 3], "open": False}
+    assert messages[1].data == messages.data[1]
+
+
+@pytest.mark.parametrize("kind", ["columns", "arrow", "batch", "pandas"])
+async def test_columns_arrive_as_they_were_sent(pair, kind):
+    west, east = pair
+    table = OFFERS.to_arrow()
+    frame = pd.DataFrame({"price": PRICES, "text": TEXTS, "at": list(PLACES), "open": [True, False, True]})
+    payloads = {"columns": OFFERS, "arrow": pa.Table.from_batches([table]), "batch": table, "pandas": frame}[kind]
+    if kind == "pandas":
+        payloads = columns(frame.drop(columns="at"), at=PLACES)
+    receipts = await west.send_columns([1, 2, 3], TO, payloads)
+    assert [*receipts.fates] == ["delivered"] * 3
+    messages = await received(east, 3)
+    assert_offers(messages)
+    assert messages.from_ids.tolist() == [1, 2, 3]
+    assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
+
+
+async def test_a_frame_of_pandas_needs_no_more(pair):
+    west, east = pair
+    await west.send_columns(1, [11, 12], pd.DataFrame({"n": [1, 2], "name": ["a", "b"]}))
+    messages = await received(east, 2)
+    assert messages.payloads == [{"n": 1, "name": "a"}, {"n": 2, "name": "b"}]
+    assert [message.payload for message in messages] == messages.payloads
+
+
+async def test_columns_become_a_table_and_a_frame(pair):
+    west, east = pair
+    await west.send_columns([1, 2, 3], TO, OFFERS)
+    messages = await received(east, 3)
+    table = messages.to_arrow()
+    assert table.column_names[:3] == ["message_id", "step", "channel"]
+    assert str(table.schema.field("sent_at").type) == "timestamp[us, tz=UTC]"
+    assert table.column_names[-4:] == ["payload.price", "payload.text", "payload.at", "payload.open"]
+    assert table["payload.text"].to_pylist() == TEXTS
+    assert str(table.schema.field("payload.at").type) == "fixed_size_list<item: int32>[2]"
+    frame = messages.to_pandas()
+    assert frame["payload.text"].tolist() == TEXTS
+    assert frame["payload.price"].isna().tolist() == [False, True, False]
+    assert frame["to_id"].tolist() == TO
+    assert "payload" not in frame
+
+
+async def test_messages_of_several_kinds_share_a_table(pair):
+    west, east = pair
+    await west.send_columns(1, [11, 12], columns(n=[1, 2], x=[0.5, 1.5]))
+    await west.send_columns(1, [11], columns(n=[3], name=["c"]))
+    await west.send_columns(1, [11, "nobody"], {"n": 4})
+    messages = await received(east, 4)
+    assert messages.column("n").tolist() == [1, 2, 3, 4]
+    frame = messages.to_pandas()
+    assert frame["payload"].tolist() == [None, None, None, {"n": 4}]
+    assert frame["payload.x"].tolist()[:2] == [0.5, 1.5]
+    assert frame["payload.x"].isna().tolist() == [False, False, True, True]
+    table = messages.to_arrow()
+    assert table["payload.name"].to_pylist() == [None, None, "c", None]
+    assert table["payload"].to_pylist() == [None, None, None, '{"n":4}']
+    with pytest.raises(InvalidColumns, match="message 2 has no column 'x'") as caught:
+        messages.column("x")
+    assert (caught.value.column, caught.value.row) == ("x", 2)
+    await west.send_columns(1, [11, 11], columns(n=["one", "two"]))
+    both = await received(east, 2)
+    assert both.column("n").tolist() == ["one", "two"]
+
+
+async def test_bad_columns_are_refused_before_anything_is_sent(pair):
+    west, east = pair
+    with pytest.raises(InvalidColumns, match="2 from_ids, 3 payloads"):
+        await west.send_columns([1, 2], 11, OFFERS)
+    with pytest.raises(InvalidColumns, match=r"'price' is an array: use columns\(price=array\)") as caught:
+        await west.send_columns(1, TO, {"n": 1, "price": PRICES})
+    assert caught.value.column == "price"
+    with pytest.raises(InvalidColumns, match="column 'n': row 1 has no value"):
+        await west.send_columns(1, [11, 12], pa.table({"n": [1, None]}))
+    with pytest.raises(InvalidColumns, match="not ndarray"):
+        await west.send_columns(1, TO, PRICES)
+    with pytest.raises(InvalidPayload, match="TypedColumns"):
+        await west.send(1, 11, OFFERS)
+    await west.send_columns(1, 11, columns(n=np.zeros(0)))
+    await west.send_columns(1, 11, columns(n=[7]))
+    assert (await received(east, 1)).payloads == [{"n": 7}]
+
+
+async def test_a_row_above_the_limit_is_refused(messagers):
+    west = await messagers(payload_bytes=100)
+    with pytest.raises(PayloadTooLarge, match="row 1") as caught:
+        await west.send_columns(1, [11, 12], columns(text=["a", "b" * 200]))
+    assert caught.value.size == 204
+    await west.send_columns(1, np.arange(50), columns(n=np.arange(50)))
+
+
+async def test_frames_stay_within_the_limits_of_a_mailbox(messagers):
+    west = await messagers()
+    east = await messagers(host=[11], frame_rows=100, frame_bytes=2_000)
+    numbers, texts = np.arange(1_000), ["é" * (n % 7) for n in range(1_000)]
+    await west.send_columns(np.arange(1_000), 11, columns(n=numbers, text=texts))
+    messages = await received(east, 1_000)
+    assert max(part.high - part.low for part in messages.slices) <= 100
+    assert messages.column("n").tolist() == numbers.tolist()
+    assert messages.column("text").tolist() == texts
+    assert messages.from_ids.tolist() == numbers.tolist()
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+class Expensive(Rule):
+    """A rule on a column, without JSON."""
+
+    needs_payload = True
+
+    def check_batch(self, batch, exp_id):
+        self.seen = batch.lines
+        return {int(row): block("expensive") for row in np.flatnonzero(batch.column("price") > 2)}
+
+
+class Haggle(Rule):
+    """A rule that rewrites payloads."""
+
+    needs_payload = True
+
+    def __init__(self, change):
+        self.change = change
+
+    def check(self, message):
+        found = message.payload
+        return ALLOW if found["text"] != "buy" else rewrite(found | self.change)
+
+
+async def test_a_rule_reads_a_column_as_an_array(messagers):
+    rule = Expensive()
+    west = await messagers(Interceptor("x", [BlackList([(2, None)]), rule]), name="west", host=[1, 2, 3])
+    east = await messagers(name="east", host=[11, 12])
+    receipts = await west.send_columns([1, 2, 3], TO, OFFERS)
+    assert [*receipts.fates] == ["delivered", "blocked", "blocked"]
+    assert isinstance(rule.seen, TypedColumns)
+    assert rule.seen._list is None
+    messages = await received(east, 1)
+    assert messages.column("text").tolist() == ["buy"]
+    # Of JSON the same rule reads the values.
+    assert [*(await west.send_columns(1, [11, 12], [{"price": 1}, {"price": 3}])).fates] == ["delivered", "blocked"]
+    receipt = (await west.send_columns(1, [11], [{"cost": 1}]))[0]
+    assert (receipt.fate, receipt.reason) == (
+        "blocked", "the rule failed: InvalidColumns: message 0 has no column 'price'"
+    )  # fmt: skip
+
+
+async def test_rules_on_text_see_lines(messagers):
+    west = await messagers(Interceptor("x", [Pattern(regexes=["s.ll"]), MaxLength(60)]), name="west")
+    await messagers(name="east", host=[11, 12])
+    receipts = await west.send_columns([1, 2, 3], TO, columns(text=["buy", "sell", "x" * 100]))
+    assert [*receipts.fates] == ["delivered", "blocked", "blocked"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fates"), [({"price": 2}, "ddd"), ({"price": "two"}, "bdd"), ({"more": 1}, "bdd")], ids=str
+)
+async def test_a_rewrite_fits_the_columns_or_is_a_failure_of_the_rule(messagers, change, fates):
+    west = await messagers(Interceptor("x", [Haggle(change)]), name="west")
+    east = await messagers(name="east", host=[11, 12])
+    receipts = await west.send_columns([1, 2, 3], TO, OFFERS)
+    assert "".join(fate[0] for fate in receipts.fates) == fates
+    messages = await received(east, fates.count("d"))
+    assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
+    prices = messages.column("price").tolist()
+    assert repr(prices) == repr([2.0, math.nan, 3.0] if fates == "ddd" else [math.nan, 3.0])
+
+
+# -- other doors ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_foreign_client_gets_json(messagers, store):
+    west = await messagers(name="west")
+    get = await store.subscribe(west.get_agent_chat_channel(77))
+    await west.send_columns(1, [77, 77], columns(n=[1, 2], x=[math.nan, 0.5]))
+    assert [(await get())[1], (await get())[1]] == [b'{"n":1,"x":null}', b'{"n":2,"x":0.5}']
+
+
+@pytest.mark.beyond_mqtt("its messages have no extension")
+async def test_questions_and_answers_are_columns(pair):
+    west, east = pair
+
+    async def answer():
+        questions = await received(east, 3)
+        await east.reply_columns(questions, columns(twice=questions.column("n") * 2))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer())
+        answers = await west.ask_columns([1, 2, 3], TO, columns(n=[4, 5, 6]), timeout=WAIT_S)
+        await answers.wait()
+    assert answers.to_pandas()["answer"].tolist() == [{"twice": 8}, {"twice": 10}, {"twice": 12}]
+
+
+@pytest.mark.beyond_mqtt("transactions")
+async def test_in_a_transaction_columns_travel_as_json(pair):
+    west, east = pair
+    async with west.transaction() as transaction:
+        transaction.send_columns([1, 2, 3], TO, OFFERS)
+    messages = await received(east, 3)
+    assert messages.column("text").tolist() == TEXTS
+    assert messages[1].payload["price"] is None
+
+
+@pytest.mark.beyond_mqtt("steps")
+async def test_in_steps_columns_arrive_in_canonical_order(messagers):
+    await (await messagers()).engine.transport.steps.begin(StepSettings(seed=0, groups=2))
+    west, east = await messagers(name="west", host=[3, 1, 2]), await messagers(name="east", host=[11, 12])
+    found = []
+
+    async def live(messager):
+        async with aclosing(messager.steps(until=3)) as steps:
+            async for step in steps:
+                found.append((messager.name, step.messages))
+                if messager is west:
+                    step.send_columns([3, 1, 2], [11, 12, 11], OFFERS)
+                    if step.number == 1:
+                        step.send_columns([3, 1], [12, 12], columns(text=["x", "y"]))
+
+    await asyncio.gather(live(west), live(east))
+    first, second = [got for name, got in found if name == "east" and len(got)]
+    assert first.to_ids.tolist() == [11, 11, 12]
+    assert first.column("text").tolist() == ["", "buy", "séll"]
+    assert isinstance(first.slices[0].batch.lines, TypedColumns)
+    assert second.from_ids.tolist() == [2, 3, 1, 1, 3]
+    assert second.column("text").tolist() == ["", "buy", "séll", "y", "x"]
+
+
+class Patient(SlowRule):
+    """A rule that awaits its verdicts."""
+
+    async def judge(self, message):
+        await asyncio.sleep(0)
+        price = message.payload["price"]
+        return block("expensive") if price > 2 else rewrite(message.payload | {"price": 2.0})
+
+
+async def test_a_slow_rule_judges_rows_of_several_batches(messagers):
+    west = await messagers(Interceptor("x", [Patient()]), name="west")
+    east = await messagers(name="east", host=[11, 12])
+    found = await asyncio.gather(*(west.send_columns([1, 2], [11, 12], columns(price=[0.5, n])) for n in (1.0, 3.0)))
+    assert [[*receipts.fates] for receipts in found] == [["delivered"] * 2, ["delivered", "blocked"]]
+    messages = await received(east, 3)
+    assert messages.column("price").tolist() == [2.0] * 3
+    assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
+
+
+async def test_the_local_log_and_a_pickled_message_have_the_row(pair):
+    west, east = pair
+    await west.send_columns([1, 2, 3], TO, OFFERS)
+    assert [row["payload"]["text"] for row in west.get_log_list()] == TEXTS
+    message = pickle.loads(pickle.dumps((await received(east, 3))[1]))
+    assert (message.payload["text"], message.payload["at"]) == ("séll", [2, 3])
+
+
+async def test_frames_of_another_process_are_relayed(pair):
+    west, east = pair
+    frames = frames_of_columns(west.engine.checks.columns([1, 2, 3], TO, OFFERS), "agent-chat", None)
+    assert [*(await west.relay(frames)).fates] == ["delivered"] * 3
+    assert_offers(await received(east, 3))

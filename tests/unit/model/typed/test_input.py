@@ -1,0 +1,118 @@
+"""Typed columns of arrays, lists, Arrow and pandas; what cannot travel is refused with its column and row."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from ray_messaging.errors import InvalidColumns
+from ray_messaging.model.typed.input import columns, is_array, is_table, table_of
+
+TRAVEL = [
+    ([1, 2], "int64", [1, 2]),
+    ([1, 2.5], "float64", [1.0, 2.5]),
+    ((True, False), "bool", [True, False]),
+    (range(2), "int64", [0, 1]),
+    (["a", "b"], "string", ["a", "b"]),
+    ([], "float64", []),
+    ([[1, 2], [3, 4]], "int64 vectors of 2", [[1, 2], [3, 4]]),
+    (np.array([1, 2], ">u4"), "uint32", [1, 2]),
+    (np.arange(6)[::3], "int64", [0, 3]),
+    (np.array(["a", "ü"]), "string", ["a", "ü"]),
+    (np.array(["a", "ü"], object), "string", ["a", "ü"]),
+    (pd.Series([1.5, None]), "float64", [1.5, math.nan]),
+    (pd.Series(["x", "y"]), "string", ["x", "y"]),
+    (pd.Series([1, 2], dtype="Int64"), "int64", [1, 2]),
+    (pd.Series(pd.Categorical(["u", "v"])), "string", ["u", "v"]),
+    (pa.array([1, None], pa.float32()), "float32", [1.0, math.nan]),
+    (pa.array([True, False]), "bool", [True, False]),
+    (pa.chunked_array([["a"], ["bc"]]), "string", ["a", "bc"]),
+    (pa.chunked_array([], pa.int8()), "int8", []),
+    (pa.array(["a", "bc", "d"], pa.large_string())[1:], "string", ["bc", "d"]),
+    (pa.array([], pa.string()), "string", []),
+    (pa.array(["q", "q"]).dictionary_encode(), "string", ["q", "q"]),
+    (pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2))[1:], "int8 vectors of 2", [[3, 4], [5, 6]]),
+]
+REFUSED = [
+    ([1, "a"], "int.*one type", 0),
+    ([True, 2], "bool.*one type", 0),
+    (["a", None], "no value: fill it", 1),
+    ([1.5, None], "one type", 0),
+    (pd.Series(["x", None]), "no value", 1),
+    (np.array(["x", np.nan], object), "no value", 1),
+    (pa.array([1, None]), "no value", 1),
+    (pa.array([[1, None], [3, 4]], pa.list_(pa.int8(), 2)), "gap", 0),
+    (pa.array(["a", None]), "no value", 1),
+    ([[1], [1, 2]], "list.*one type", 0),
+    ([b"x"], "cannot travel", None),
+    ([2**70], "one type", 0),
+    ([1j], "complex128 cannot travel", None),
+    (np.array(["2020-01-01"], "M8[D]"), "datetime64.*cannot travel", None),
+    (np.zeros(2, np.float16), "float16 cannot travel", None),
+    (np.zeros((2, 0)), "its shape", None),
+    (np.zeros((2, 1, 1)), "its shape", None),
+    (np.array([["a"]]), "shape", None),
+    (np.array(5), "its shape", None),
+    (pa.array([[1]]), "list.*cannot travel", None),
+    (pa.array([1], pa.timestamp("s")), "timestamp.*cannot travel", None),
+    (5, "value for each row", None),
+    ("text", "value for each row", None),
+    ({"a": 1}, "value for each row", None),
+    (["ok", "\ud800"], "no text", 1),
+]
+
+
+@pytest.mark.parametrize(("values", "kind", "found"), TRAVEL, ids=map(str, range(len(TRAVEL))))
+def test_a_column_of_what_users_have(values, kind, found):
+    table = columns(x=values)
+    assert str(table.schema["x"]) == kind
+    made = table.columns["x"].tolist()
+    assert repr(made) == repr(found)
+    assert len(table) == len(found)
+
+
+@pytest.mark.parametrize(("values", "says", "row"), REFUSED, ids=map(str, range(len(REFUSED))))
+def test_what_cannot_travel_names_its_column_and_row(values, says, row):
+    with pytest.raises(InvalidColumns, match=says) as caught:
+        columns(fine=[1], x=values)
+    assert (caught.value.column, caught.value.row) == ("x", row)
+    assert "'x'" in str(caught.value)
+
+
+def test_columns_need_names_of_their_own_one_length_and_one_at_least():
+    with pytest.raises(InvalidColumns, match="at least one column"):
+        columns()
+    with pytest.raises(InvalidColumns, match="at least one column"):
+        columns(pd.DataFrame())
+    with pytest.raises(InvalidColumns, match="2 a, 3 b, 2 c") as caught:
+        columns(a=[1, 2], b=[1, 2, 3], c=[1, 2])
+    assert caught.value.column == "b"
+    with pytest.raises(InvalidColumns, match="two columns have the name 'a'"):
+        columns(pa.table([[1], [2]], names=["a", "a"]))
+    with pytest.raises(InvalidColumns, match="two columns have the name 'a'"):
+        columns({"a": [1]}, a=[1])
+    with pytest.raises(InvalidColumns, match="must be a text, not 0"):
+        columns(pd.DataFrame([[1, 2]]))
+    with pytest.raises(InvalidColumns, match="not list"):
+        columns([1, 2])
+
+
+def test_tables_and_frames_are_recognised():
+    frame = pd.DataFrame({"a": [1, 2]}, index=[7, 9])
+    for table in (frame, pa.table({"a": [1, 2]}), pa.record_batch({"a": [1, 2]}), columns(a=[1, 2])):
+        assert is_table(table)
+        assert table_of(table).list == [b'{"a":1}', b'{"a":2}']
+    assert not is_table({"a": [1, 2]})
+    assert not is_table([{"a": 1}])
+    assert all(map(is_array, (np.zeros(1), pd.Series([1]), pa.array([1]), pa.chunked_array([[1]]))))
+    assert not any(map(is_array, ([1], np.float64(1), np.array(1), "a")))
+
+
+def test_a_later_change_of_the_array_changes_nothing():
+    values = np.array([1, 2])
+    table = columns(a=values)
+    values[0] = 9
+    assert table.payload(0) == {"a": 1}
+    assert columns(table, b=[3, 4]).payload(1) == {"a": 2, "b": 4}

@@ -1,0 +1,203 @@
+"""Frames with typed columns: round trips, aligned views, and only FrameError for any bytes."""
+
+import pickle
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.extensions import extensions
+from support.forged_frames import rewritten, sealed
+from support.typed_tables import tables, values_of
+
+from ray_messaging.errors import FrameError
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.typed.input import columns
+from ray_messaging.wire.frames import EXTENDED, PLAIN, decode, encode
+
+
+def batch_of(lines, **more):
+    ids = IdColumn.of([*range(len(lines))])
+    return Batch(
+        sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), rows=len(ids), lines=lines, **more
+    )
+
+
+@st.composite
+def batches(draw):
+    rows = draw(st.integers(0, 8))
+    ids = IdColumn.of(
+        draw(st.lists(st.one_of(st.integers(0, 9), st.text("ab", max_size=3)), min_size=rows, max_size=rows))
+    )
+    return Batch(
+        sender="s",
+        epoch=1,
+        first=0,
+        from_ids=ids,
+        to_ids=ids,
+        topics=("t",),
+        rows=rows,
+        numbers=draw(st.sampled_from([None, np.arange(rows, dtype=np.uint32)])),
+        lines=draw(tables(rows)),
+        extension=draw(st.none() | extensions(rows)),
+    )
+
+
+@given(batches())
+def test_round_trip(batch):
+    frame = encode(batch)
+    found = decode(frame)
+    assert frame[2] == EXTENDED
+    assert encode(batch) == frame
+    assert encode(found) == frame
+    assert found.from_ids.tolist() == batch.from_ids.tolist()
+    assert len(found.from_ids) == len(found.to_ids) == len(batch)
+    assert found.lines.list == batch.lines.list
+    assert values_of(found.lines) == values_of(batch.lines)
+    for copy in (decode(frame, checked=True), pickle.loads(pickle.dumps(batch)), pickle.loads(pickle.dumps(found))):
+        assert values_of(copy.lines) == values_of(batch.lines)
+    assert found.lines.nbytes == batch.lines.nbytes
+
+
+@given(batches())
+def test_columns_are_views_at_multiples_of_eight_bytes(batch):
+    frame = encode(batch)
+    start = np.frombuffer(frame, np.uint8).ctypes.data
+    for column in decode(frame).lines.columns.values():
+        for buffer in column.buffers:
+            if buffer.size:
+                assert (buffer.ctypes.data - start) % 8 == 0
+                assert 0 < buffer.ctypes.data - start < len(frame)
+
+
+@given(batches(), st.data())
+def test_some_rows(batch, data):
+    rows = data.draw(st.lists(st.integers(0, max(0, len(batch) - 1)), max_size=len(batch)))
+    copy = decode(encode(batch.take(np.array(rows, np.intp))))
+    assert [copy.lines.row(n) for n in range(len(rows))] == [batch.lines.row(row) for row in rows]
+
+
+@given(batches(), st.data())
+def test_one_changed_byte_and_a_frame_cut_short_or_prolonged(batch, data):
+    frame = bytearray(encode(batch))
+    with pytest.raises(FrameError):
+        decode(bytes(frame[: data.draw(st.integers(0, len(frame) - 1))]))
+    with pytest.raises(FrameError):
+        decode(bytes(frame) + data.draw(st.binary(min_size=1, max_size=9)))
+    at = data.draw(st.integers(0, len(frame) - 1).filter(lambda at: at != 3))  # the spare byte says nothing
+    frame[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(FrameError):
+        decode(bytes(frame))
+
+
+@given(batches(), st.data())
+def test_a_forged_frame_with_a_right_checksum(batch, data):
+    frame = encode(batch)
+    header_length = int.from_bytes(frame[8:12], "little")
+    body = bytearray(frame[12:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        body = body[: data.draw(st.integers(0, len(body)))]
+    try:
+        found = decode(sealed(bytes(body), header_length, data.draw(st.sampled_from([frame[2], PLAIN]))))
+    except FrameError:
+        return
+    # An accepted frame can be used without errors.
+    table = found.lines
+    if table is not None:
+        assert len(table.list) == len(found)
+        assert [table.row(row) for row in range(len(found))] == table.list
+        assert table.to_arrow().num_rows == len(found)
+        table.to_arrow().validate(full=True)
+    assert encode(found.take(np.arange(len(found))))
+
+
+@given(st.data())
+def test_forged_descriptions_of_columns(data):
+    frame = encode(batch_of(columns(a=[1, 2], b=["x", "y"])))
+    name = st.sampled_from(["a", "b", ""])
+    kind = st.sampled_from(["int8", "int64", "float64", "bool", "string", "object", "V8"])
+    width = st.one_of(st.integers(-1, 3), st.sampled_from([2**31, 2**62]))
+    fields = data.draw(st.lists(st.tuples(name, kind, width), max_size=3))
+    try:
+        found = decode(rewritten(frame, {"payload_columns": fields}))
+    except FrameError:
+        return
+    assert len(found.lines.list) == 2
+
+
+OFFERS = batch_of(columns(price=[1.5, 2.5], text=["né", ""], open=[True, False]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"payload_columns": []}, "no column"),
+        ({"payload_columns": [["a", "float64", 0], ["a", "float64", 0]]}, "two of one name"),
+        ({"payload_columns": [["a", "float16", 0]]}, "'a' has the type 'float16'.*does not know"),
+        ({"payload_columns": [["a", "string", 2]]}, "does not know"),
+        ({"payload_columns": [["a", "float64", 2**30]]}, "ends within"),
+        ({"payload_columns": [["a", "float64", 0]]}, "another length"),
+        ({"payload_columns": [["", "float64", 0]]}, "header"),
+        ({"lines": 1}, "lines and columns"),
+        ({"lines": -1}, "lines and columns"),
+        ({"flags": 2**14 | 2**6}, "lines and columns"),
+        ({"flags": 2**14 | 2**9}, "extension that it has not"),
+        ({"rows": 3}, "lines and columns"),
+        ({"rows": 2**40, "lines": 2**40}, "rows is impossible"),
+    ],
+    ids=str,
+)
+def test_columns_that_cannot_be_read(change, says):
+    with pytest.raises(FrameError, match=says):
+        decode(rewritten(encode(OFFERS), change))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (b"\1\0", b"\2\0", "'open' has a bool"),
+        ("né".encode(), b"n\xff\xff", "no UTF-8"),
+        (np.array([0, 3, 3], "<i4").tobytes(), np.array([0, 2, 3], "<i4").tobytes(), "cuts a character"),
+        (np.array([0, 3, 3], "<i4").tobytes(), np.array([0, 4, 3], "<i4").tobytes(), "impossible bounds"),
+        (np.array([0, 3, 3], "<i4").tobytes(), np.array([1, 3, 3], "<i4").tobytes(), "impossible bounds"),
+        (np.array([0, 3, 3], "<i4").tobytes(), np.array([0, 3, -1], "<i4").tobytes(), "impossible bounds"),
+    ],
+    ids=str,
+)
+def test_impossible_values(old, new, says):
+    frame = encode(OFFERS)
+    at = frame.rindex(old)
+    body = frame[12:at] + new + frame[at + len(old) :]
+    with pytest.raises(FrameError, match=says):
+        decode(sealed(body, int.from_bytes(frame[8:12], "little"), EXTENDED))
+
+
+@pytest.mark.parametrize(("agent", "small"), [(-(2**31), True), (-(2**31) - 1, False), (2**31, False)])
+def test_ids_take_four_bytes_where_all_fit(agent, small):
+    table = columns(a=[1, 2])
+    found = [IdColumn.of([1, 2]), IdColumn.of([agent, 7])]
+    frames = [
+        encode(Batch(sender="s", epoch=1, first=0, from_ids=a, to_ids=b, topics=("t",), rows=2, lines=table))
+        for a, b in (found, found[::-1], found[:1] * 2)
+    ]
+    assert (len(frames[0]) == len(frames[1]) == len(frames[2])) is small
+    assert decode(frames[0]).to_ids.tolist() == decode(frames[1]).from_ids.tolist() == [agent, 7]
+
+
+def test_only_frames_with_typed_columns_are_of_the_second_version():
+    assert encode(OFFERS)[2] == EXTENDED
+    assert encode(OFFERS, with_payload=False)[2] == PLAIN
+    assert decode(encode(OFFERS)).extension is None
+    assert decode(encode(OFFERS, with_payload=False)).lines is None
+
+
+def test_a_rewritten_row_travels():
+    changed = OFFERS.with_payloads({1: b'{"price":9,"text":"x","open":true}'})
+    found = decode(encode(changed))
+    assert [found.lines.row(row) for row in range(2)] == [OFFERS.lines.row(0), b'{"price":9.0,"text":"x","open":true}']
+    other = decode(encode(OFFERS.with_payloads({1: msgspec.json.encode({"x": 1})})))
+    assert [other.lines.row(row) for row in range(2)] == [OFFERS.lines.row(0), b'{"x":1}']
