@@ -6,6 +6,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from support.patience import WAIT_S
 
 from ray_messaging import ConfigError, ConnectionFailed, MailboxFull, RedisConfig
 from ray_messaging.errors import ServerRefused
@@ -62,7 +63,7 @@ class Failing:
 @pytest.mark.parametrize("text", PASSING, ids=lambda text: text.split()[0])
 async def test_temporary_errors_are_awaited(link, make, text):
     attempt = Failing(make(text), make(text))
-    assert await asyncio.wait_for(link.persist(attempt), 10) == "done"
+    assert await asyncio.wait_for(link.persist(attempt), WAIT_S) == "done"
     assert attempt.attempts == 3
 
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from ray_messaging.errors import AlreadyExists, ConfigError, Fenced
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.steps.values import (
     OUTSIDE,
@@ -33,7 +33,7 @@ groups = st.sampled_from(GROUPS)
 
 
 class Attempt:
-    """What one driver believes: it learns of the server by answers alone."""
+    """The beliefs of one driver: it learns of the server by answers alone."""
 
     def __init__(self, group, attempt, closed):
         self.group, self.attempt, self.closed = group, attempt, closed
@@ -208,7 +208,7 @@ class StepMachine(RuleBasedStateMachine):
         except Fenced:
             assert not self.owns(attempt)
             answer = None
-        except ValueError:  # it gave the step up, as its group left and joined again
+        except (Closed, ValueError):  # its group has left meanwhile, and may have joined again
             assert self.owns(attempt)
             answer = None
         if answer is None:
@@ -255,9 +255,9 @@ class StepMachine(RuleBasedStateMachine):
             self.graph = {key: old for key, old in self.graph.items() if key[0] != group or key[1] < at}
             self.graph[group, at] = senders
 
-    @rule()
-    def wait_for_all(self):
-        self.do(self.steps.wait_for_all())
+    @rule(mode=st.sampled_from(WaitFor))
+    def wait_for(self, mode):
+        self.do(self.steps.set_wait_for(mode))
 
     # -- others -------------------------------------------------------------------------------------------------------
 

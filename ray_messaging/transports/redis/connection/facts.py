@@ -51,6 +51,11 @@ def keeps_data(info: Info) -> bool:
 
 def refusal(info: Info, config: RedisConfig, where: str) -> str | None:
     """Return why a server is unsuitable, with the remedy; None: it is suitable."""
+    if "sentinel" in {info.get("redis_mode"), info.get("server_mode")}:
+        return (
+            f"the server at {where} is a Sentinel, which keeps no data: pass RedisConfig(sentinels=[{where!r}, ...], "
+            "service=...) with the name of its service"
+        )
     if is_old(info):
         return f"the server at {where} is {kind_and_version(info)}: install Redis 7.0, Valkey 7.2 or newer"
     if is_replica(info):

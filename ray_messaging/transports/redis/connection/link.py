@@ -7,10 +7,7 @@ from functools import cache, partial
 from importlib.resources import files
 from typing import Any, TypeVar
 
-import redis.asyncio as aioredis
 from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -34,12 +31,22 @@ from redis.exceptions import (
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, MailboxFull, ServerRefused
+from ray_messaging.errors import (
+    Closed,
+    ConfigError,
+    ConnectionFailed,
+    MailboxFull,
+    MessagingError,
+    NotReplicated,
+    ServerRefused,
+)
 from ray_messaging.observability.observer import Observer
-from ray_messaging.transports.redis.connection.facts import read_info, refusal
-from ray_messaging.transports.redis.connection.local_socket import NearbyConnection
+from ray_messaging.transports.redis.connection.facts import Info, is_replica, number, read_info, refusal
+from ray_messaging.transports.redis.connection.opening.connector import Connector
+from ray_messaging.transports.redis.connection.opening.sentinels import SentinelsError, UnusableSentinelsError
+from ray_messaging.transports.redis.connection.opening.tls import tls_trouble
 from ray_messaging.transports.redis.connection.protocol import LargeCommand, ServerBusyError, Wire, reply_error
-from ray_messaging.transports.redis.connection.tls import tls_options, tls_trouble
+from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard, TooFewReplicasError
 
 T = TypeVar("T")
 # Called with a connection, and the streams (their keys) that are read over it, each with the last entry that was read.
@@ -84,18 +91,23 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
     "take_sender_epoch": ("raise_number",),
     "claim_experiment": ("raise_format",),
-    "take_mailbox": ("raise_number", "raise_format", *_LEASE),
-    "take_over_mailbox": ("raise_number", "raise_format", *_LEASE, "take_mailbox"),
+    "take_mailbox": ("raise_number", "raise_format", *_LEASE, "date_change"),
+    "take_over_mailbox": ("raise_number", "raise_format", *_LEASE, "date_change", "take_mailbox"),
     "commit": _MOVE,
     "renew_leases": _LEASE,
     "raise_entry_ids": ("entry_order", "id_ceiling"),
     "note_written": ("entry_order",),
     **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
+    "release_agents": ("mailbox_limit", *_MOVE, "dead_letter_retention", "departure"),
+    "give_up_release": ("departure",),
+    "rehost_agents": (*_STEPS, "date_change"),
     "requeue": ("mailbox_limit", "entry_order", "dead_letter_retention", "step_box"),
-    **dict.fromkeys(("join_steps", "leave_steps", "open_step", "close_step"), _STEPS),
-    **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders"), _STEPS),
+    **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
+    "close_step": (*_STEPS, "cover_step"),
+    "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),
+    **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders", "set_wait_for"), _STEPS),
     **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
-    "send_to_boxes": ("step_box", "step_is_open"),
+    "send_to_boxes": ("step_box", "step_is_open", "write_to_boxes"),
     "remember_calls": ("step_is_open",),
 }
 
@@ -121,32 +133,17 @@ def script_hash(name: str) -> str:
     return hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
 
 
-def connection_options(config: RedisConfig) -> dict[str, Any]:
-    """Return how redis-py is to connect."""
-    options: dict[str, Any] = {
-        "db": config.db,
-        "username": config.username,
-        "password": config.password,
-        "socket_timeout": config.timeout,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_keepalive": True,
-        "retry_on_error": [],
-        "protocol": 2,
-    }
-    if config.server.startswith("/"):
-        return options | {"unix_socket_path": config.server}
-    return options | {"host": config.server, "port": config.port, "ssl": config.ssl} | tls_options(config)
-
-
 class RedisLink:
-    """Connections to one server."""
+    """Connections to one server. With a `guard`, no reply counts before replicas have all that it may show."""
 
-    def __init__(self, config: RedisConfig, patience_s: float) -> None:
+    def __init__(self, config: RedisConfig, patience_s: float, guard: ReplicaGuard | None = None) -> None:
         self.config = config
+        self.guard = guard
+        self._over = self._alone if guard is None else self._guarded
+        self._connector = Connector(config)
         self.patience_s = patience_s
         # Seconds for a reply, and without any movement of the connection.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
-        self._client: aioredis.Redis | None = None
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
         self._known: set[str] = set()  # scripts that the server should have
@@ -162,46 +159,46 @@ class RedisLink:
     @property
     def where(self) -> str:
         """Return the server's address, for messages."""
-        server = self.config.server
-        return server if server.startswith("/") else f"{server}:{self.config.port}"
+        return self._connector.where
 
     @property
-    def client(self) -> aioredis.Redis:
-        """Return redis-py's client; made on first use, in the loop that uses it."""
-        if self._client is None:
-            # redis-py's own retry is blind: it repeats what may have had its effect. We own the loop.
-            options = connection_options(self.config) | {"retry": Retry(NoBackoff(), 0), "max_connections": 64}
-            self._client = aioredis.Redis(**options)
-            if self.config.socket_dir is not None:
-                pool = self._client.connection_pool
-                pool.connection_class = NearbyConnection
-                pool.connection_kwargs["socket_dir"] = self.config.socket_dir
-        return self._client
+    def address(self) -> tuple[str, int]:
+        """Return the host and port of the last connection."""
+        return self._connector.address
 
     async def connect(self) -> None:
         """Reach the server once; raise ConnectionFailed, ServerRefused or ConfigError, each within 5 s.
 
-        ConfigError: it is too old, a replica, or deletes data when its memory is full.
+        ConfigError: it is too old, a replica, or deletes data when its memory is full; or its Sentinels do not know the
+        service. NotReplicated: it has fewer replicas than must have what is acknowledged.
         """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                info = read_info(await self._once(("INFO",)))
+                async with self._opening:
+                    wire = await self._open_shared()
+                info = read_info(await self._alone(wire, ("INFO",)))
+        except UnusableSentinelsError as error:
+            raise ConfigError(str(error)) from error
         except Exception as error:
             await self.close()
             raise self.translated(error) from error
-        why_not = refusal(info, self.config, self.where)
-        if why_not is not None:
+        if (unsuitable := self._unsuitable(info)) is not None:
             await self.close()
-            raise ConfigError(why_not)
+            raise unsuitable
+
+    def _unsuitable(self, info: Info) -> MessagingError | None:
+        if (why_not := refusal(info, self.config, self.where)) is not None:
+            return ConfigError(why_not)
+        replicas = number(info, "connected_slaves")
+        if self.guard is not None and replicas < self.guard.replicas:
+            return self._not_replicated(replicas, "are connected")
+        return None
 
     async def close(self) -> None:
-        """Close the connections; closing twice does no harm."""
+        """Close the shared connection; closing twice does no harm."""
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
 
     def _once(self, args: Sequence[Any]) -> Awaitable[Any]:
         """Send one command over the connection that all share, which is opened where there is none."""
@@ -216,23 +213,53 @@ class RedisLink:
     async def _open_shared(self) -> Wire:
         """Return the shared connection; open it where there is none, which only one task may do at a time."""
         if self._wire is None or not self._wire.is_open:
-            self._wire = await Wire.open(self.dedicated())
+            self._wire = await self.open_wire()
             if self.observer is not None:
                 self.observer.connected(self.where)
         return self._wire
 
-    def _over(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
+    def _alone(self, wire: Wire, args: Sequence[Any]) -> Awaitable[Any]:
         self._calls += 1
         return wire.call(args, self._reply_s, self._stall_s)
 
-    def dedicated(self) -> AbstractConnection:
-        """Make a connection of its own, for a blocking read or a subscription."""
-        connection: AbstractConnection = self.client.connection_pool.make_connection()
-        return connection
+    async def _guarded(self, wire: Wire, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
+        assert self.guard is not None
+        self._calls += 1
+        reply, *rest = await asyncio.gather(*wire.calls([args, *self.guard.behind], self._reply_s, self._stall_s))
+        try:
+            self.guard.check(rest)
+        except TooFewReplicasError as error:  # it may be a primary no more, without knowing it
+            wire.close(error)
+            raise
+        return reply
+
+    async def dedicated(self) -> AbstractConnection:
+        """Make a connection of its own, for a subscription; raises redis-py's errors."""
+        return await self._connector.make()
+
+    async def open_wire(self) -> Wire:
+        """Open a connection, to a primary where Sentinels name the server; raises redis-py's errors."""
+        wire = await Wire.open(await self._connector.make())
+        if not self._connector.discovers:
+            return wire
+        done = False
+        try:
+            info = read_info(await wire.call(("INFO", "replication"), self._reply_s, self._stall_s))
+            done = not is_replica(info)
+        finally:
+            if not done:
+                wire.close()
+        if not done:
+            raise SentinelsError(f"the Sentinels name {self.where}, which is a replica")
+        return wire
 
     def translated(self, error: BaseException) -> Exception:
         """Turn a library's error into ours: refused for good, or out of reach."""
-        facts = {"host": self.config.server, "port": self.config.port}
+        facts = self._facts()
+        if isinstance(error, SentinelsError):
+            return ConnectionFailed(str(error), **facts)
+        if isinstance(error, TooFewReplicasError):
+            return self._not_replicated(error.replicas, "confirmed this in time")
         if isinstance(error, OutOfMemoryError):
             return MailboxFull(
                 f"the memory of the server at {self.where} is full, so it takes no messages: fetch what waits, or "
@@ -259,6 +286,21 @@ class RedisLink:
             )
             return ConnectionFailed(f"cannot reach the server at {self.where}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+    def _facts(self) -> dict[str, Any]:
+        host, port = self.address
+        return {"host": host, "port": port}
+
+    def _not_replicated(self, replicas: int, what: str) -> NotReplicated:
+        assert self.guard is not None
+        wanted = self.guard.replicas
+        return NotReplicated(
+            f"{replicas} of {wanted} replicas of the server at {self.where} {what} (MessagingConfig.wait_replicas is "
+            f"{wanted}): start them, look at their logs and at the network between, or lower wait_replicas",
+            replicas=replicas,
+            wanted=wanted,
+            **self._facts(),
+        )
 
     def script(
         self,
@@ -301,6 +343,10 @@ class RedisLink:
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
         """Run one command that may be repeated; replies come as RESP2 gives them."""
         return await self.persist(lambda: self._once(args))
+
+    async def commands(self, *commands: Sequence[Any]) -> list[Any]:
+        """Run commands that may be repeated, one behind the other without a wait; return their replies."""
+        return await self.persist(lambda: asyncio.gather(*map(self._once, commands)))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
         """Repeat an attempt while the connection is cut, up to `patience_s`.

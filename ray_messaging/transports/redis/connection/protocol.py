@@ -6,7 +6,7 @@ redis-py connects, authenticates and speaks TLS; then its socket is ours. It tak
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import hiredis
@@ -28,9 +28,9 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
-from ray_messaging.transports.redis.connection.takeover import connect, take_over
+from ray_messaging.transports.redis.connection.opening.takeover import connect, take_over
 
-LARGE = 16 * 2**10  # bytes of an argument that is worth a piece of its own: hiredis copies each three times
+LARGE = 64 * 2**10  # bytes of an argument that is worth a piece of its own: hiredis copies each three times
 _KEPT_BYTES = 4 * 2**20  # of the buffer for replies, between two of them: it grows by copies of itself
 
 
@@ -46,6 +46,7 @@ _ERRORS: dict[str, type[Exception]] = {
     "OOM": OutOfMemoryError,
     "LOADING": BusyLoadingError,
     "READONLY": ReadOnlyError,
+    "UNBLOCKED": ReadOnlyError,  # it became a replica while a read waited
     **dict.fromkeys(
         ("BUSY", "MISCONF", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "NOTREADY"), ServerBusyError
     ),
@@ -137,14 +138,35 @@ class Wire(asyncio.Protocol):
         for piece in pieces_of(args):
             transport.write(piece)
             self._written += len(piece)
-        now = loop.time()
+        self._expect(future, timeout_s, stall_s)
+        return future
+
+    def calls(
+        self, commands: Iterable[Sequence[Any]], timeout_s: float, stall_s: float = math.inf
+    ) -> "list[asyncio.Future[Any]]":
+        """Send commands in one piece; the futures are as those of `call`."""
+        if self._lost is not None or self._transport.is_closing():
+            return [self.call(command, timeout_s, stall_s) for command in commands]
+        futures: list[asyncio.Future[Any]] = []
+        pieces: list[bytes] = []
+        for command in commands:
+            more = pieces_of(command)
+            pieces += more
+            self._written += sum(map(len, more))
+            futures.append(self._loop.create_future())
+            self._expect(futures[-1], timeout_s, stall_s)
+        self._transport.writelines(pieces)
+        return futures
+
+    def _expect(self, future: "asyncio.Future[Any]", timeout_s: float, stall_s: float) -> None:
+        """Let a future have the reply to what was written last."""
+        now = self._loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
         # The timer may be an earlier call's: its count of sent bytes does not include this call.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
         self._watch(min(call.due, now + stall_s))
-        return future
 
     def _watch(self, at: float) -> None:
         """Check the waiting calls at a time, unless a check is due earlier."""
@@ -185,6 +207,9 @@ class Wire(asyncio.Protocol):
                     continue
                 if isinstance(reply, Exception):
                     future.set_exception(reply)
+                    if isinstance(reply, ReadOnlyError):  # a primary no more: a new connection finds the one that is
+                        self.close(reply)
+                        return
                 else:
                     future.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:

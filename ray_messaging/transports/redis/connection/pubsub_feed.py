@@ -8,8 +8,8 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from ray_messaging.transports.redis.connection.opening.takeover import connect, take_over
 from ray_messaging.transports.redis.connection.protocol import reply_error
-from ray_messaging.transports.redis.connection.takeover import connect, take_over
 
 
 class Feed(asyncio.Protocol):

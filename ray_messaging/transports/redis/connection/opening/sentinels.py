@@ -1,0 +1,133 @@
+"""Sentinels of a service, which name its primary."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ray_messaging.config import RedisConfig
+from ray_messaging.transports.redis.connection.opening.tls import tls_options
+
+_ANSWER_S = 1.0  # for all of them: they are asked side by side
+_REFUSED = (AuthenticationError, NoPermissionError)
+
+
+class SentinelsError(RedisConnectionError):
+    """The Sentinels name no primary now."""
+
+
+class UnusableSentinelsError(SentinelsError):
+    """The Sentinels answer, and know nothing of the service: the settings are wrong."""
+
+
+class _Answer(NamedTuple):
+    """Answer of one Sentinel: the state of the service, or why there is none."""
+
+    where: str
+    state: Mapping[str, Any] | None = None
+    services: tuple[str, ...] | None = None  # that it knows, where it does not know ours
+    error: Exception | None = None
+
+
+class Sentinels:
+    """Sentinels of one service. They are asked before each connection, as the primary may have changed.
+
+    redis-py's `discover_master` asks one after the other, and believes the first that answers: one that was cut off
+    names the old primary. So we ask all at once, and believe the highest epoch of what a majority answers.
+    """
+
+    def __init__(self, config: RedisConfig) -> None:
+        self._config = config
+        self._service = config.service or ""
+
+    @property
+    def where(self) -> str:
+        """Name the service and its Sentinels, for messages."""
+        return f"service {self._service!r} of the Sentinels at {', '.join(self._config.sentinels)}"
+
+    async def primary(self) -> tuple[str, int]:
+        """Return the host and port of the primary, within a second.
+
+        Raises: SentinelsError if none answers or the primary is down, UnusableSentinelsError, AuthenticationError.
+        """
+        return self._chosen(await self._ask_all())
+
+    async def _ask_all(self) -> list[_Answer]:
+        """Return the answers until a majority has named a primary, or the time is over."""
+        options: dict[str, Any] = {
+            "username": self._config.sentinel_username,
+            "password": self._config.sentinel_password,
+        }
+        options |= {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, "protocol": 2}
+        options |= {"ssl": self._config.ssl, "retry": Retry(NoBackoff(), 0)} | tls_options(self._config)
+        clients = aioredis.Sentinel(self._config.sentinel_addresses(), sentinel_kwargs=options)
+        named = list(zip(self._config.sentinels, clients.sentinels, strict=True))
+        tasks = [asyncio.create_task(self._ask(*each), name="ray_messaging question to a Sentinel") for each in named]
+        answers: list[_Answer] = []
+        try:
+            for next_one in asyncio.as_completed(tasks, timeout=_ANSWER_S):
+                answers.append(await next_one)
+                if sum(answer.state is not None for answer in answers) > len(tasks) // 2:
+                    break
+        except TimeoutError:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for _, client in named:
+                await client.aclose()
+        return answers
+
+    async def _ask(self, where: str, client: "aioredis.Redis") -> _Answer:
+        try:
+            # Not by its method, which fails in redis-py 6.4 to 7.0.
+            states: Any = await client.execute_command("SENTINEL MASTERS")
+        except (RedisError, OSError) as error:
+            return _Answer(where, error=error)
+        state = states.get(self._service)
+        return _Answer(where, services=tuple(states)) if state is None else _Answer(where, state)
+
+    def _chosen(self, answers: list[_Answer]) -> tuple[str, int]:
+        states = [answer.state for answer in answers if answer.state is not None]
+        if not states:
+            raise self._without_primary(answers)
+        # The epoch rises with each failover. Of two that know the same, one may have lost sight of the primary.
+        state = max(states, key=lambda state: (state["config-epoch"], not _is_down(state)))
+        if _is_down(state):
+            raise SentinelsError(
+                f"the primary of {self.where}, {state['ip']}:{state['port']}, is down, and no replica has taken its "
+                "place yet"
+            )
+        return state["ip"], state["port"]
+
+    def _without_primary(self, answers: list[_Answer]) -> RedisError:
+        for answer in answers:
+            if answer.services is not None:
+                known = ", ".join(map(repr, answer.services)) or "none"
+                return UnusableSentinelsError(
+                    f"the Sentinel at {answer.where} knows no service {self._service!r} (it knows {known}): give the "
+                    "name of its `sentinel monitor` line as service="
+                )
+            if isinstance(answer.error, _REFUSED):
+                return AuthenticationError(
+                    f"the Sentinel at {answer.where} says {answer.error}: set sentinel_username and sentinel_password, "
+                    "and give that user the right +sentinel"
+                )
+            if isinstance(answer.error, ResponseError):
+                return UnusableSentinelsError(
+                    f"the server at {answer.where} is no Sentinel ({answer.error}): sentinels= takes the addresses of "
+                    "Sentinels, mostly at port 26379; a server itself goes to server= and port="
+                )
+        said = {answer.where: str(answer.error) for answer in answers}
+        why = "; ".join(f"{where}: {said.get(where, 'no answer in time')}" for where in self._config.sentinels)
+        return SentinelsError(f"no Sentinel of service {self._service!r} can be reached ({why})")
+
+
+def _is_down(state: Mapping[str, Any]) -> bool:
+    return bool(state["is_sdown"] or state["is_odown"] or state["is_disconnected"])

@@ -1,0 +1,107 @@
+"""Replicas: with `wait_replicas` a call returns only once they have all that it shows; both traps of WAIT."""
+
+import pytest
+from support.replicated import Silence, until
+from support.servers import RedisProcess
+
+from ray_messaging import ConfigError, ConnectionFailed, Messager, MessagingConfig, NotReplicated, OutcomeUnknown
+from ray_messaging.transports.memory import MemoryServer
+
+
+class Pair:
+    """A primary and its replica."""
+
+    def __init__(self, folder, binary):
+        (folder / "primary").mkdir()
+        (folder / "replica").mkdir()
+        options = {"appendonly": "no", "repl-diskless-sync-delay": "0", "masterauth": "'a secret of the tests'"}
+        self.primary = RedisProcess(folder / "primary", binary=binary, **options)
+        self.replica = RedisProcess(folder / "replica", binary=binary, **options)
+        self.config = self.primary.config
+
+    def start(self):
+        self.primary.start()
+        self.replica.follow(self.config.port)
+        self.replica.start()
+        with self.primary.client() as client:
+            until(lambda: client.info("replication")["slave0"]["state"] == "online", "a replica")
+        return self
+
+    def kill(self):
+        self.replica.kill()
+        self.primary.kill()
+
+
+# The second trap is one of Valkey: Redis counts whatever a connection has seen as its own write.
+@pytest.fixture(scope="module", params=["valkey", pytest.param("redis-server", marks=pytest.mark.long)])
+def pair(request, tmp_path_factory):
+    pair = Pair(tmp_path_factory.mktemp("pair"), request.param)
+    try:
+        yield pair.start()
+    finally:
+        pair.kill()
+
+
+async def test_a_receipt_that_a_replica_confirmed_and_a_message_that_it_has(opener, pair):
+    receiver = await opener(pair.config, name="b", host=[2], wait_replicas=1)
+    sender = await opener(pair.config, name="a", wait_replicas=1)
+    receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1}, from_id=1)
+    assert receipt.fate == "delivered"
+    with pair.replica.client() as client:
+        assert client.xlen(next(iter(client.scan_iter(match=f"rm:{{{sender.exp_id}}}:mailbox:b:*")))) == 1
+    assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=30)] == [1]
+
+
+async def test_a_repeated_send_is_no_receipt_while_no_replica_has_it(opener, pair):
+    """WAIT covers its connection's last write only: the repetition, answered as a duplicate, must write too."""
+    receiver = await opener(pair.config, name="b", host=[2])
+    sender = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=1.2)
+    channel = sender.get_agent_chat_channel(2)
+    assert (await sender.send_message(channel, {"n": 0}, from_id=1)).fate == "delivered"
+    with Silence(pair.replica):
+        with pytest.raises(NotReplicated, match=r"0 of 1 replicas.*wait_replicas is 1") as caught:
+            await sender.send_message(channel, {"n": 1}, from_id=1)
+        assert isinstance(caught.value, OutcomeUnknown)
+        assert (caught.value.replicas, caught.value.wanted) == (0, 1)
+        assert caught.value.port == pair.config.port
+        # The primary has it: it was a repetition that failed.
+        assert [message.payload["n"] for message in await receiver.fetch_messages(limit=2, timeout=30)] == [0, 1]
+
+
+async def test_a_message_that_no_replica_has_is_not_handed_out(opener, pair):
+    """WAIT covers its connection's last write only: a reader must write before it waits."""
+    receiver = await opener(pair.config, name="b", host=[2], wait_replicas=1)
+    sender = await opener(pair.config, name="a")
+    with Silence(pair.replica) as silence:
+        receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1}, from_id=1)
+        assert receipt.fate == "delivered"  # this one waits for no replica
+        assert list(await receiver.fetch_messages(timeout=1.0)) == []
+        silence.end()
+        assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=30)] == [1]
+
+
+async def test_other_calls_wait_for_replicas_too(opener, pair):
+    messager = await opener(pair.config, name="a", wait_replicas=1, send_timeout_s=0.2)
+    transport = messager.engine.transport
+    with Silence(pair.replica):
+        for call in (
+            transport.surveys.create("7", b"{}"),
+            transport.set_schema("news", b"{}"),
+            transport.load_directory(0),
+        ):
+            with pytest.raises(NotReplicated, match="0 of 1"):
+                await call
+
+
+async def test_a_server_without_replicas_is_refused_at_once(valkey_config, exp_id):
+    messager = Messager(valkey_config, exp_id, settings=MessagingConfig(wait_replicas=2))
+    with pytest.raises(NotReplicated, match=r"0 of 2 replicas .* are connected") as caught:
+        await messager.init()
+    assert isinstance(caught.value, ConnectionFailed)
+    await messager.close()
+
+
+@pytest.mark.parametrize("server", [MemoryServer(), "mqtt://host"], ids=["memory", "mqtt"])
+def test_a_server_that_can_have_no_replicas_is_refused(server):
+    with pytest.raises(ConfigError, match="wait_replicas waits for replicas of a Redis or Valkey server"):
+        Messager(server, "town", settings=MessagingConfig(wait_replicas=1))

@@ -1,0 +1,91 @@
+"""Sentinels: a failover in the middle of sends and fetches, and settings that cannot work."""
+
+import asyncio
+
+import pytest
+from support.replicated import SERVICE, ReplicatedService
+from support.servers import HOST, free_port
+
+from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
+from ray_messaging.transports.redis.server_probe import ask_server
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory):
+    """Start a primary and one Sentinel."""
+    with ReplicatedService(tmp_path_factory.mktemp("lone"), binary="valkey", replicas=0, sentinels=1) as service:
+        yield service
+
+
+async def refused(config, exp_id):
+    messager = Messager(config, exp_id)
+    with pytest.raises((ConfigError, ConnectionFailed)) as caught:
+        await messager.init()
+    await messager.close()
+    return caught.value
+
+
+async def test_a_service_that_the_sentinels_do_not_know(lone, exp_id):
+    error = await refused(lone.config.model_copy(update={"service": "city"}), exp_id)
+    assert isinstance(error, ConfigError)
+    assert f"knows no service 'city' (it knows '{SERVICE}')" in str(error)
+
+
+async def test_a_server_in_place_of_a_sentinel(lone, exp_id):
+    address = f"{HOST}:{lone.primary.config.port}"
+    error = await refused(RedisConfig(sentinels=[address], service=SERVICE, sentinel_password="x"), exp_id)
+    assert isinstance(error, ConfigError)
+    with lone.primary.client() as client:
+        password = client.connection_pool.connection_kwargs["password"]
+    error = await refused(RedisConfig(sentinels=[address], service=SERVICE, sentinel_password=password), exp_id)
+    assert isinstance(error, ConfigError)
+    assert f"{address} is no Sentinel" in str(error)
+
+
+async def test_a_sentinel_in_place_of_a_server(lone, exp_id):
+    error = await refused(RedisConfig(server=HOST, port=lone.sentinels[0].port), exp_id)
+    assert isinstance(error, ConfigError)
+    assert "is a Sentinel, which keeps no data" in str(error)
+
+
+async def test_sentinels_out_of_reach(exp_id):
+    ports = free_port(), free_port()
+    config = RedisConfig(sentinels=[f"{HOST}:{port}" for port in ports], service=SERVICE)
+    error = await refused(config, exp_id)
+    assert not isinstance(error, ConfigError)
+    assert "no Sentinel of service 'town' can be reached" in str(error)
+    assert all(f"{HOST}:{port}" in str(error) for port in ports)
+
+
+async def test_one_sentinel_of_two_is_enough_and_the_probe_asks_them_too(lone, opener):
+    gone = f"{HOST}:{free_port()}"
+    config = lone.config.model_copy(update={"sentinels": (gone, *lone.config.sentinels)})
+    messager = await opener(config, name="b", host=[2])
+    assert (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)).fate == "delivered"
+    facts = await asyncio.to_thread(ask_server, config)
+    assert (facts.error, facts.where) == ("", f"service 'town' of the Sentinels at {gone}, {config.sentinels[1]}")
+
+
+@pytest.fixture(params=["redis-server", "valkey"])
+def service(request, tmp_path):
+    """Start a primary, a replica and three Sentinels of the test's own."""
+    with ReplicatedService(tmp_path, binary=request.param) as service:
+        yield service
+
+
+@pytest.mark.long
+async def test_sends_and_fetches_go_on_at_the_new_primary(service, opener):
+    receiver = await opener(service.config, name="b", host=[2], wait_replicas=1, send_timeout_s=60)
+    sender = await opener(service.config, name="a", wait_replicas=1, send_timeout_s=60)
+    channel = sender.get_agent_chat_channel(2)
+    await sender.send_message(channel, {"n": 0}, from_id=1)
+    old = service.primary
+    old.kill()
+    sending = asyncio.create_task(sender.send_message(channel, {"n": 1}, from_id=1))
+    await asyncio.to_thread(service.failed_over)
+    await asyncio.to_thread(service.join, old)
+    assert (await sending).fate == "delivered"
+    found = []
+    while len(found) < 2:
+        found += [message.payload["n"] for message in await receiver.fetch_messages(timeout=60)]
+    assert found == [0, 1]

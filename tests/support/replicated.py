@@ -1,0 +1,197 @@
+"""A primary with replicas, and Sentinels that watch over them, for tests: servers can be killed, and cut off."""
+
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import redis
+
+from ray_messaging.config import RedisConfig
+from support.servers import HOST, PASSWORD, RedisProcess, find_binary, free_port, redis_or_valkey
+
+SERVICE = "town"
+_USER, _SECRET = "replicator", "a-secret-between-servers"  # of replicas and Sentinels: clients have another user
+_DOWN_AFTER_MS = 1_500
+_WAIT_S = 60.0
+
+
+def until(condition, what, wait_s=_WAIT_S):
+    """Wait until a condition holds that has no event; neither an error of the server nor a missing fact fulfils it."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            if found := condition():
+                return found
+        except (redis.RedisError, KeyError):
+            pass
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {wait_s:g} s")
+        time.sleep(0.02)
+
+
+class SentinelProcess:
+    """A Sentinel on a free port that watches over one primary."""
+
+    def __init__(self, folder, binary, primary_port, quorum):
+        self.port = free_port()
+        self._path = Path(folder) / f"sentinel-{self.port}.conf"
+        watched = [
+            f"monitor {SERVICE} {HOST} {primary_port} {quorum}",
+            f"auth-user {SERVICE} {_USER}",
+            f"auth-pass {SERVICE} {_SECRET}",
+            f"down-after-milliseconds {SERVICE} {_DOWN_AFTER_MS}",
+            f"failover-timeout {SERVICE} 3000",
+        ]
+        lines = [f"bind {HOST}", f"port {self.port}", f"dir {folder}", *(f"sentinel {line}" for line in watched)]
+        self._path.write_text("\n".join([*lines, ""]))
+        self.process = subprocess.Popen(
+            [binary, str(self._path), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.client = redis.Redis(host=HOST, port=self.port, protocol=2, socket_timeout=5)
+        until(self.client.ping, "a Sentinel that answers")
+        # It asks for news once in ten seconds by default, which each failover of a test would wait for.
+        self.client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "200")
+
+    def kill(self):
+        self.client.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class ReplicatedService:
+    """A primary, its replicas and three Sentinels; the first server is the primary at first.
+
+    As a context manager it leaves no process behind. It can take the place of a RedisProcess on a fault's stage.
+    """
+
+    def __init__(self, folder, *, binary=None, replicas=1, sentinels=3, **options):
+        self.binary = binary or redis_or_valkey()
+        self.folder = Path(folder)
+        shared = {
+            "user": f"{_USER} on >{_SECRET} ~* &* +@all",
+            "masteruser": _USER,
+            "masterauth": _SECRET,
+            "repl-diskless-sync-delay": "0",
+            "repl-ping-replica-period": "1",
+        }
+        self.servers = []
+        for at in range(replicas + 1):
+            (self.folder / f"server-{at}").mkdir(parents=True)
+            self.servers.append(RedisProcess(self.folder / f"server-{at}", binary=self.binary, **shared | options))
+        self.sentinels = []
+        self._count = sentinels
+        self.process = None  # as that of a RedisProcess: None until it is started
+        self.primary = self.servers[0]
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.kill()
+
+    @property
+    def replicas(self):
+        return [server for server in self.servers if server is not self.primary]
+
+    @property
+    def config(self):
+        """Return the config that leads to the primary by the Sentinels."""
+        addresses = tuple(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
+        return RedisConfig(sentinels=addresses, service=SERVICE, password=PASSWORD, timeout=10)
+
+    def start(self):
+        self.process = self.primary.start().process
+        for replica in self.replicas:
+            self.join(replica)
+        self._start_sentinels()
+        return self
+
+    def _start_sentinels(self):
+        binary, quorum = find_binary(self.binary), self._count // 2 + 1
+        for _ in range(self._count):
+            self.sentinels.append(SentinelProcess(self.folder, binary, self.primary.config.port, quorum))
+        self.settle()
+
+    def join(self, server):
+        """Start a server as a replica of the primary; return when it has all."""
+        server.follow(self.primary.config.port)
+        server.start()
+        if self.sentinels:
+            self.settle()
+            return
+        with server.client() as client:
+            until(lambda: client.info("replication")["master_link_status"] == "up", "a replica that is in step")
+
+    def settle(self):
+        """Return when all Sentinels agree on a primary, its living replicas and each other.
+
+        On a busy machine they may take one for dead that is only slow, and make another one the primary.
+        """
+        until(self._agree, "Sentinels that agree")
+
+    def _agree(self):
+        port = self._named()
+        primary = next((server for server in self.servers if server.config.port == port and server.process), None)
+        alive = sum(server.process is not None for server in self.servers) - 1
+        if primary is None or not all(self._knows(sentinel.client, alive) for sentinel in self.sentinels):
+            return False
+        self.primary, self.process = primary, primary.process
+        return True
+
+    def _knows(self, sentinel, alive):
+        primary, replicas = (sentinel.execute_command(f"SENTINEL {what}", SERVICE) for what in ("MASTER", "SLAVES"))
+        well = [each for each in replicas if each["flags"] == "slave" and each["master-link-status"] == "ok"]
+        return (
+            (primary["flags"], primary["role-reported"]) == ("master", "master")
+            and primary["num-other-sentinels"] == len(self.sentinels) - 1
+            and len(well) == alive
+            and all(each["master-port"] == primary["port"] for each in well)
+        )
+
+    def cut_off(self, server):
+        """Cut a server off from the others and from the Sentinels; clients still reach it."""
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", _USER, "off")
+            client.execute_command("CLIENT", "KILL", "USER", _USER)
+
+    def failed_over(self):
+        """Return when the Sentinels have made another server the primary."""
+        old = self.primary.config.port
+        named = until(lambda: self._named() not in {None, old} and self._named(), "another primary")
+        self.primary = next(server for server in self.servers if server.config.port == named)
+        with self.primary.client() as client:
+            until(lambda: client.info("replication")["role"] == "master", "a replica that was promoted")
+        self.process = self.primary.process
+
+    def _named(self):
+        """Return the port that all Sentinels name, if they agree."""
+        ports = {sentinel.client.execute_command("SENTINEL MASTER", SERVICE)["port"] for sentinel in self.sentinels}
+        return ports.pop() if len(ports) == 1 else None
+
+    def kill(self):
+        for process in (*self.sentinels, *self.servers):
+            process.kill()
+        self.process = None
+
+
+class Silence:
+    """Let a replica stand still: it stays connected, and confirms nothing."""
+
+    def __init__(self, replica):
+        self._replica = replica
+
+    def __enter__(self):
+        self._replica.pause()
+        self._ended = threading.Event()
+        return self
+
+    def end(self):
+        if not self._ended.is_set():
+            self._ended.set()
+            self._replica.resume()
+
+    def __exit__(self, *_):
+        self.end()

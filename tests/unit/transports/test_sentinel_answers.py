@@ -1,0 +1,72 @@
+"""Which primary counts, where Sentinels say different things."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from ray_messaging.config import RedisConfig
+from ray_messaging.transports.redis.connection.opening.sentinels import Sentinels, SentinelsError
+
+HOST = "127.0.0.1"
+
+
+def reply(port, epoch, flags="master"):
+    """Return the answer to SENTINEL MASTERS."""
+    fields = {"name": "town", "ip": HOST, "port": str(port), "flags": flags, "config-epoch": str(epoch)}
+    parts = [part for pair in fields.items() for part in pair]
+    body = "".join(f"${len(part)}\r\n{part}\r\n" for part in parts)
+    return f"*1\r\n*{len(parts)}\r\n{body}".encode()
+
+
+async def named(*replies):
+    """Return the primary that counts where Sentinels answer this (None: nothing)."""
+    async with AsyncExitStack() as stack:
+        ports = []
+        for text in replies:
+            server = await asyncio.start_server(answering(text), HOST, 0)
+            await stack.enter_async_context(server)
+            ports.append(server.sockets[0].getsockname()[1])
+        config = RedisConfig(sentinels=[f"{HOST}:{port}" for port in ports], service="town")
+        return await Sentinels(config).primary()
+
+
+def answering(text):
+    async def serve(reader, writer):
+        try:
+            while data := await reader.read(1000):
+                if b"MASTERS" in data.upper():
+                    if text is None:
+                        continue
+                    writer.write(text)
+                else:
+                    writer.write(b"+OK\r\n" * data.count(b"*"))
+        finally:
+            writer.close()
+
+    return serve
+
+
+async def test_a_majority_is_believed_and_of_it_the_highest_epoch():
+    assert await named(reply(1, 3), reply(2, 4), None) == (HOST, 2)
+    assert await named(None, reply(1, 4), reply(2, 3)) == (HOST, 1)
+
+
+@pytest.mark.long
+async def test_without_a_majority_what_there_is_counts():
+    assert await named(None, None, reply(1, 3)) == (HOST, 1)
+
+
+async def test_one_that_sees_the_primary_is_believed_before_one_that_does_not():
+    assert await named(reply(1, 3, "master,s_down"), reply(1, 3)) == (HOST, 1)
+
+
+async def test_a_primary_that_is_down_is_not_named():
+    down = reply(7, 3, "master,s_down,o_down")
+    with pytest.raises(SentinelsError, match=r"127\.0\.0\.1:7, is down, and no replica has taken its place"):
+        await named(down, down, down)
+
+
+async def test_silent_sentinels_are_listed():
+    with pytest.raises(SentinelsError, match=r"no answer in time; .*no answer in time"):
+        await named(None, None)
